@@ -1,0 +1,14 @@
+//! Byte layouts that leave a process, and nothing that does I/O.
+//!
+//! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
+//! * [`peer`]: between two agents.
+//! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod local;
+pub mod peer;
+pub mod tag;
+
+pub use address::{Address, Endpoint};
+pub use tag::Tag;

@@ -1,0 +1,359 @@
+//! Messages between a server and the agent of its machine: one per `SOCK_SEQPACKET` packet, in the machine's byte
+//! order, ports and addresses in network order. `include/shunt.h` is the same in C and documents every field;
+//! `tests/header.rs` holds the two against each other.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::address::{Address, Endpoint};
+use crate::tag::Tag;
+
+/// `SHUNT_VERSION`.
+pub const VERSION: u32 = 1;
+/// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
+pub const NAME_BYTES: usize = 64;
+/// `SHUNT_BOARD_PEERS`.
+pub const BOARD_PEERS: usize = 64;
+/// `SHUNT_BOARD_MAGIC`.
+pub const BOARD_MAGIC: u32 = 0x5342_4f41;
+/// `SHUNT_COUNTERS`.
+pub const COUNTERS: usize = 64;
+/// No message is longer than this, except the text of `STATS_TEXT`.
+pub const MAX_MESSAGE_BYTES: usize = 512;
+
+/// `SHUNT_MSG_*`.
+pub mod kind {
+    #![allow(missing_docs)]
+    pub const HELLO: u32 = 1;
+    pub const WELCOME: u32 = 2;
+    pub const OFFER: u32 = 3;
+    pub const HANDOFF: u32 = 4;
+    pub const ABORT: u32 = 5;
+    pub const ENDED: u32 = 6;
+    pub const FETCH: u32 = 7;
+    pub const FETCHED: u32 = 8;
+    pub const STATS: u32 = 9;
+    pub const STATS_TEXT: u32 = 10;
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// Handoffs and fetches; the agent answers at once.
+    Control,
+    /// Offers; the agent reads it when a claim comes, so that an offer wakes nobody.
+    Offers,
+}
+
+impl Channel {
+    /// `SHUNT_CHANNEL_*`.
+    pub fn number(self) -> u32 {
+        match self {
+            Channel::Control => 1,
+            Channel::Offers => 2,
+        }
+    }
+}
+
+/// `SHUNT_REASON_*`: why a handoff or fetch ended, or a session was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[repr(u32)]
+#[allow(missing_docs)]
+pub enum Reason {
+    #[error("no such offer (never made, or already used)")]
+    UnknownOffer = 1,
+    #[error("the offer expired")]
+    Expired = 2,
+    #[error("wrong tag")]
+    Tag = 3,
+    #[error("another length than the offer's")]
+    Length = 4,
+    #[error("the file changed after its header was made")]
+    FileChanged = 5,
+    #[error("a system call of the sender failed")]
+    Socket = 6,
+    #[error("the peer's agent is not connected")]
+    PeerLost = 7,
+    #[error("the client acknowledged nothing for too long")]
+    NoProgress = 8,
+    #[error("a limit of the agent is reached")]
+    Limit = 9,
+    #[error("malformed message")]
+    Malformed = 10,
+    #[error("another protocol version")]
+    Version = 11,
+    #[error("given up by the frontend")]
+    Aborted = 12,
+    #[error("the backend already sends on that flow")]
+    Busy = 13,
+    #[error("the client reset the connection")]
+    ClientGone = 14,
+}
+
+impl Reason {
+    /// Every reason, in the order of its number.
+    pub const ALL: [Reason; 14] = [
+        Reason::UnknownOffer,
+        Reason::Expired,
+        Reason::Tag,
+        Reason::Length,
+        Reason::FileChanged,
+        Reason::Socket,
+        Reason::PeerLost,
+        Reason::NoProgress,
+        Reason::Limit,
+        Reason::Malformed,
+        Reason::Version,
+        Reason::Aborted,
+        Reason::Busy,
+        Reason::ClientGone,
+    ];
+
+    /// From its number on the wire.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| *reason as u32 == number)
+    }
+}
+
+/// First in every message.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Header {
+    pub kind: u32,
+    pub size: u32,
+}
+
+macro_rules! message {
+    ($(#[$doc:meta])* $name:ident, $kind:expr, { $($field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+        #[repr(C)]
+        #[allow(missing_docs)]
+        pub struct $name {
+            pub header: Header,
+            $(pub $field: $type,)*
+        }
+
+        impl $name {
+            /// The header that this message carries.
+            pub const HEADER: Header = Header { kind: $kind, size: size_of::<$name>() as u32 };
+        }
+    };
+}
+
+message!(
+    /// Server to agent, first on every connection.
+    Hello, kind::HELLO, { version: u32, channel: u32, });
+message!(
+    /// Its answer. Descriptors: board, counters and, on a control connection of a frontend, the completion ring.
+    Welcome, kind::WELCOME, { worker: u32, ring: u32, });
+message!(
+    /// A payload that the agent may send; one descriptor, the file.
+    Offer, kind::OFFER, {
+        peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, mtime_ns: i64, size: u64,
+    });
+message!(
+    /// The send side of a client's connection, for one payload.
+    Handoff, kind::HANDOFF, {
+        peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
+        client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
+        start: u32, rcv_nxt: u32, tsval: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32, srtt_us: u32,
+        mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: u16,
+    });
+message!(
+    /// The server gave a handoff up.
+    Abort, kind::ABORT, { handoff: u64, });
+message!(
+    /// A handoff or fetch ended without success.
+    Ended, kind::ENDED, { handoff: u64, reason: u32, pad: u32, });
+message!(
+    /// The payload of an offer, as a stream for this server.
+    Fetch, kind::FETCH, { peer: u32, epoch: u32, fetch: u64, offer: u64, length: u64, tag: Tag, });
+message!(
+    /// Its answer; one descriptor, a socket that yields the payload and then ends.
+    Fetched, kind::FETCHED, { fetch: u64, length: u64, });
+
+impl Handoff {
+    /// `SHUNT_OPTION_TIMESTAMPS`.
+    pub const TIMESTAMPS: u8 = 1;
+    /// `SHUNT_OPTION_SACK`.
+    pub const SACK: u8 = 2;
+    /// `SHUNT_OPTION_WSCALE`.
+    pub const WSCALE: u8 = 4;
+
+    /// The client's end.
+    pub fn client(&self) -> Endpoint {
+        Endpoint { address: self.client_address, port_be: self.client_port }
+    }
+
+    /// The frontend's end.
+    pub fn server(&self) -> Endpoint {
+        Endpoint { address: self.server_address, port_be: self.server_port }
+    }
+}
+
+/// What a server may say.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Request {
+    Hello(Channel),
+    Offer(Offer),
+    Handoff(Handoff),
+    Abort(Abort),
+    Fetch(Fetch),
+    Stats,
+}
+
+impl Request {
+    /// Reads one packet from a server.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] where kind, size or a field is out of range, [`Reason::Version`] for a HELLO of another
+    /// version.
+    pub fn parse(packet: &[u8]) -> Result<Self, Reason> {
+        let (header, _) = Header::read_from_prefix(packet).map_err(|_| Reason::Malformed)?;
+        if header.size as usize != packet.len() {
+            return Err(Reason::Malformed);
+        }
+        match header.kind {
+            kind::HELLO => Self::parse_hello(exactly(packet)?),
+            kind::OFFER => exactly::<Offer>(packet)?.checked().map(Request::Offer),
+            kind::HANDOFF => exactly::<Handoff>(packet)?.checked().map(Request::Handoff),
+            kind::ABORT => exactly(packet).map(Request::Abort),
+            kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
+            kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
+            _ => Err(Reason::Malformed),
+        }
+    }
+
+    fn parse_hello(hello: Hello) -> Result<Self, Reason> {
+        match (hello.version, hello.channel) {
+            (VERSION, 1) => Ok(Request::Hello(Channel::Control)),
+            (VERSION, 2) => Ok(Request::Hello(Channel::Offers)),
+            (VERSION, _) => Err(Reason::Malformed),
+            _ => Err(Reason::Version),
+        }
+    }
+}
+
+fn exactly<T: FromBytes>(packet: &[u8]) -> Result<T, Reason> {
+    T::read_from_bytes(packet).map_err(|_| Reason::Malformed)
+}
+
+fn require(condition: bool) -> Result<(), Reason> {
+    if condition { Ok(()) } else { Err(Reason::Malformed) }
+}
+
+impl Offer {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
+        let end = self.offset.checked_add(self.length).ok_or(Reason::Malformed)?;
+        require(end <= self.size && end <= i64::MAX as u64)?;
+        Ok(self)
+    }
+}
+
+impl Handoff {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
+        require(self.client_port != [0; 2] && self.server_port != [0; 2])?;
+        require(self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss >= 1)?;
+        require(self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4())?;
+        Ok(self)
+    }
+}
+
+impl Fetch {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
+        Ok(self)
+    }
+}
+
+/// One peer on the board (`struct shunt_board_peer`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct BoardPeer {
+    pub epoch: u32,
+    pub state: u32,
+    pub name: [u8; NAME_BYTES],
+    pub our_key: [u8; 16],
+    pub their_key: [u8; 16],
+}
+
+/// Before the peers on the board (`struct shunt_board`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct BoardHead {
+    pub magic: u32,
+    pub version: u32,
+    pub alive: u32,
+    pub frontend: u32,
+    pub backend: u32,
+    pub offer_lifetime_ms: u32,
+    pub name: [u8; NAME_BYTES],
+}
+
+/// Size of the board in bytes.
+pub const BOARD_BYTES: usize = size_of::<BoardHead>() + BOARD_PEERS * size_of::<BoardPeer>();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use zerocopy::FromZeros;
+
+    fn hello(version: u32, channel: u32) -> Hello {
+        Hello { header: Hello::HEADER, version, channel }
+    }
+
+    #[test]
+    fn hello_of_another_version_is_named() {
+        assert_eq!(Request::parse(hello(2, 1).as_bytes()).unwrap_err(), Reason::Version);
+        assert_eq!(Request::parse(hello(1, 3).as_bytes()).unwrap_err(), Reason::Malformed);
+        assert!(matches!(Request::parse(hello(1, 2).as_bytes()), Ok(Request::Hello(Channel::Offers))));
+    }
+
+    #[test]
+    fn a_size_that_is_not_the_packets_is_malformed() {
+        let mut long = hello(1, 1).as_bytes().to_vec();
+        long.push(0);
+        assert_eq!(Request::parse(&long).unwrap_err(), Reason::Malformed);
+        assert_eq!(Request::parse(&[]).unwrap_err(), Reason::Malformed);
+    }
+
+    #[test]
+    fn an_offer_past_the_end_of_its_file_is_malformed() {
+        let mut offer = Offer::new_zeroed();
+        offer.header = Offer::HEADER;
+        (offer.offset, offer.length, offer.size) = (10, 10, 20);
+        assert!(Request::parse(offer.as_bytes()).is_ok());
+        offer.size = 19;
+        assert_eq!(Request::parse(offer.as_bytes()).unwrap_err(), Reason::Malformed);
+        (offer.offset, offer.size) = (u64::MAX, u64::MAX);
+        assert_eq!(Request::parse(offer.as_bytes()).unwrap_err(), Reason::Malformed);
+    }
+
+    #[test]
+    fn reasons_survive_the_wire() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_number(reason as u32), Some(reason));
+        }
+        assert_eq!(Reason::from_number(0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_packet_panics(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Request::parse(&packet);
+        }
+
+        #[test]
+        fn no_packet_of_a_known_kind_panics(kind in 0u32..12, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let header = Header { kind, size: 8 + body.len() as u32 };
+            let _ = Request::parse(&[header.as_bytes(), &body].concat());
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Messages between two agents: frames on one persistent TCP connection per pair of machines, many handoffs at once.
+//!
+//! ```text
+//!  0      4      6      8                length
+//!  +------+------+------+----------------+
+//!  |length| kind | zero | body           |   all little-endian
+//!  +------+------+------+----------------+
+//! ```
+//!
+//! A fetch has a connection of its own: FETCH, then FETCHED or REFUSED, then (after FETCHED) the payload and the end
+//! of the stream. The transport is whatever gives ordered bytes from an authenticated peer.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::address::Address;
+use crate::local::{Handoff, NAME_BYTES, Reason};
+use crate::tag::Tag;
+
+/// Of this protocol.
+pub const VERSION: u16 = 1;
+/// First in HELLO and FETCH, so that a stray connection is recognised.
+pub const MAGIC: [u8; 4] = *b"SHNT";
+/// Length of a frame's header.
+pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
+/// No frame is longer.
+pub const MAX_FRAME_BYTES: usize = 512;
+
+/// What a frame is.
+pub mod kind {
+    #![allow(missing_docs)]
+    pub const HELLO: u16 = 1;
+    pub const CLAIM: u16 = 2;
+    pub const ABORT: u16 = 3;
+    pub const ENDED: u16 = 4;
+    pub const FETCH: u16 = 5;
+    pub const FETCHED: u16 = 6;
+    pub const REFUSED: u16 = 7;
+}
+
+/// First in every frame.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FrameHeader {
+    /// Of the whole frame, this header included.
+    pub length: U32,
+    /// One of [`kind`].
+    pub kind: U16,
+    /// Zero.
+    pub zero: U16,
+}
+
+macro_rules! body {
+    ($(#[$doc:meta])* $name:ident, $kind:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl $name {
+            /// Appends this as one frame.
+            pub fn emit(&self, out: &mut Vec<u8>) {
+                let length = U32::new((HEADER_BYTES + size_of::<Self>()) as u32);
+                let header = FrameHeader { length, kind: U16::new($kind), zero: U16::ZERO };
+                out.extend_from_slice(header.as_bytes());
+                out.extend_from_slice(self.as_bytes());
+            }
+        }
+    };
+}
+
+body!(
+    /// First on a session's connection, from both sides.
+    Hello, kind::HELLO, {
+        /// [`MAGIC`].
+        magic: [u8; 4],
+        /// [`VERSION`].
+        version: U16,
+        /// Port that the sender's sockets for this peer's clients have, 0 where it offers nothing.
+        sender_port: U16,
+        /// The sender's name, NUL-padded.
+        name: [u8; NAME_BYTES],
+        /// Key of the tags of its offers to this peer in this session.
+        offer_key: [u8; 16],
+    }
+);
+body!(
+    /// Frontend's agent to backend's: send this payload on that flow. Answered only by ENDED, where it fails.
+    Claim, kind::CLAIM, {
+        /// Returned in ENDED: the frontend's worker.
+        worker: U32,
+        /// Bits of [`Handoff::options`].
+        options: u8,
+        /// See [`Handoff::first`].
+        first: u8,
+        /// Maximum segment size without options, bytes.
+        mss: U16,
+        /// Returned in ENDED.
+        handoff: U64,
+        /// Which payload.
+        offer: U64,
+        /// Its length in bytes.
+        length: U64,
+        /// Bytes a second, 0: no limit.
+        rate: U64,
+        /// See [`Tag`].
+        tag: Tag,
+        /// The client's end.
+        client_address: Address,
+        /// The frontend's end, as the client knows it.
+        server_address: Address,
+        /// Network order.
+        client_port: [u8; 2],
+        /// Network order.
+        server_port: [u8; 2],
+        /// Client-visible sequence number of the first payload byte.
+        start: U32,
+        /// What the payload's segments acknowledge.
+        rcv_nxt: U32,
+        /// The frontend's timestamp clock now.
+        tsval: U32,
+        /// The client's window in bytes.
+        snd_wnd: U32,
+        /// Segments.
+        snd_cwnd: U32,
+        /// Segments.
+        snd_ssthresh: U32,
+        /// Microseconds, 0: no sample.
+        srtt_us: U32,
+        /// Shift of the client's window field.
+        snd_wscale: u8,
+        /// Shift of ours.
+        rcv_wscale: u8,
+        /// Zero.
+        zero: U16,
+    }
+);
+body!(
+    /// The frontend gave a handoff up: stop, and say nothing to the client.
+    Abort, kind::ABORT, { worker: U32, handoff: U64, }
+);
+body!(
+    /// A handoff ended without success.
+    Ended, kind::ENDED, {
+        /// From the claim.
+        worker: U32,
+        /// A [`Reason`].
+        reason: U32,
+        /// From the claim.
+        handoff: U64,
+    }
+);
+body!(
+    /// First on a fetch's connection.
+    Fetch, kind::FETCH, {
+        /// [`MAGIC`].
+        magic: [u8; 4],
+        /// [`VERSION`].
+        version: U16,
+        /// Zero.
+        zero: U16,
+        /// Which payload.
+        offer: U64,
+        /// Its length in bytes.
+        length: U64,
+        /// See [`Tag`].
+        tag: Tag,
+    }
+);
+body!(
+    /// The payload follows.
+    Fetched, kind::FETCHED, { length: U64, }
+);
+body!(
+    /// A HELLO or FETCH is refused; the connection closes.
+    Refused, kind::REFUSED, {
+        /// A [`Reason`].
+        reason: U32,
+    }
+);
+
+/// A frame's contents.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Frame {
+    Hello(Hello),
+    Claim(Claim),
+    Abort(Abort),
+    Ended(Ended),
+    Fetch(Fetch),
+    Fetched(Fetched),
+    Refused(Refused),
+}
+
+impl Frame {
+    /// Reads the first frame of `bytes`: itself and its length, or `None` where more bytes are needed.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] or [`Reason::Version`]; the stream cannot be read any further.
+    pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reason> {
+        let Ok((header, _)) = FrameHeader::read_from_prefix(bytes) else {
+            return Ok(None);
+        };
+        let length = header.length.get() as usize;
+        if !(HEADER_BYTES..=MAX_FRAME_BYTES).contains(&length) || header.zero.get() != 0 {
+            return Err(Reason::Malformed);
+        }
+        let Some(body) = bytes.get(HEADER_BYTES..length) else {
+            return Ok(None);
+        };
+        Ok(Some((Self::parse_body(header.kind.get(), body)?, length)))
+    }
+
+    fn parse_body(kind: u16, body: &[u8]) -> Result<Self, Reason> {
+        match kind {
+            kind::HELLO => exactly::<Hello>(body)?.checked().map(Frame::Hello),
+            kind::CLAIM => exactly::<Claim>(body)?.checked().map(Frame::Claim),
+            kind::ABORT => exactly(body).map(Frame::Abort),
+            kind::ENDED => exactly(body).map(Frame::Ended),
+            kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
+            kind::FETCHED => exactly(body).map(Frame::Fetched),
+            kind::REFUSED => exactly(body).map(Frame::Refused),
+            _ => Err(Reason::Malformed),
+        }
+    }
+}
+
+fn exactly<T: FromBytes>(body: &[u8]) -> Result<T, Reason> {
+    T::read_from_bytes(body).map_err(|_| Reason::Malformed)
+}
+
+fn same_protocol(magic: [u8; 4], version: u16) -> Result<(), Reason> {
+    match (magic, version) {
+        (MAGIC, VERSION) => Ok(()),
+        (MAGIC, _) => Err(Reason::Version),
+        _ => Err(Reason::Malformed),
+    }
+}
+
+impl Hello {
+    fn checked(self) -> Result<Self, Reason> {
+        same_protocol(self.magic, self.version.get())?;
+        self.name().ok_or(Reason::Malformed)?;
+        Ok(self)
+    }
+
+    /// The peer's name: `None` where it is empty or not what a configuration accepts.
+    pub fn name(&self) -> Option<&str> {
+        let end = self.name.iter().position(|byte| *byte == 0)?;
+        let name = std::str::from_utf8(&self.name[..end]).ok()?;
+        (is_name(name) && self.name[end..].iter().all(|byte| *byte == 0)).then_some(name)
+    }
+}
+
+/// Whether an agent may have this name: 1 to 63 of `a-z A-Z 0-9 . _ -`, so that it fits a header field as it is.
+pub fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    !name.is_empty() && name.len() < NAME_BYTES && name.bytes().all(allowed)
+}
+
+/// A name as the wire has it.
+///
+/// # Panics
+/// Where `name` is longer than 63 bytes: [`is_name`] comes first.
+pub fn padded_name(name: &str) -> [u8; NAME_BYTES] {
+    let mut padded = [0; NAME_BYTES];
+    padded[..name.len()].copy_from_slice(name.as_bytes());
+    padded
+}
+
+impl Claim {
+    /// From what a worker of the frontend asked.
+    pub fn of(worker: u32, handoff: &Handoff) -> Self {
+        Self {
+            worker: worker.into(),
+            options: handoff.options,
+            first: handoff.first,
+            mss: handoff.mss.into(),
+            handoff: handoff.handoff.into(),
+            offer: handoff.offer.into(),
+            length: handoff.length.into(),
+            rate: handoff.rate.into(),
+            tag: handoff.tag,
+            client_address: handoff.client_address,
+            server_address: handoff.server_address,
+            client_port: handoff.client_port,
+            server_port: handoff.server_port,
+            start: handoff.start.into(),
+            rcv_nxt: handoff.rcv_nxt.into(),
+            tsval: handoff.tsval.into(),
+            snd_wnd: handoff.snd_wnd.into(),
+            snd_cwnd: handoff.snd_cwnd.into(),
+            snd_ssthresh: handoff.snd_ssthresh.into(),
+            srtt_us: handoff.srtt_us.into(),
+            snd_wscale: handoff.snd_wscale,
+            rcv_wscale: handoff.rcv_wscale,
+            zero: U16::ZERO,
+        }
+    }
+
+    fn checked(self) -> Result<Self, Reason> {
+        let scales = self.snd_wscale <= 14 && self.rcv_wscale <= 14;
+        let ports = self.client_port != [0; 2] && self.server_port != [0; 2];
+        let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
+        let sizes = self.length.get() > 0 && self.mss.get() > 0;
+        if scales && ports && families && sizes { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Fetch {
+    fn checked(self) -> Result<Self, Reason> {
+        same_protocol(self.magic, self.version.get())?;
+        if self.length.get() > 0 { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello(name: &str) -> Hello {
+        Hello {
+            magic: MAGIC,
+            version: VERSION.into(),
+            sender_port: 61000.into(),
+            name: padded_name(name),
+            offer_key: [7; 16],
+        }
+    }
+
+    #[test]
+    fn emit_then_parse_is_the_identity() {
+        let mut bytes = Vec::new();
+        hello("be-1").emit(&mut bytes);
+        Ended { worker: 1.into(), reason: 2.into(), handoff: 3.into() }.emit(&mut bytes);
+        let (first, used) = Frame::parse(&bytes).unwrap().unwrap();
+        assert!(matches!(first, Frame::Hello(hello) if hello.name() == Some("be-1")));
+        let (second, rest) = Frame::parse(&bytes[used..]).unwrap().unwrap();
+        assert!(matches!(second, Frame::Ended(ended) if ended.handoff.get() == 3));
+        assert_eq!(used + rest, bytes.len());
+    }
+
+    #[test]
+    fn a_frame_in_parts_waits_for_the_rest() {
+        let mut bytes = Vec::new();
+        hello("fe").emit(&mut bytes);
+        for cut in 0..bytes.len() {
+            assert!(Frame::parse(&bytes[..cut]).unwrap().is_none(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn names_fit_a_header_field() {
+        for bad in ["", "a b", "a;b", "a\"b", &"x".repeat(64), "é"] {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+        assert!(is_name(&"x".repeat(63)));
+        let mut hidden = hello("fe");
+        hidden.name[10] = b'!';
+        assert_eq!(hidden.name(), None);
+    }
+
+    #[test]
+    fn another_version_is_told_from_noise() {
+        let mut bytes = Vec::new();
+        Hello { version: 9.into(), ..hello("fe") }.emit(&mut bytes);
+        assert_eq!(Frame::parse(&bytes).unwrap_err(), Reason::Version);
+        assert_eq!(Frame::parse(b"GET / HTTP/1.1\r\n\r\n").unwrap_err(), Reason::Malformed);
+    }
+
+    proptest! {
+        #[test]
+        fn no_stream_panics(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = Frame::parse(&bytes);
+        }
+
+        #[test]
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..9, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let length = U32::new((HEADER_BYTES + body.len()) as u32);
+            let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
+            let _ = Frame::parse(&[header.as_bytes(), &body].concat());
+        }
+    }
+}

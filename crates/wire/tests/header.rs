@@ -1,0 +1,85 @@
+//! `include/shunt.h` and `shunt_wire::local` are the same layout: the C compiler is asked.
+
+use std::fmt::Write as _;
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+use std::process::Command;
+
+use shunt_wire::local::*;
+
+/// Appends assertions that a C struct has this type's size and fields at this type's offsets.
+macro_rules! same_layout {
+    ($out:expr, $c:literal, $rust:ty, [$($field:ident),* $(,)?]) => {
+        writeln!($out, "_Static_assert(sizeof(struct {}) == {}, \"{}\");", $c, size_of::<$rust>(), $c).unwrap();
+        $(writeln!(
+            $out, "_Static_assert(offsetof(struct {}, {}) == {}, \"{}.{}\");",
+            $c, stringify!($field), offset_of!($rust, $field), $c, stringify!($field),
+        ).unwrap();)*
+    };
+}
+
+fn constants(out: &mut String) {
+    let pairs = [
+        ("SHUNT_VERSION", VERSION as u64),
+        ("SHUNT_BOARD_MAGIC", BOARD_MAGIC as u64),
+        ("SHUNT_BOARD_PEERS", BOARD_PEERS as u64),
+        ("SHUNT_NAME_BYTES", NAME_BYTES as u64),
+        ("SHUNT_COUNTERS", COUNTERS as u64),
+        ("SHUNT_CHANNEL_CONTROL", Channel::Control.number() as u64),
+        ("SHUNT_CHANNEL_OFFERS", Channel::Offers.number() as u64),
+        ("SHUNT_MSG_HELLO", kind::HELLO as u64),
+        ("SHUNT_MSG_HANDOFF", kind::HANDOFF as u64),
+        ("SHUNT_MSG_FETCHED", kind::FETCHED as u64),
+        ("SHUNT_MSG_STATS_TEXT", kind::STATS_TEXT as u64),
+        ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
+        ("SHUNT_REASON_CLIENT_GONE", Reason::ClientGone as u64),
+        ("SHUNT_REASON_BUSY", Reason::Busy as u64),
+        ("SHUNT_OPTION_TIMESTAMPS", Handoff::TIMESTAMPS as u64),
+        ("SHUNT_OPTION_SACK", Handoff::SACK as u64),
+        ("SHUNT_OPTION_WSCALE", Handoff::WSCALE as u64),
+        ("sizeof(struct shunt_board)", BOARD_BYTES as u64),
+    ];
+    for (name, value) in pairs {
+        writeln!(out, "_Static_assert({name} == {value}, \"{name}\");").unwrap();
+    }
+}
+
+#[test]
+fn the_c_header_has_the_same_layout() {
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/shunt.h");
+    let mut c = format!("#include <stddef.h>\n#include \"{}\"\n", header.display());
+    constants(&mut c);
+    same_layout!(c, "shunt_header", Header, [kind, size]);
+    same_layout!(c, "shunt_hello", Hello, [header, version, channel]);
+    same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring]);
+    same_layout!(c, "shunt_offer", Offer, [header, peer, epoch, number, offset, length, tag, mtime_ns, size]);
+    same_layout!(
+        c,
+        "shunt_handoff",
+        Handoff,
+        [
+            header, peer, epoch, handoff, offer, length, rate, tag, client_address, server_address, client_port,
+            server_port, start, rcv_nxt, tsval, snd_wnd, snd_cwnd, snd_ssthresh, srtt_us, mss, snd_wscale, rcv_wscale,
+            options, first,
+        ]
+    );
+    same_layout!(c, "shunt_abort", Abort, [header, handoff]);
+    same_layout!(c, "shunt_ended", Ended, [header, handoff, reason]);
+    same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag]);
+    same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
+    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, name, our_key, their_key]);
+    for (field, offset) in [
+        ("frontend", offset_of!(BoardHead, frontend)),
+        ("offer_lifetime_ms", offset_of!(BoardHead, offer_lifetime_ms)),
+        ("name", offset_of!(BoardHead, name)),
+        ("peer", size_of::<BoardHead>()),
+    ] {
+        writeln!(c, "_Static_assert(offsetof(struct shunt_board, {field}) == {offset}, \"{field}\");").unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("layout.c");
+    std::fs::write(&source, c).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let output = Command::new(compiler).args(["-std=c11", "-fsyntax-only"]).arg(&source).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

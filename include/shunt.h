@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * The interface between a server and Shunt on one machine: what a server says to the kernel about its own
+ * connections (SHUNT_SOL), what it says to the agent (one message per SOCK_SEQPACKET packet), and the memory
+ * that they share (board, counters, completion ring). The Rust twin of the messages is crates/wire/src/local.rs;
+ * crates/wire/tests/header.rs fails where the two differ in a size or an offset.
+ *
+ * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, all else in the
+ * machine's order: none of this leaves the machine.
+ */
+#ifndef SHUNT_H
+#define SHUNT_H
+
+#ifndef __BPF__
+#include <stdint.h>
+typedef uint8_t shunt_u8;
+typedef uint16_t shunt_u16;
+typedef uint32_t shunt_u32;
+typedef uint64_t shunt_u64;
+typedef int64_t shunt_s64;
+#else
+typedef __u8 shunt_u8;
+typedef __u16 shunt_u16;
+typedef __u32 shunt_u32;
+typedef __u64 shunt_u64;
+typedef __s64 shunt_s64;
+#endif
+
+#define SHUNT_VERSION 1
+
+/* ---- the kernel: setsockopt and getsockopt on a client's connection ----
+ *
+ * Answered by the steering programs of crates/handoff, not by a kernel protocol. Only the owner of a socket can
+ * make these calls, so only the owner of a connection can hand it off. Without Shunt: ENOPROTOOPT.
+ */
+#define SHUNT_SOL 0x53485554 /* "SHUT" */
+
+/* setsockopt(SHUNT_BEGIN, struct shunt_begin): everything written so far has left (tcpi_notsent_bytes is 0); the
+ * next `length` bytes of the connection come from `peer`. From here until the region is complete the server
+ * writes nothing. EPERM where it is refused: no such peer or ring, a region still active, length 0. */
+#define SHUNT_BEGIN 1
+/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of what the
+ * client has not acknowledged; only a reset may follow. */
+#define SHUNT_CANCEL 2
+/* getsockopt(SHUNT_STATE, struct shunt_state): the newest region of this connection. */
+#define SHUNT_STATE 1
+
+struct shunt_begin {
+    shunt_u32 peer;    /* index into the board */
+    shunt_u32 ring;    /* welcome.ring: where the completion is reported */
+    shunt_u64 handoff; /* the caller's name for it, returned in the event */
+    shunt_u64 length;  /* bytes, at least 1 */
+};
+
+#define SHUNT_REGION_NONE 0
+#define SHUNT_REGION_ACTIVE 1
+#define SHUNT_REGION_COMPLETE 2
+#define SHUNT_REGION_CANCELLED 3
+
+struct shunt_state {
+    shunt_u64 handoff;
+    shunt_u64 acked;    /* payload bytes that the client has acknowledged */
+    shunt_u32 start;    /* client-visible sequence number of the payload's first byte */
+    shunt_u32 rcv_nxt;  /* of the connection, when the region began */
+    shunt_u32 snd_cwnd; /* of the connection, when the region began: segments */
+    shunt_u32 snd_ssthresh;
+    shunt_u32 srtt_us; /* microseconds, not shifted; 0: no sample */
+    shunt_u32 regions; /* how many this connection has begun, this one included */
+    shunt_u32 status;  /* SHUNT_REGION_* */
+    shunt_u32 pad;
+};
+
+/* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
+#define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
+#define SHUNT_EVENT_RESET 2    /* the client has reset the connection while the region was active */
+
+struct shunt_event {
+    shunt_u64 handoff;
+    shunt_u64 acked;
+    shunt_u32 kind;
+    shunt_u32 pad;
+};
+
+/* ---- the board: who is there, read without a system call ----
+ *
+ * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state` is UP before
+ * and `epoch` is the same before and after reading them (a sequence lock: odd while it changes).
+ */
+#define SHUNT_BOARD_MAGIC 0x53424f41u
+#define SHUNT_BOARD_PEERS 64
+#define SHUNT_NAME_BYTES 64
+
+#define SHUNT_PEER_DOWN 0
+#define SHUNT_PEER_UP 1
+
+struct shunt_board_peer {
+    shunt_u32 epoch; /* grows by 2 with every session; odd while the entry changes */
+    shunt_u32 state; /* SHUNT_PEER_* */
+    shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
+    shunt_u8 our_key[16];   /* tags of the offers that this machine makes to that peer */
+    shunt_u8 their_key[16]; /* tags of the offers that the peer makes to this machine */
+};
+
+struct shunt_board {
+    shunt_u32 magic;
+    shunt_u32 version;
+    shunt_u32 alive;     /* 1 while the agent runs; 0 after it stopped */
+    shunt_u32 frontend;  /* 1: steering is loaded, SHUNT_BEGIN works */
+    shunt_u32 backend;   /* 1: offers are taken */
+    shunt_u32 offer_lifetime_ms;
+    shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
+    struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
+};
+
+/* ---- counters: a memfd per worker, summed by the agent ----  */
+#define SHUNT_COUNTERS 64
+/* index, name in `shunt stats`, meaning */
+#define SHUNT_COUNTER_LIST(X)                                                                       \
+    X(0, shortcuts, "responses whose body went past this frontend")                                 \
+    X(1, shortcut_bytes, "payload bytes of those that the client acknowledged")                     \
+    X(2, offers, "bodies offered by this backend")                                                  \
+    X(3, offered_bytes, "their length")                                                             \
+    X(4, fetched, "responses relayed by fetching an offer")                                         \
+    X(5, aborted, "shortcuts that ended before the client had everything")                          \
+    X(6, forged_request_field, "Shunt-* fields from a client, stripped")                            \
+    X(7, relayed_no_agent, "relayed: no agent on this machine")                                     \
+    X(8, relayed_no_consent, "relayed by the backend: no tier before it consented")                 \
+    X(9, relayed_no_peer, "relayed by the backend: the frontend's agent is not connected")          \
+    X(10, relayed_too_small, "relayed by the backend: shorter than shunt_offer_min_length")         \
+    X(11, relayed_type, "relayed by the backend: not one of shunt_offer_types")                     \
+    X(12, relayed_not_file, "relayed by the backend: the body is not one range of a file")          \
+    X(13, relayed_agent_busy, "relayed by the backend: the agent does not take offers fast enough") \
+    X(14, relayed_cache, "not consented: the response may be stored here")                          \
+    X(15, relayed_protocol, "not consented: TLS, HTTP/2 or not a TCP client")                       \
+    X(16, relayed_limit_rate_after, "not consented: limit_rate_after is set")                       \
+    X(17, fetched_filter, "fetched: a filter needs the body")                                       \
+    X(18, fetched_unsent, "fetched: the connection had unsent bytes")                               \
+    X(19, fetched_begin, "fetched: the kernel refused SHUNT_BEGIN")                                 \
+    X(20, fetched_expired, "fetched: the offer may have expired")                                   \
+    X(21, refused_untrusted, "502: the upstream is not in shunt_trust")                             \
+    X(22, refused_malformed, "502: the Shunt-Payload field cannot be read")                         \
+    X(23, refused_unknown_peer, "502: it names an agent that is not configured or not connected")   \
+    X(24, refused_tag, "502: its tag is wrong (forged, foreign, used before, or another length)")   \
+    X(25, refused_body, "502: an offer with a body")                                                \
+    X(26, fetch_failed, "fetches that failed")                                                      \
+    X(27, relayed_untrusted_request, "not consented: method or request not eligible")
+
+struct shunt_counters {
+    shunt_u64 value[SHUNT_COUNTERS];
+};
+
+/* ---- messages between a server and its agent: SOCK_SEQPACKET, one message a packet ---- */
+#define SHUNT_MSG_HELLO 1   /* server to agent, first on every connection */
+#define SHUNT_MSG_WELCOME 2 /* its answer; descriptors: board, counters, ring (control connections only) */
+#define SHUNT_MSG_OFFER 3   /* offers connection; one descriptor: the file */
+#define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN */
+#define SHUNT_MSG_ABORT 5   /* control: the server gave a handoff up */
+#define SHUNT_MSG_ENDED 6   /* agent to server: a handoff or fetch ended without success */
+#define SHUNT_MSG_FETCH 7   /* control: the payload of an offer, please, as a stream */
+#define SHUNT_MSG_FETCHED 8 /* its answer; one descriptor: a socket that yields `length` bytes, then EOF */
+#define SHUNT_MSG_STATS 9   /* any connection, also the first message: counters */
+#define SHUNT_MSG_STATS_TEXT 10 /* its answer: struct shunt_header, then JSON */
+
+#define SHUNT_CHANNEL_CONTROL 1
+#define SHUNT_CHANNEL_OFFERS 2
+
+/* why a handoff or a fetch ended, or a session was closed */
+#define SHUNT_REASON_UNKNOWN_OFFER 1
+#define SHUNT_REASON_EXPIRED 2
+#define SHUNT_REASON_TAG 3
+#define SHUNT_REASON_LENGTH 4
+#define SHUNT_REASON_FILE_CHANGED 5
+#define SHUNT_REASON_SOCKET 6     /* a system call of the sender failed */
+#define SHUNT_REASON_PEER_LOST 7
+#define SHUNT_REASON_NO_PROGRESS 8
+#define SHUNT_REASON_LIMIT 9
+#define SHUNT_REASON_MALFORMED 10
+#define SHUNT_REASON_VERSION 11
+#define SHUNT_REASON_ABORTED 12
+#define SHUNT_REASON_BUSY 13      /* the backend already sends on that flow */
+#define SHUNT_REASON_CLIENT_GONE 14
+
+struct shunt_header {
+    shunt_u32 kind; /* SHUNT_MSG_* */
+    shunt_u32 size; /* of the whole message, this header included */
+};
+
+struct shunt_hello {
+    struct shunt_header header;
+    shunt_u32 version; /* SHUNT_VERSION */
+    shunt_u32 channel; /* SHUNT_CHANNEL_* */
+};
+
+struct shunt_welcome {
+    struct shunt_header header;
+    shunt_u32 worker; /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
+    shunt_u32 ring;   /* for shunt_begin; control only, else 0xffffffff */
+};
+
+struct shunt_offer {
+    struct shunt_header header;
+    shunt_u32 peer;   /* the frontend that may claim it: index into the board */
+    shunt_u32 epoch;  /* of that entry when the tag was made */
+    shunt_u64 number; /* worker << 32 | count: never twice while the agent lives */
+    shunt_u64 offset; /* bytes into the file */
+    shunt_u64 length;
+    shunt_u8 tag[16];
+    shunt_s64 mtime_ns;  /* of the file when its header was made: st_mtim */
+    shunt_u64 size;      /* of the file then */
+};
+
+/* Options that the connection negotiated (RFC 7323, 2018). */
+#define SHUNT_OPTION_TIMESTAMPS 1
+#define SHUNT_OPTION_SACK 2
+#define SHUNT_OPTION_WSCALE 4
+
+struct shunt_handoff {
+    struct shunt_header header;
+    shunt_u32 peer;  /* the backend's agent: index into the board */
+    shunt_u32 epoch; /* of that entry when the offer was checked */
+    shunt_u64 handoff;
+    shunt_u64 offer;
+    shunt_u64 length;
+    shunt_u64 rate; /* bytes a second, 0: no limit */
+    shunt_u8 tag[16];
+    shunt_u8 client_address[16];
+    shunt_u8 server_address[16];
+    shunt_u16 client_port; /* network order */
+    shunt_u16 server_port; /* network order */
+    shunt_u32 start;       /* client-visible sequence number of the first payload byte */
+    shunt_u32 rcv_nxt;
+    shunt_u32 tsval;   /* TCP_TIMESTAMP of the connection, 0 without timestamps */
+    shunt_u32 snd_wnd; /* bytes */
+    shunt_u32 snd_cwnd;
+    shunt_u32 snd_ssthresh;
+    shunt_u32 srtt_us;
+    shunt_u16 mss;
+    shunt_u8 snd_wscale;
+    shunt_u8 rcv_wscale;
+    shunt_u8 options; /* SHUNT_OPTION_* */
+    shunt_u8 first;   /* 1: the first handoff of this connection: any older socket for it is stale */
+    shunt_u16 pad;
+};
+
+struct shunt_abort {
+    struct shunt_header header;
+    shunt_u64 handoff;
+};
+
+struct shunt_ended {
+    struct shunt_header header;
+    shunt_u64 handoff; /* or the fetch's id */
+    shunt_u32 reason;  /* SHUNT_REASON_* */
+    shunt_u32 pad;
+};
+
+struct shunt_fetch {
+    struct shunt_header header;
+    shunt_u32 peer;
+    shunt_u32 epoch;
+    shunt_u64 fetch; /* the caller's name for it; shares its space with handoffs */
+    shunt_u64 offer;
+    shunt_u64 length;
+    shunt_u8 tag[16];
+};
+
+struct shunt_fetched {
+    struct shunt_header header;
+    shunt_u64 fetch;
+    shunt_u64 length;
+};
+
+/*
+ * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the session's key,
+ * over nonce (16 bytes, from the consent), offer number and length (8 bytes each, little-endian).
+ *
+ * Header fields (RFC 9110 structured like parameters, one space after each semicolon, all lower case):
+ *   request   Shunt-Consent: 1; frontend=NAME; nonce=32HEX; tiers=N
+ *   response  Shunt-Payload: 1; backend=NAME; offer=16HEX; length=DECIMAL; tag=32HEX
+ */
+#define SHUNT_TAG_INPUT_BYTES 32
+
+#endif
