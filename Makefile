@@ -1,0 +1,37 @@
+# Every target installs what it needs, says so, and can be run again.
+SHELL := /bin/bash
+CARGO := cargo
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH")
+BIN := target/release
+
+.PHONY: demo test check bench build clean packages rust
+.DEFAULT_GOAL := build
+
+build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
+	$(CARGO) build --release --workspace --bins
+	$(MAKE) -C nginx
+
+demo: build            ## real nginx tiers, with and without Shunt, and what that saves
+	$(SUDO) $(BIN)/shunt demo
+
+test: build            ## all tests; those that need root get it by sudo
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" $(CARGO) test --release --workspace --no-fail-fast
+
+bench: build           ## all benchmarks, one HTML report
+	$(SUDO) $(BIN)/shunt bench all --html target/bench.html
+
+check: packages rust   ## formatting, lints, licences
+	$(CARGO) fmt --all --check
+	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] nginx/*.[ch]
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	scripts/cargo-deny
+
+clean:
+	$(CARGO) clean
+	$(MAKE) -C nginx clean
+
+packages:
+	@scripts/install-packages
+
+rust:
+	@scripts/check-rust

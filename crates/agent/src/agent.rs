@@ -1,0 +1,230 @@
+//! The agent: one thread, one event loop. What it decides is in the files beside this one:
+//!
+//! * `servers`: connections of this machine's servers; `peers`: sessions with other agents;
+//! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all.
+//!
+//! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use shunt_handoff::sender::{SenderLimits, Senders};
+use shunt_wire::local::Reason;
+use slab::Slab;
+
+use crate::board::Board;
+use crate::config::Config;
+use crate::fetches::{FetchIn, FetchOut};
+use crate::offers::Offers;
+use crate::packets;
+use crate::peers::{Incoming, Peer};
+use crate::poll::{Interest, Poll, Source};
+use crate::servers::Server;
+use crate::stats::Counts;
+use crate::steer::{BackendSteering, FrontendSteering, SteerError};
+
+/// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
+const TICK: Duration = Duration::from_millis(100);
+const EVENTS_AT_ONCE: usize = 256;
+
+/// Why the agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The Unix socket.
+    #[error("cannot listen at {path}: {error}; is the directory writable? (`socket` in the configuration)")]
+    Socket {
+        /// Where.
+        path: std::path::PathBuf,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The TCP port.
+    #[error("cannot listen at {address}: {error}; is it an address of this machine, and free? (`listen`)")]
+    Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The steering programs.
+    #[error(transparent)]
+    Steer(#[from] SteerError),
+    /// Anything else that the kernel refuses.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// All that one agent has.
+pub struct Agent {
+    pub(crate) config: Config,
+    pub(crate) poll: Poll,
+    pub(crate) board: Board,
+    pub(crate) counts: Counts,
+    pub(crate) frontend: Option<FrontendSteering>,
+    pub(crate) senders: Option<Senders<BackendSteering>>,
+    pub(crate) offers: Offers,
+    pub(crate) servers: Slab<Server>,
+    pub(crate) next_worker: u32,
+    pub(crate) peers: Vec<Peer>,
+    pub(crate) incoming: Slab<Incoming>,
+    pub(crate) fetches_out: Slab<FetchOut>,
+    pub(crate) fetches_in: Slab<FetchIn>,
+    /// Peers with frames to send at the end of this turn.
+    pub(crate) unsent: Vec<usize>,
+    pub(crate) now: Instant,
+    local_listener: OwnedFd,
+    peer_listener: TcpListener,
+    /// Set by the signal handler's byte.
+    stop: UnixStream,
+}
+
+impl Agent {
+    /// Loads the steering programs, or takes over those that an earlier agent left, and opens both sockets.
+    ///
+    /// # Errors
+    /// See [`AgentError`].
+    pub fn start(config: Config) -> Result<Self, AgentError> {
+        let poll = Poll::new()?;
+        let lifetime = config.backend.as_ref().map_or(Duration::from_secs(30), |backend| backend.offer_lifetime);
+        let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
+        let (is_frontend, is_backend) = (config.frontend.is_some(), config.backend.is_some());
+        let board = Board::new(&config.name, is_frontend, is_backend, lifetime.as_millis() as u32, &names)?;
+        let frontend = config.frontend.as_ref().map(|_| FrontendSteering::load(&config)).transpose()?;
+        let senders = Self::load_senders(&config)?;
+        let peer_listener = TcpListener::bind(config.listen)
+            .map_err(|error| AgentError::Listen { address: config.listen, error })?;
+        peer_listener.set_nonblocking(true)?;
+        let local_listener = packets::listen(&config.socket, config.socket_group)
+            .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;
+        let (stop, handler) = UnixStream::pair()?;
+        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;
+        }
+        poll.set(&stop, Source::Signal, Interest::Readable)?;
+        poll.set(&local_listener, Source::LocalListener, Interest::Readable)?;
+        poll.set(&peer_listener, Source::PeerListener, Interest::Readable)?;
+        let now = Instant::now();
+        Ok(Self {
+            peers: config.peers.iter().map(|peer| Peer::new(peer, config.dials(peer), now)).collect(),
+            config,
+            poll,
+            board,
+            counts: Counts::default(),
+            frontend,
+            senders,
+            offers: Offers::new(lifetime),
+            servers: Slab::new(),
+            next_worker: 1,
+            incoming: Slab::new(),
+            fetches_out: Slab::new(),
+            fetches_in: Slab::new(),
+            unsent: Vec::new(),
+            now,
+            local_listener,
+            peer_listener,
+            stop,
+        })
+    }
+
+    fn load_senders(config: &Config) -> Result<Option<Senders<BackendSteering>>, AgentError> {
+        let Some(backend) = &config.backend else {
+            return Ok(None);
+        };
+        let limits = SenderLimits {
+            senders: backend.senders,
+            send_buffer_bytes: backend.send_buffer_bytes,
+            park: backend.park,
+            progress: backend.progress,
+        };
+        Ok(Some(Senders::new(BackendSteering::load(config)?, limits)))
+    }
+
+    /// Works until a termination signal.
+    ///
+    /// # Errors
+    /// What stops the loop itself; a failing session or handoff does not.
+    pub fn run(&mut self) -> Result<(), AgentError> {
+        tracing::info!(name = self.config.name, socket = ?self.config.socket, listen = %self.config.listen, "ready");
+        let mut ready = Vec::with_capacity(EVENTS_AT_ONCE);
+        let mut next_tick = self.now;
+        loop {
+            self.now = Instant::now();
+            if self.now >= next_tick {
+                self.tick();
+                next_tick = self.now + TICK;
+            }
+            self.flush_peers();
+            self.poll.wait(&mut ready, EVENTS_AT_ONCE, next_tick.saturating_duration_since(self.now))?;
+            for source in &ready {
+                if *source == Source::Signal {
+                    tracing::info!("stopping");
+                    return Ok(());
+                }
+                self.handle(*source);
+            }
+        }
+    }
+
+    fn handle(&mut self, source: Source) {
+        match source {
+            Source::Signal => {}
+            Source::LocalListener => self.accept_server(),
+            Source::PeerListener => self.accept_agent(),
+            Source::Local(index) => self.on_server(index),
+            Source::Peer(index) => self.on_peer(index),
+            Source::Incoming(index) => self.on_incoming(index),
+            Source::FetchOut(index) => self.on_fetch_out(index),
+            Source::FetchIn(index) => self.on_fetch_in(index),
+            Source::Sender(index) => self.on_sender(index),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.drain_all_offers();
+        self.offers.expire(self.now);
+        self.tend_peers();
+        self.tend_senders();
+        self.tend_fetches();
+        if let Some(frontend) = &mut self.frontend {
+            frontend.tend(self.now);
+        }
+    }
+
+    fn accept_server(&mut self) {
+        match packets::accept(&self.local_listener) {
+            Ok(Some(socket)) => self.add_server(socket),
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "cannot accept a server's connection"),
+        }
+    }
+
+    fn accept_agent(&mut self) {
+        match self.peer_listener.accept() {
+            Ok((stream, from)) => self.add_incoming(stream, from),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => tracing::error!(%error, "cannot accept an agent's connection"),
+        }
+    }
+
+    /// To be told at the end of the turn.
+    pub(crate) fn mark_unsent(&mut self, peer: usize) {
+        if !self.unsent.contains(&peer) {
+            self.unsent.push(peer);
+        }
+    }
+
+    pub(crate) fn count_refusal(&mut self, reason: Reason) {
+        self.counts.ended[reason as usize] += 1;
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Only our own socket: a successor may have put its own there already.
+        let _ = self.stop.shutdown(std::net::Shutdown::Both);
+        let _ = std::fs::remove_file(&self.config.socket);
+    }
+}

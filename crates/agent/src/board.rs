@@ -1,0 +1,178 @@
+//! The board: who is there, in memory that servers map and read without a system call (`struct shunt_board`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, COUNTERS, VERSION};
+use shunt_wire::peer::padded_name;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The agent's end of the board. No `Debug`: it holds keys.
+pub struct Board {
+    memory: File,
+    /// The same memory, as servers get it: no descriptor of theirs can write.
+    read_only: File,
+    head: BoardHead,
+    peers: Vec<BoardPeer>,
+}
+
+impl Board {
+    /// A board with this machine's name on it, and no peer.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(name: &str, frontend: bool, backend: bool, offer_lifetime_ms: u32, peers: &[&str]) -> io::Result<Self> {
+        let memory = shared_memory("shunt-board", BOARD_BYTES as u64)?;
+        rustix::fs::fchmod(&memory, Mode::from_raw_mode(0o444))?;
+        let read_only = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd()))?;
+        let head = BoardHead {
+            magic: BOARD_MAGIC,
+            version: VERSION,
+            alive: 1,
+            frontend: frontend.into(),
+            backend: backend.into(),
+            offer_lifetime_ms,
+            name: padded_name(name),
+        };
+        let blank = |name: &&str| BoardPeer { name: padded_name(name), ..BoardPeer::new_zeroed() };
+        let board = Self { memory, read_only, head, peers: peers.iter().map(blank).collect() };
+        board.write_head()?;
+        (0..board.peers.len()).try_for_each(|index| board.write_peer(index))?;
+        Ok(board)
+    }
+
+    /// What a server gets.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.read_only.as_fd()
+    }
+
+    /// A session with the peer begins.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn up(&mut self, index: usize, our_key: [u8; 16], their_key: [u8; 16]) -> io::Result<()> {
+        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (1, our_key, their_key))
+    }
+
+    /// It ends; its keys are gone.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn down(&mut self, index: usize) -> io::Result<()> {
+        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (0, [0; 16], [0; 16]))
+    }
+
+    /// Of the session with the peer; `None` where there is none.
+    pub fn epoch(&self, index: usize) -> Option<u32> {
+        self.peers.get(index).filter(|peer| peer.state == 1).map(|peer| peer.epoch)
+    }
+
+    /// A sequence lock (include/shunt.h): odd while the entry changes.
+    fn change(&mut self, index: usize, edit: impl FnOnce(&mut BoardPeer)) -> io::Result<()> {
+        self.peers[index].epoch = self.peers[index].epoch.wrapping_add(1);
+        self.write_epoch(index)?;
+        edit(&mut self.peers[index]);
+        let at = Self::offset(index) + size_of::<u32>() as u64;
+        self.memory.write_all_at(&self.peers[index].as_bytes()[size_of::<u32>()..], at)?;
+        self.peers[index].epoch = self.peers[index].epoch.wrapping_add(1);
+        self.write_epoch(index)
+    }
+
+    fn offset(index: usize) -> u64 {
+        (size_of::<BoardHead>() + index * size_of::<BoardPeer>()) as u64
+    }
+
+    fn write_epoch(&self, index: usize) -> io::Result<()> {
+        self.memory.write_all_at(&self.peers[index].epoch.to_ne_bytes(), Self::offset(index))
+    }
+
+    fn write_peer(&self, index: usize) -> io::Result<()> {
+        self.memory.write_all_at(self.peers[index].as_bytes(), Self::offset(index))
+    }
+
+    fn write_head(&self) -> io::Result<()> {
+        self.memory.write_all_at(self.head.as_bytes(), 0)
+    }
+}
+
+impl Drop for Board {
+    /// Servers that still map it see that nobody takes offers any more.
+    fn drop(&mut self) {
+        self.head.alive = 0;
+        let _ = self.write_head();
+    }
+}
+
+/// One server's counters: it writes, the agent reads (`struct shunt_counters`).
+#[derive(Debug)]
+pub struct WorkerCounters(File);
+
+impl WorkerCounters {
+    /// All zero.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        shared_memory("shunt-counters", (COUNTERS * size_of::<u64>()) as u64).map(Self)
+    }
+
+    /// What the server gets.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// As they are now.
+    pub fn read(&self) -> [u64; COUNTERS] {
+        let mut values = [0u64; COUNTERS];
+        // The size is sealed: a short read cannot be.
+        let _ = self.0.read_exact_at(values.as_mut_bytes(), 0);
+        values
+    }
+}
+
+fn shared_memory(name: &str, bytes: u64) -> io::Result<File> {
+    let memory = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    memory.set_len(bytes)?;
+    rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_are_even_at_rest_and_grow_with_sessions() {
+        let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
+        assert_eq!(board.epoch(0), None);
+        board.up(0, [1; 16], [2; 16]).unwrap();
+        let first = board.epoch(0).unwrap();
+        assert_eq!(first % 2, 0);
+        board.down(0).unwrap();
+        assert_eq!(board.epoch(0), None);
+        board.up(0, [3; 16], [4; 16]).unwrap();
+        assert!(board.epoch(0).unwrap() > first);
+        let mut bytes = vec![0; BOARD_BYTES];
+        board.memory.read_exact_at(&mut bytes, 0).unwrap();
+        let peer = &bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()];
+        assert_eq!(&peer[8..10], b"be");
+        assert_eq!(peer[72..88], [3; 16]);
+    }
+
+    #[test]
+    fn a_server_cannot_write_it() {
+        let board = Board::new("fe", true, false, 30_000, &[]).unwrap();
+        assert!(board.read_only.write_all_at(b"x", 0).is_err());
+    }
+
+    #[test]
+    fn counters_keep_their_size() {
+        let counters = WorkerCounters::new().unwrap();
+        assert!(counters.0.set_len(8).is_err());
+        counters.0.write_all_at(&7u64.to_ne_bytes(), 16).unwrap();
+        assert_eq!(counters.read()[2], 7);
+    }
+}

@@ -1,0 +1,77 @@
+//! This machine as a backend: claims of its offers.
+
+use std::net::SocketAddr;
+
+use shunt_handoff::sender::{Claimant, Progress};
+use shunt_wire::local::Reason;
+use shunt_wire::peer::Claim;
+
+use crate::agent::Agent;
+use crate::poll::{Interest, Source};
+
+impl Agent {
+    pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
+        self.counts.claims += 1;
+        let claimant =
+            Claimant { peer: peer as u32, worker: claim.worker.get(), handoff: claim.handoff.get() };
+        match self.send_payload(peer, claim, claimant) {
+            Ok(progress) => self.follow(progress),
+            Err(reason) => self.tell_peer(peer, claimant.worker, claimant.handoff, reason),
+        }
+    }
+
+    fn send_payload(&mut self, peer: usize, claim: &Claim, claimant: Claimant) -> Result<Progress, Reason> {
+        let (Some(backend), true) = (&self.config.backend, self.senders.is_some()) else {
+            return Err(Reason::UnknownOffer);
+        };
+        let port = *backend.ports.0.start() + peer as u16;
+        let offer = claim.offer.get();
+        if !self.offers.contains(offer) {
+            self.drain_offers(offer);
+        }
+        let payload = self.offers.claim(peer as u32, offer, claim.length.get(), claim.tag)?;
+        let local = self.peers[peer].session().ok_or(Reason::PeerLost)?.local;
+        let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
+        senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
+    }
+
+    /// A socket that takes no more is watched once.
+    fn follow(&mut self, progress: Progress) {
+        let (Progress::Blocked(index), Some(senders)) = (progress, &self.senders) else {
+            return;
+        };
+        let watched = self.poll.set(senders.socket(index), Source::Sender(index), Interest::WritableOnce);
+        if let Err(error) = watched {
+            // It goes on no further; its deadline ends it.
+            tracing::error!(%error, "cannot watch a sender");
+        }
+    }
+
+    pub(crate) fn on_sender(&mut self, index: usize) {
+        let Some(senders) = self.senders.as_mut().filter(|senders| senders.contains(index)) else {
+            return;
+        };
+        match senders.resume(index, self.now) {
+            Ok(progress) => self.follow(progress),
+            Err(failure) => self.report(failure),
+        }
+    }
+
+    pub(crate) fn on_abort(&mut self, peer: usize, worker: u32, handoff: u64) {
+        self.counts.aborts += 1;
+        if let Some(senders) = &mut self.senders {
+            senders.abort(Claimant { peer: peer as u32, worker, handoff });
+        }
+    }
+
+    pub(crate) fn tend_senders(&mut self) {
+        let failures = self.senders.as_mut().map(|senders| senders.sweep(self.now)).unwrap_or_default();
+        failures.into_iter().for_each(|failure| self.report(failure));
+    }
+
+    fn report(&mut self, failure: shunt_handoff::sender::Failure) {
+        let claimant = failure.claimant;
+        tracing::warn!(reason = %failure.reason, handoff = claimant.handoff, "a handoff failed");
+        self.tell_peer(claimant.peer as usize, claimant.worker, claimant.handoff, failure.reason);
+    }
+}

@@ -1,0 +1,286 @@
+//! What an operator says about one machine: a TOML file. `docs/shuntd.md` describes every key.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use shunt_wire::local::BOARD_PEERS;
+use shunt_wire::peer::is_name;
+
+/// A configuration that makes sense.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What other agents and header fields call this machine.
+    pub name: String,
+    /// Unix socket for the servers of this machine.
+    #[serde(default = "default_socket")]
+    pub socket: PathBuf,
+    /// Group that may connect to it, by number; without it only root and the agent's own user.
+    #[serde(default)]
+    pub socket_group: Option<u32>,
+    /// Where other agents connect.
+    pub listen: SocketAddr,
+    /// Directory in a BPF file system: maps that outlive the agent.
+    #[serde(default = "default_pins")]
+    pub pins: PathBuf,
+    /// cgroup v2 directory that holds the servers of this machine; found in /proc/mounts where it is not given.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+    /// Present where clients connect to this machine.
+    #[serde(default)]
+    pub frontend: Option<FrontendConfig>,
+    /// Present where this machine has payloads to offer.
+    #[serde(default)]
+    pub backend: Option<BackendConfig>,
+    /// The other machines.
+    #[serde(default, rename = "peer")]
+    pub peers: Vec<PeerConfig>,
+}
+
+/// `[frontend]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontendConfig {
+    /// Network ports that clients' packets come in on.
+    pub interfaces: Vec<String>,
+}
+
+/// `[backend]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendConfig {
+    /// Network ports that payloads leave by.
+    pub interfaces: Vec<String>,
+    /// TCP ports of the sockets that send them, one per peer: nothing else may use them.
+    #[serde(default = "default_ports")]
+    pub ports: PortRange,
+    /// How long an offer waits for its claim.
+    #[serde(default = "default_offer_lifetime", with = "humantime_serde")]
+    pub offer_lifetime: Duration,
+    /// Sockets in all, parked ones included.
+    #[serde(default = "default_senders")]
+    pub senders: usize,
+    /// Send buffer of each in bytes.
+    #[serde(default = "default_send_buffer")]
+    pub send_buffer_bytes: usize,
+    /// How long a socket waits for the next payload on its connection.
+    #[serde(default = "default_park", with = "humantime_serde")]
+    pub park: Duration,
+    /// How long a client may acknowledge nothing.
+    #[serde(default = "default_progress", with = "humantime_serde")]
+    pub progress: Duration,
+}
+
+/// `[[peer]]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    /// Its `name`.
+    pub name: String,
+    /// Its `listen`. Connections from this address are taken as this peer's.
+    pub address: SocketAddr,
+}
+
+/// `"61000-61063"`
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub struct PortRange(pub RangeInclusive<u16>);
+
+impl TryFrom<String> for PortRange {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let parse = |part: &str| part.trim().parse::<u16>().ok().filter(|port| *port > 0);
+        let range = text.split_once('-').and_then(|(low, high)| Some(parse(low)?..=parse(high)?));
+        match range {
+            Some(range) if !range.is_empty() => Ok(Self(range)),
+            _ => Err(format!("\"{text}\" is not a range of ports such as \"61000-61063\"")),
+        }
+    }
+}
+
+fn default_socket() -> PathBuf {
+    "/run/shunt/shuntd.sock".into()
+}
+
+fn default_pins() -> PathBuf {
+    "/sys/fs/bpf/shunt".into()
+}
+
+fn default_ports() -> PortRange {
+    PortRange(61000..=61063)
+}
+
+fn default_offer_lifetime() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn default_senders() -> usize {
+    16384
+}
+
+fn default_send_buffer() -> usize {
+    1 << 20
+}
+
+fn default_park() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn default_progress() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// A configuration that does not make sense. Each text says where and what to write instead.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error("cannot read {path}: {error}; name another file with --config")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
+    /// Its syntax, its keys or their types.
+    #[error("{path}: {error}")]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// With line and column.
+        error: Box<toml::de::Error>,
+    },
+    /// What it says.
+    #[error("{path}: {problem}")]
+    Invalid {
+        /// Which.
+        path: PathBuf,
+        /// One sentence.
+        problem: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: path.into(), error })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks a text; `path` is for messages.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self =
+            toml::from_str(text).map_err(|error| ConfigError::Parse { path: path.into(), error: Box::new(error) })?;
+        match config.problem() {
+            None => Ok(config),
+            Some(problem) => Err(ConfigError::Invalid { path: path.into(), problem }),
+        }
+    }
+
+    fn problem(&self) -> Option<String> {
+        let names = std::iter::once(&self.name).chain(self.peers.iter().map(|peer| &peer.name));
+        if let Some(bad) = names.clone().find(|name| !is_name(name)) {
+            return Some(format!("name \"{bad}\": 1 to 63 of a-z A-Z 0-9 . _ -"));
+        }
+        let mut seen = std::collections::HashSet::new();
+        if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
+            return Some(format!("name \"{twice}\" stands twice: every machine has a name of its own"));
+        }
+        if self.peers.len() > BOARD_PEERS {
+            return Some(format!("{} peers: at most {BOARD_PEERS}", self.peers.len()));
+        }
+        if self.frontend.is_none() && self.backend.is_none() {
+            return Some("neither [frontend] nor [backend]: an intermediate needs no agent".into());
+        }
+        if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
+            return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
+        }
+        self.backend.as_ref().and_then(|backend| self.backend_problem(backend))
+    }
+
+    fn backend_problem(&self, backend: &BackendConfig) -> Option<String> {
+        let ports = backend.ports.0.clone();
+        if backend.interfaces.is_empty() {
+            return Some("[backend] interfaces is empty: name the ports that payloads leave by".into());
+        }
+        if ports.len() < self.peers.len() {
+            return Some(format!("[backend] ports has {} ports for {} peers", ports.len(), self.peers.len()));
+        }
+        if ports.contains(&self.listen.port()) {
+            return Some(format!("listen port {} lies in [backend] ports: choose another", self.listen.port()));
+        }
+        if backend.offer_lifetime < Duration::from_secs(1) {
+            return Some("[backend] offer_lifetime is shorter than 1s".into());
+        }
+        (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: 1 to 65536".into())
+    }
+
+    /// Which peer a connection from this address may be.
+    pub fn peers_at(&self, address: IpAddr) -> impl Iterator<Item = usize> {
+        let canonical = address.to_canonical();
+        self.peers.iter().enumerate().filter(move |(_, peer)| peer.address.ip() == canonical).map(|(index, _)| index)
+    }
+
+    /// Of each pair of agents, the one whose name sorts first connects.
+    pub fn dials(&self, peer: &PeerConfig) -> bool {
+        self.name < peer.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        name = "be1"
+        listen = "10.0.0.4:7440"
+        [backend]
+        interfaces = ["eth0"]
+        offer_lifetime = "10s"
+        [[peer]]
+        name = "fe1"
+        address = "10.0.0.2:7440"
+    "#;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("shuntd.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_sensible() {
+        let config = parse(GOOD).unwrap();
+        let backend = config.backend.as_ref().unwrap();
+        assert_eq!(backend.ports.0, 61000..=61063);
+        assert_eq!(backend.offer_lifetime, Duration::from_secs(10));
+        assert!(config.dials(&config.peers[0]));
+        assert_eq!(config.peers_at("10.0.0.2".parse().unwrap()).collect::<Vec<_>>(), [0]);
+        assert_eq!(config.peers_at("10.0.0.3".parse().unwrap()).count(), 0);
+    }
+
+    #[test]
+    fn each_mistake_is_named() {
+        let cases = [
+            (GOOD.replace("\"be1\"", "\"be 1\""), "a-z"),
+            (GOOD.replace("\"fe1\"", "\"be1\""), "twice"),
+            (GOOD.replace("[backend]", "[backend]\nports = \"9-3\""), "range of ports"),
+            (GOOD.replace("[backend]", "[backend]\nports = \"7000-8000\""), "choose another"),
+            (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
+            (GOOD.replace("listen", "listten"), "listten"),
+            (GOOD.replace("10s", "soon"), "offer_lifetime"),
+            ("name = \"a\"\nlisten = \"1.2.3.4:5\"".into(), "neither"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{error:?} should say {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! This machine as a frontend: its servers' handoffs go to the backends' agents.
+//!
+//! The kernel has begun the region already (SHUNT_BEGIN), and tells the server itself when it is complete; the agent
+//! only carries the claim there, and bad news back.
+
+use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::peer::{Abort, Claim, Ended};
+
+use crate::agent::Agent;
+
+impl Agent {
+    pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff) {
+        self.counts.handoffs += 1;
+        let peer = handoff.peer as usize;
+        let worker = self.servers[server].worker;
+        // Of another session: the offer is gone with it.
+        let current = self.board.epoch(peer) == Some(handoff.epoch);
+        let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
+        let Some(session) = session else {
+            return self.tell_server(server, handoff.handoff, Reason::PeerLost);
+        };
+        Claim::of(worker, handoff).emit(session.transport.output());
+        self.mark_unsent(peer);
+    }
+
+    /// Every backend hears of it: only one knows this handoff, and aborts are rare.
+    pub(crate) fn abort_handoff(&mut self, server: usize, handoff: u64) {
+        let worker = self.servers[server].worker;
+        for index in 0..self.peers.len() {
+            if let Some(session) = self.peers[index].session() {
+                Abort { worker: worker.into(), handoff: handoff.into() }.emit(session.transport.output());
+                self.mark_unsent(index);
+            }
+        }
+    }
+
+    pub(crate) fn on_ended(&mut self, ended: &Ended) {
+        let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
+        if let Some(server) = self.server_of(ended.worker.get()) {
+            self.tell_server(server, ended.handoff.get(), reason);
+        }
+    }
+}

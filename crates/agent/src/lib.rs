@@ -1,0 +1,24 @@
+//! `shuntd`: one per machine, the only privileged part of Shunt.
+//!
+//! It takes offers from the servers of its machine and sends them when a frontend's agent claims them; it carries the
+//! handoffs of its own servers to the backends' agents; it loads the steering programs. `docs/shuntd.md` is the
+//! operator's page, `docs/protocols.md` describes both protocols.
+#![forbid(unsafe_code)]
+
+mod agent;
+mod board;
+mod claims;
+pub mod config;
+mod fetches;
+mod handoffs;
+mod offers;
+pub mod packets;
+mod peers;
+mod poll;
+mod servers;
+mod stats;
+mod steer;
+mod transport;
+
+pub use agent::{Agent, AgentError};
+pub use steer::{SteerError, detach};

@@ -1,0 +1,54 @@
+//! `shuntd`: reads its configuration and works until it is told to stop.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use shunt_agent::Agent;
+use shunt_agent::config::Config;
+use tracing_subscriber::EnvFilter;
+
+/// Shunt's agent: one per machine, beside its servers.
+///
+/// It needs CAP_NET_ADMIN and CAP_BPF. What it loads into the kernel outlives it, so that connections go on while it
+/// restarts; --detach takes all of it out again. Log level: RUST_LOG=debug.
+#[derive(Parser)]
+#[command(name = "shuntd", version)]
+struct Arguments {
+    /// Configuration of this machine
+    #[arg(long, value_name = "FILE", default_value = "/etc/shunt/shuntd.toml")]
+    config: PathBuf,
+    /// Only say whether the configuration is good
+    #[arg(long)]
+    check: bool,
+    /// Take the steering programs and maps out of the kernel, and end: connections that had a shortcut break
+    #[arg(long, conflicts_with = "check")]
+    detach: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colours = std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("shuntd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let config = Config::read(&arguments.config)?;
+    if arguments.check {
+        println!("{}: good", arguments.config.display());
+        return Ok(());
+    }
+    if arguments.detach {
+        return Ok(shunt_agent::detach(&config)?);
+    }
+    Ok(Agent::start(config)?.run()?)
+}

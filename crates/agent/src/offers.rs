@@ -1,0 +1,137 @@
+//! Payloads that servers of this machine hold ready, until they are claimed or expire.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use shunt_handoff::payload::Payload;
+use shunt_wire::Tag;
+use shunt_wire::local::{Offer, Reason};
+
+struct Offered {
+    offer: Offer,
+    file: File,
+}
+
+/// All open offers.
+pub struct Offers {
+    lifetime: Duration,
+    by_number: HashMap<u64, Offered>,
+    /// In the order of their end: all live equally long.
+    ends: VecDeque<(Instant, u64)>,
+    expired: u64,
+}
+
+impl Offers {
+    /// None yet.
+    pub fn new(lifetime: Duration) -> Self {
+        Self { lifetime, by_number: HashMap::new(), ends: VecDeque::new(), expired: 0 }
+    }
+
+    /// How many are open.
+    pub fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// How many nobody claimed in time.
+    pub fn expired(&self) -> u64 {
+        self.expired
+    }
+
+    /// Takes an offer; a number that is already there is refused.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`]: the server uses a number twice.
+    pub fn add(&mut self, offer: Offer, file: File, now: Instant) -> Result<(), Reason> {
+        if self.by_number.contains_key(&offer.number) {
+            return Err(Reason::Malformed);
+        }
+        self.ends.push_back((now + self.lifetime, offer.number));
+        self.by_number.insert(offer.number, Offered { offer, file });
+        Ok(())
+    }
+
+    /// Whether it is open.
+    pub fn contains(&self, number: u64) -> bool {
+        self.by_number.contains_key(&number)
+    }
+
+    /// Gives the payload out, once, to the peer that it was made for. An attempt that fails does not use it up:
+    /// else whoever can guess a number could spoil another's offer.
+    ///
+    /// # Errors
+    /// Why not. Another peer's offer is unknown: who asks learns nothing about it.
+    pub fn claim(&mut self, peer: u32, number: u64, length: u64, tag: Tag) -> Result<Payload, Reason> {
+        let offered = self.by_number.get(&number).ok_or(Reason::UnknownOffer)?;
+        if offered.offer.peer != peer {
+            return Err(Reason::UnknownOffer);
+        }
+        if offered.offer.tag != tag {
+            return Err(Reason::Tag);
+        }
+        if offered.offer.length != length {
+            return Err(Reason::Length);
+        }
+        let Offered { offer, file } = self.by_number.remove(&number).ok_or(Reason::UnknownOffer)?;
+        Ok(Payload::new(file, &offer))
+    }
+
+    /// Closes what nobody claimed in time.
+    pub fn expire(&mut self, now: Instant) {
+        while let Some((_, number)) = self.ends.pop_front_if(|(end, _)| *end <= now) {
+            if self.by_number.remove(&number).is_some() {
+                self.expired += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn offer(number: u64) -> Offer {
+        let mut offer = Offer::new_zeroed();
+        (offer.number, offer.length, offer.size, offer.tag, offer.peer) = (number, 5, 5, Tag([3; 16]), 2);
+        offer
+    }
+
+    fn offers_with(number: u64) -> Offers {
+        let mut offers = Offers::new(Duration::from_secs(10));
+        offers.add(offer(number), tempfile::tempfile().unwrap(), Instant::now()).unwrap();
+        offers
+    }
+
+    #[test]
+    fn claimed_once() {
+        let mut offers = offers_with(7);
+        assert_eq!(offers.claim(2, 7, 5, Tag([3; 16])).unwrap().remaining(), 5);
+        assert_eq!(offers.claim(2, 7, 5, Tag([3; 16])).unwrap_err(), Reason::UnknownOffer);
+    }
+
+    #[test]
+    fn a_bad_claim_does_not_use_it_up() {
+        let mut offers = offers_with(7);
+        assert_eq!(offers.claim(1, 7, 5, Tag([3; 16])).unwrap_err(), Reason::UnknownOffer);
+        assert_eq!(offers.claim(2, 7, 5, Tag([4; 16])).unwrap_err(), Reason::Tag);
+        assert_eq!(offers.claim(2, 7, 6, Tag([3; 16])).unwrap_err(), Reason::Length);
+        assert!(offers.claim(2, 7, 5, Tag([3; 16])).is_ok());
+    }
+
+    #[test]
+    fn expires_and_is_counted() {
+        let mut offers = offers_with(7);
+        offers.expire(Instant::now());
+        assert!(offers.contains(7));
+        offers.expire(Instant::now() + Duration::from_secs(11));
+        assert_eq!((offers.len(), offers.expired()), (0, 1));
+    }
+
+    #[test]
+    fn a_number_is_not_used_twice() {
+        let mut offers = offers_with(7);
+        let again = offers.add(offer(7), tempfile::tempfile().unwrap(), Instant::now());
+        assert_eq!(again, Err(Reason::Malformed));
+    }
+}

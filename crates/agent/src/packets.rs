@@ -1,0 +1,157 @@
+//! `SOCK_SEQPACKET` with descriptors: how servers and the agent talk (unix(7), `SCM_RIGHTS`).
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Gid, Mode};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use shunt_wire::local::MAX_MESSAGE_BYTES;
+
+/// Most descriptors in one packet: board, counters, ring.
+const MAX_DESCRIPTORS: usize = 3;
+
+/// Listens at `path`, in place of whatever socket is there.
+///
+/// # Errors
+/// The kernel's.
+pub fn listen(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
+    if let Some(group) = group {
+        rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
+    }
+    rustix::net::listen(&socket, 128)?;
+    Ok(socket)
+}
+
+/// Connects to an agent; blocking.
+///
+/// # Errors
+/// The kernel's.
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The next connection, `None` where there is none now.
+///
+/// # Errors
+/// The kernel's.
+pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    match rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What a receive found.
+#[derive(Debug)]
+pub enum Received {
+    /// One packet, and the descriptor that came with it.
+    Packet(usize, Option<File>),
+    /// None now.
+    Nothing,
+    /// The other side is gone.
+    Closed,
+}
+
+/// Receives one packet into `buffer`. A packet that does not fit ends as one of another length: malformed.
+///
+/// # Errors
+/// The kernel's.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+        Ok(message) => message,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+        Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::Closed),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptor = descriptors.by_ref().flatten().next().map(File::from);
+    match message.bytes {
+        0 => Ok(Received::Closed),
+        bytes => Ok(Received::Packet(bytes, descriptor)),
+    }
+}
+
+/// Sends one packet: `false` where the other side does not read.
+///
+/// # Errors
+/// The kernel's.
+pub fn send(socket: impl AsFd, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<bool> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match rustix::net::sendmsg(socket, &[IoSlice::new(packet)], &mut control, flags) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn a_packet_keeps_its_bounds_and_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = listen(&path, None).unwrap();
+        let client = connect(&path).unwrap();
+        let server = accept(&listener).unwrap().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"hello").unwrap();
+        file.rewind().unwrap();
+        assert!(send(&client, b"first", &[file.as_fd()]).unwrap());
+        assert!(send(&client, b"second", &[]).unwrap());
+        let mut buffer = [0; MAX_MESSAGE_BYTES];
+        let Received::Packet(5, Some(mut got)) = receive(&server, &mut buffer).unwrap() else { panic!("first") };
+        let mut text = String::new();
+        got.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "hello");
+        assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Packet(6, None)));
+        assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Nothing));
+        drop(client);
+        assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Closed));
+    }
+
+    #[test]
+    fn a_second_agent_takes_the_path_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _first = listen(&path, None).unwrap();
+        let second = listen(&path, None).unwrap();
+        let _client = connect(&path).unwrap();
+        assert!(accept(&second).unwrap().is_some());
+    }
+}

@@ -1,0 +1,331 @@
+//! Sessions with other agents: one connection per pair, made by the agent whose name sorts first, kept for good.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Refused, VERSION, padded_name};
+
+use crate::agent::Agent;
+use crate::config::PeerConfig;
+use crate::poll::{Interest, Source};
+use crate::transport::{Transport, TransportError};
+
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How long a new connection may say nothing.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections that have not said yet what they are.
+const MAX_INCOMING: usize = 256;
+
+/// One configured peer.
+pub(crate) struct Peer {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) link: Link,
+    dials: bool,
+    backoff: Duration,
+    offer_key: [u8; 16],
+}
+
+/// Where the session stands.
+pub(crate) enum Link {
+    /// None; the time of the next attempt, for the side that dials.
+    Down(Instant),
+    /// Connecting, or connected and waiting for HELLO, until then.
+    Opening(Transport, Instant),
+    /// Both have said HELLO.
+    Up(Session),
+}
+
+/// A session.
+pub(crate) struct Session {
+    pub(crate) transport: Transport,
+    /// Our address on it: what the peer steers to.
+    pub(crate) local: IpAddr,
+    /// The peer did not take all of the last turn's frames.
+    blocked: bool,
+}
+
+/// An accepted connection before its first frame.
+pub(crate) struct Incoming {
+    pub(crate) transport: Transport,
+    pub(crate) from: IpAddr,
+    deadline: Instant,
+}
+
+impl Peer {
+    pub(crate) fn new(config: &PeerConfig, dials: bool, now: Instant) -> Self {
+        Self {
+            name: config.name.clone(),
+            address: config.address,
+            link: Link::Down(now),
+            dials,
+            backoff: BACKOFF.0,
+            offer_key: [0; 16],
+        }
+    }
+
+    pub(crate) fn session(&mut self) -> Option<&mut Session> {
+        match &mut self.link {
+            Link::Up(session) => Some(session),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.link, Link::Up(_))
+    }
+}
+
+impl Agent {
+    /// Dials whoever is due, and gives up on who says nothing.
+    pub(crate) fn tend_peers(&mut self) {
+        for index in 0..self.peers.len() {
+            let peer = &self.peers[index];
+            match &peer.link {
+                Link::Down(when) if peer.dials && *when <= self.now => self.dial(index),
+                Link::Opening(_, deadline) if *deadline <= self.now => self.lose_peer(index, "no answer"),
+                _ => {}
+            }
+        }
+        let now = self.now;
+        let late = self.incoming.iter().filter(|(_, incoming)| incoming.deadline <= now).map(|(index, _)| index);
+        for index in late.collect::<Vec<_>>() {
+            self.incoming.remove(index);
+        }
+    }
+
+    fn dial(&mut self, index: usize) {
+        let deadline = self.now + PATIENCE;
+        let dialled = Transport::connect(self.peers[index].address).and_then(|mut transport| {
+            self.peers[index].offer_key = random_key()?;
+            self.hello(index).emit(transport.output());
+            self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Both)?;
+            Ok(transport)
+        });
+        match dialled {
+            Ok(transport) => self.peers[index].link = Link::Opening(transport, deadline),
+            Err(error) => self.lose_peer(index, &error.to_string()),
+        }
+    }
+
+    fn hello(&self, index: usize) -> Hello {
+        let ports = self.config.backend.as_ref().map(|backend| *backend.ports.0.start() + index as u16);
+        Hello {
+            magic: MAGIC,
+            version: VERSION.into(),
+            sender_port: ports.unwrap_or(0).into(),
+            name: padded_name(&self.config.name),
+            offer_key: self.peers[index].offer_key,
+        }
+    }
+
+    pub(crate) fn on_peer(&mut self, index: usize) {
+        if let Err(error) = self.read_peer(index) {
+            self.lose_peer(index, &error.to_string());
+        }
+    }
+
+    fn read_peer(&mut self, index: usize) -> Result<(), TransportError> {
+        match &mut self.peers[index].link {
+            Link::Down(_) => return Ok(()),
+            Link::Opening(transport, _) => {
+                transport.connected()?;
+                if transport.flush()? {
+                    self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
+                }
+                transport.fill()?;
+            }
+            Link::Up(session) => session.transport.fill()?,
+        }
+        self.mark_unsent(index);
+        while let Some(frame) = self.next_frame(index)? {
+            self.on_frame(index, frame)?;
+        }
+        Ok(())
+    }
+
+    fn next_frame(&mut self, index: usize) -> Result<Option<Frame>, TransportError> {
+        match &mut self.peers[index].link {
+            Link::Down(_) => Ok(None),
+            Link::Opening(transport, _) => transport.next_frame(),
+            Link::Up(session) => session.transport.next_frame(),
+        }
+    }
+
+    fn on_frame(&mut self, index: usize, frame: Frame) -> Result<(), TransportError> {
+        match (frame, self.peers[index].is_up()) {
+            (Frame::Hello(hello), false) => self.begin_session(index, &hello),
+            (Frame::Refused(refused), false) => {
+                let reason = Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed);
+                Err(TransportError::Refused(reason))
+            }
+            (Frame::Claim(claim), true) => {
+                self.on_claim(index, &claim);
+                Ok(())
+            }
+            (Frame::Abort(abort), true) => {
+                self.on_abort(index, abort.worker.get(), abort.handoff.get());
+                Ok(())
+            }
+            (Frame::Ended(ended), true) => {
+                self.on_ended(&ended);
+                Ok(())
+            }
+            _ => Err(TransportError::Refused(Reason::Malformed)),
+        }
+    }
+
+    fn begin_session(&mut self, index: usize, hello: &Hello) -> Result<(), TransportError> {
+        if hello.name() != Some(self.peers[index].name.as_str()) {
+            return Err(TransportError::Refused(Reason::Malformed));
+        }
+        let now = self.now;
+        let Link::Opening(transport, _) = std::mem::replace(&mut self.peers[index].link, Link::Down(now)) else {
+            return Err(TransportError::Refused(Reason::Malformed));
+        };
+        let (local, remote) = transport.addresses()?;
+        self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
+        let peer = &mut self.peers[index];
+        peer.backoff = BACKOFF.0;
+        peer.link = Link::Up(Session { transport, local, blocked: false });
+        let our_key = peer.offer_key;
+        if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get()) {
+            if let Err(error) = frontend.set_peer(index as u32, remote, port, local) {
+                tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
+            }
+        }
+        self.board.up(index, our_key, hello.offer_key)?;
+        self.counts.sessions += 1;
+        tracing::info!(peer = self.peers[index].name, "session begins");
+        Ok(())
+    }
+
+    /// The session is over, or did not begin. Flows without a handoff in progress go on.
+    pub(crate) fn lose_peer(&mut self, index: usize, why: &str) {
+        let peer = &mut self.peers[index];
+        let was_up = peer.is_up();
+        if was_up {
+            tracing::warn!(peer = peer.name, why, "session lost");
+        } else {
+            tracing::debug!(peer = peer.name, why, "no session");
+        }
+        peer.link = Link::Down(self.now + peer.backoff);
+        peer.backoff = (peer.backoff * 2).min(BACKOFF.1);
+        if !was_up {
+            return;
+        }
+        let _ = self.board.down(index);
+        if let Some(frontend) = &mut self.frontend {
+            frontend.drop_peer(index as u32);
+        }
+        if let Some(senders) = &mut self.senders {
+            senders.forget_peer(index as u32);
+        }
+    }
+
+    pub(crate) fn add_incoming(&mut self, stream: TcpStream, from: SocketAddr) {
+        let from = from.ip().to_canonical();
+        if self.config.peers_at(from).next().is_none() || self.incoming.len() >= MAX_INCOMING {
+            self.counts.strangers += 1;
+            tracing::warn!(%from, "a connection from an address that is no configured peer's");
+            return;
+        }
+        let entry = self.incoming.vacant_entry();
+        let watched = Transport::new(stream).and_then(|transport| {
+            self.poll.set(transport.descriptor(), Source::Incoming(entry.key()), Interest::Readable)?;
+            Ok(transport)
+        });
+        if let Ok(transport) = watched {
+            entry.insert(Incoming { transport, from, deadline: self.now + PATIENCE });
+        }
+    }
+
+    pub(crate) fn on_incoming(&mut self, index: usize) {
+        let Some(incoming) = self.incoming.get_mut(index) else {
+            return;
+        };
+        match incoming.transport.fill().and_then(|()| incoming.transport.next_frame()) {
+            Ok(None) => {}
+            Ok(Some(Frame::Hello(hello))) => {
+                let incoming = self.incoming.remove(index);
+                self.admit(incoming, &hello);
+            }
+            Ok(Some(Frame::Fetch(fetch))) => {
+                let incoming = self.incoming.remove(index);
+                self.serve_fetch(incoming, &fetch);
+            }
+            Ok(Some(_)) => self.refuse(index, Reason::Malformed),
+            Err(TransportError::Refused(reason)) => self.refuse(index, reason),
+            Err(_) => drop(self.incoming.remove(index)),
+        }
+    }
+
+    fn refuse(&mut self, index: usize, reason: Reason) {
+        self.counts.malformed_peer += 1;
+        let Incoming { mut transport, from, .. } = self.incoming.remove(index);
+        tracing::warn!(%from, %reason, "refusing an agent's connection");
+        Refused { reason: (reason as u32).into() }.emit(transport.output());
+        let _ = transport.flush();
+    }
+
+    /// A session that the other side began. It replaces one that we believe is there: the other side knows better.
+    fn admit(&mut self, incoming: Incoming, hello: &Hello) {
+        let named = |index: &usize| hello.name() == Some(self.config.peers[*index].name.as_str());
+        let found = self.config.peers_at(incoming.from).find(named);
+        let Some(index) = found.filter(|index| !self.peers[*index].dials) else {
+            let index = self.incoming.insert(incoming);
+            return self.refuse(index, Reason::Malformed);
+        };
+        if self.peers[index].is_up() {
+            self.lose_peer(index, "the peer began a new session");
+        }
+        let Ok(key) = random_key() else {
+            return;
+        };
+        self.peers[index].offer_key = key;
+        let answer = self.hello(index);
+        let mut transport = incoming.transport;
+        answer.emit(transport.output());
+        self.peers[index].link = Link::Opening(transport, self.now + PATIENCE);
+        self.mark_unsent(index);
+        if let Err(error) = self.begin_session(index, hello) {
+            self.lose_peer(index, &error.to_string());
+        }
+    }
+
+    /// Sends what this turn collected, one write per peer.
+    pub(crate) fn flush_peers(&mut self) {
+        for index in std::mem::take(&mut self.unsent) {
+            let Some(session) = self.peers[index].session() else {
+                continue;
+            };
+            match session.transport.flush() {
+                Ok(all) if all == session.blocked => {
+                    session.blocked = !all;
+                    let interest = if all { Interest::Readable } else { Interest::Both };
+                    let _ = self.poll.set(session.transport.descriptor(), Source::Peer(index), interest);
+                }
+                Ok(_) => {}
+                Err(error) => self.lose_peer(index, &error.to_string()),
+            }
+        }
+    }
+
+    /// How a handoff ended, to whoever claimed it.
+    pub(crate) fn tell_peer(&mut self, index: usize, worker: u32, handoff: u64, reason: Reason) {
+        self.count_refusal(reason);
+        if let Some(session) = self.peers[index].session() {
+            let ended = Ended { worker: worker.into(), reason: (reason as u32).into(), handoff: handoff.into() };
+            ended.emit(session.transport.output());
+            self.mark_unsent(index);
+        }
+    }
+}
+
+/// From the kernel's generator.
+fn random_key() -> std::io::Result<[u8; 16]> {
+    let mut key = [0; 16];
+    let got = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+    if got == key.len() { Ok(key) } else { Err(std::io::Error::other("getrandom gave too little")) }
+}

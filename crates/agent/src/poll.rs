@@ -1,0 +1,144 @@
+//! epoll, level-triggered: one `read` per wake-up is enough, where edge-triggered needs a second to find nothing.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+
+/// What became ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A termination signal.
+    Signal,
+    /// A server wants to connect.
+    LocalListener,
+    /// An agent wants to connect.
+    PeerListener,
+    /// A server's connection, by its index.
+    Local(usize),
+    /// The session with a peer, by the peer's index.
+    Peer(usize),
+    /// An accepted connection that has not said yet what it is.
+    Incoming(usize),
+    /// A fetch that this machine's server waits for.
+    FetchOut(usize),
+    /// A fetch that this machine serves.
+    FetchIn(usize),
+    /// A sender's socket has room again.
+    Sender(usize),
+}
+
+impl Source {
+    fn token(self) -> u64 {
+        let (kind, index) = match self {
+            Source::Signal => (0, 0),
+            Source::LocalListener => (1, 0),
+            Source::PeerListener => (2, 0),
+            Source::Local(index) => (3, index),
+            Source::Peer(index) => (4, index),
+            Source::Incoming(index) => (5, index),
+            Source::FetchOut(index) => (6, index),
+            Source::FetchIn(index) => (7, index),
+            Source::Sender(index) => (8, index),
+        };
+        kind << 56 | index as u64
+    }
+
+    fn of_token(token: u64) -> Self {
+        let index = (token & ((1 << 56) - 1)) as usize;
+        match token >> 56 {
+            0 => Source::Signal,
+            1 => Source::LocalListener,
+            2 => Source::PeerListener,
+            3 => Source::Local(index),
+            4 => Source::Peer(index),
+            5 => Source::Incoming(index),
+            6 => Source::FetchOut(index),
+            7 => Source::FetchIn(index),
+            _ => Source::Sender(index),
+        }
+    }
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Bytes, connections, or the end.
+    Readable,
+    /// Both.
+    Both,
+    /// Room to write, once.
+    WritableOnce,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        match self {
+            Interest::Readable => EventFlags::IN,
+            Interest::Both => EventFlags::IN | EventFlags::OUT,
+            Interest::WritableOnce => EventFlags::OUT | EventFlags::ONESHOT,
+        }
+    }
+}
+
+/// The epoll instance.
+#[derive(Debug)]
+pub struct Poll(OwnedFd);
+
+impl Poll {
+    /// Waits for nothing yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
+    }
+
+    /// Waits for `fd` from now on, or for something else of it. Closing the descriptor ends it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set(&self, fd: impl AsFd, source: Source, interest: Interest) -> io::Result<()> {
+        let data = EventData::new_u64(source.token());
+        match epoll::modify(&self.0, &fd, data, interest.flags()) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.0, &fd, data, interest.flags())?),
+            other => Ok(other?),
+        }
+    }
+
+    /// No longer waits for `fd`: needed where a duplicate of it lives on elsewhere.
+    pub fn remove(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.0, fd);
+    }
+
+    /// What is ready, at most `most` at once; empty after `timeout`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wait(&self, ready: &mut Vec<Source>, most: usize, timeout: Duration) -> io::Result<()> {
+        ready.clear();
+        let timeout = Timespec::try_from(timeout).expect("the agent's timeouts are short");
+        let mut events = Vec::with_capacity(most);
+        match epoll::wait(&self.0, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        ready.extend(events.iter().map(|event| Source::of_token(event.data.u64())));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back() {
+        for source in [Source::Signal, Source::Local(0), Source::Peer(63), Source::Sender(65535), Source::FetchIn(9)] {
+            assert_eq!(Source::of_token(source.token()), source);
+        }
+    }
+}

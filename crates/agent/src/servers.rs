@@ -1,0 +1,212 @@
+//! Connections of this machine's servers. A control connection is read when it is ready, an offers connection when a
+//! claim comes for one of its offers, so that making an offer wakes nobody.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use shunt_wire::local::{Channel, Ended, MAX_MESSAGE_BYTES, Reason, Request, Welcome};
+use zerocopy::IntoBytes;
+
+use crate::agent::Agent;
+use crate::board::WorkerCounters;
+use crate::packets::{self, Received};
+use crate::poll::{Interest, Source};
+
+/// No ring: `shunt_welcome.ring` of an offers connection, or where all rings are taken.
+const NO_RING: u32 = u32::MAX;
+/// Packets of one server that are read before others get their turn.
+const PACKETS_AT_ONCE: usize = 64;
+
+/// What a connection turned out to be.
+pub(crate) enum Role {
+    /// It has not said yet.
+    Unknown,
+    /// Handoffs and fetches.
+    Control {
+        /// Its completion ring.
+        ring: u32,
+        /// Written by the server.
+        counters: WorkerCounters,
+    },
+    /// Offers.
+    Offers {
+        /// Written by the server.
+        counters: WorkerCounters,
+    },
+}
+
+/// One connection.
+pub(crate) struct Server {
+    pub(crate) socket: OwnedFd,
+    /// Upper half of its offers' numbers, and its name in claims; never used twice.
+    pub(crate) worker: u32,
+    pub(crate) role: Role,
+}
+
+impl Agent {
+    pub(crate) fn add_server(&mut self, socket: OwnedFd) {
+        let worker = self.next_worker;
+        self.next_worker = self.next_worker.wrapping_add(1).max(1);
+        let entry = self.servers.vacant_entry();
+        if let Err(error) = self.poll.set(&socket, Source::Local(entry.key()), Interest::Readable) {
+            tracing::error!(%error, "cannot watch a server's connection");
+            return;
+        }
+        entry.insert(Server { socket, worker, role: Role::Unknown });
+    }
+
+    pub(crate) fn on_server(&mut self, index: usize) {
+        for _ in 0..PACKETS_AT_ONCE {
+            if !self.read_server(index) {
+                return;
+            }
+        }
+    }
+
+    /// Reads and does one packet: whether there may be more.
+    fn read_server(&mut self, index: usize) -> bool {
+        let Some(server) = self.servers.get(index) else {
+            return false;
+        };
+        let mut buffer = [0; MAX_MESSAGE_BYTES];
+        match packets::receive(&server.socket, &mut buffer) {
+            Ok(Received::Packet(bytes, file)) => self.obey(index, &buffer[..bytes], file),
+            Ok(Received::Nothing) => false,
+            Ok(Received::Closed) => self.remove_server(index),
+            Err(error) => {
+                tracing::warn!(%error, "a server's connection failed");
+                self.remove_server(index)
+            }
+        }
+    }
+
+    fn obey(&mut self, index: usize, packet: &[u8], file: Option<File>) -> bool {
+        let done = Request::parse(packet).and_then(|request| self.do_request(index, request, file));
+        match done {
+            Ok(()) => true,
+            Err(reason) => {
+                self.counts.malformed_local += 1;
+                tracing::warn!(%reason, "closing a server's connection");
+                self.tell_server(index, 0, reason);
+                self.remove_server(index)
+            }
+        }
+    }
+
+    /// # Errors
+    /// What ends the connection: a request that this connection may not make. A handoff that fails is answered.
+    fn do_request(&mut self, index: usize, request: Request, file: Option<File>) -> Result<(), Reason> {
+        let role = &self.servers[index].role;
+        match (request, role) {
+            (Request::Stats, _) => self.send_stats(index),
+            (Request::Hello(channel), Role::Unknown) => self.welcome(index, channel),
+            (Request::Offer(offer), Role::Offers { .. }) => {
+                let own = offer.number >> 32 == u64::from(self.servers[index].worker);
+                let file = file.filter(|_| own).ok_or(Reason::Malformed)?;
+                self.add_offer(offer, file)
+            }
+            (Request::Handoff(handoff), Role::Control { .. }) => {
+                self.hand_off(index, &handoff);
+                Ok(())
+            }
+            (Request::Abort(abort), Role::Control { .. }) => {
+                self.abort_handoff(index, abort.handoff);
+                Ok(())
+            }
+            (Request::Fetch(fetch), Role::Control { .. }) => {
+                self.fetch(index, &fetch);
+                Ok(())
+            }
+            _ => Err(Reason::Malformed),
+        }
+    }
+
+    fn welcome(&mut self, index: usize, channel: Channel) -> Result<(), Reason> {
+        let counters = WorkerCounters::new().map_err(|_| Reason::Limit)?;
+        let ring = match (&mut self.frontend, channel) {
+            (Some(frontend), Channel::Control) => frontend.open_ring(),
+            _ => None,
+        };
+        let server = &mut self.servers[index];
+        let number = ring.as_ref().map_or(NO_RING, |(number, _)| *number);
+        let welcome = Welcome { header: Welcome::HEADER, worker: server.worker, ring: number };
+        let mut descriptors = vec![self.board.descriptor(), counters.descriptor()];
+        descriptors.extend(ring.as_ref().map(|(_, ring)| ring.as_fd()));
+        let sent = packets::send(&server.socket, welcome.as_bytes(), &descriptors);
+        server.role = match channel {
+            Channel::Control => Role::Control { ring: number, counters },
+            Channel::Offers => Role::Offers { counters },
+        };
+        if channel == Channel::Offers {
+            self.poll.remove(&server.socket);
+        }
+        if matches!(sent, Ok(true)) { Ok(()) } else { Err(Reason::Limit) }
+    }
+
+    /// Reads what offers connections hold. `number`: only until that offer is there.
+    pub(crate) fn drain_offers(&mut self, number: u64) {
+        let worker = (number >> 32) as u32;
+        let found = self.servers.iter().find(|(_, server)| server.worker == worker && server.takes_offers());
+        let Some((index, _)) = found else {
+            return;
+        };
+        while !self.offers.contains(number) && self.read_server(index) {}
+    }
+
+    pub(crate) fn drain_all_offers(&mut self) {
+        let all = self.servers.iter().filter(|(_, server)| server.takes_offers()).map(|(index, _)| index);
+        for index in all.collect::<Vec<_>>() {
+            while self.read_server(index) {}
+        }
+    }
+
+    fn add_offer(&mut self, offer: shunt_wire::local::Offer, file: File) -> Result<(), Reason> {
+        self.counts.offers += 1;
+        // A tag of an earlier session: its frontend could not claim it. The file closes here.
+        if self.board.epoch(offer.peer as usize) != Some(offer.epoch) {
+            self.counts.offers_of_lost_sessions += 1;
+            return Ok(());
+        }
+        self.offers.add(offer, file, self.now)
+    }
+
+    /// The control connection of a worker, by the name that claims carry.
+    pub(crate) fn server_of(&self, worker: u32) -> Option<usize> {
+        self.servers.iter().find(|(_, server)| server.worker == worker).map(|(index, _)| index)
+    }
+
+    /// Tells a server how a handoff or fetch ended.
+    pub(crate) fn tell_server(&mut self, index: usize, handoff: u64, reason: Reason) {
+        self.count_refusal(reason);
+        let Some(server) = self.servers.get(index) else {
+            return;
+        };
+        let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, pad: 0 };
+        if !matches!(packets::send(&server.socket, ended.as_bytes(), &[]), Ok(true)) {
+            tracing::warn!("a server does not read what its agent tells it");
+        }
+    }
+
+    fn remove_server(&mut self, index: usize) -> bool {
+        let server = self.servers.remove(index);
+        if let (Role::Control { ring, .. }, Some(frontend)) = (&server.role, &mut self.frontend) {
+            frontend.close_ring(*ring);
+        }
+        self.counts.keep(server.counters());
+        self.drop_fetches_of(index);
+        false
+    }
+}
+
+impl Server {
+    fn takes_offers(&self) -> bool {
+        matches!(self.role, Role::Offers { .. })
+    }
+
+    pub(crate) fn counters(&self) -> Option<&WorkerCounters> {
+        match &self.role {
+            Role::Control { counters, .. } | Role::Offers { counters } => Some(counters),
+            Role::Unknown => None,
+        }
+    }
+}

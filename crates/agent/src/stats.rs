@@ -1,0 +1,157 @@
+//! Counters: the agent's own, its servers', the steering programs', as JSON for `shunt stats`.
+
+use serde_json::{Map, Value, json};
+use shunt_wire::local::{COUNTERS, Header, Reason, kind};
+use zerocopy::IntoBytes;
+
+use crate::agent::Agent;
+use crate::board::WorkerCounters;
+use crate::packets;
+
+/// What happened in this agent since it started.
+#[derive(Debug)]
+pub struct Counts {
+    /// Sessions that began.
+    pub sessions: u64,
+    /// Connections from addresses that are no peer's.
+    pub strangers: u64,
+    /// Sessions of servers that ended by a malformed message.
+    pub malformed_local: u64,
+    /// Connections of agents that were refused.
+    pub malformed_peer: u64,
+    /// Offers taken from servers.
+    pub offers: u64,
+    /// Of those, made in a session that was gone already.
+    pub offers_of_lost_sessions: u64,
+    /// Handoffs that this machine's servers began.
+    pub handoffs: u64,
+    /// Claims of other agents.
+    pub claims: u64,
+    /// Handoffs that frontends gave up.
+    pub aborts: u64,
+    /// Fetches that this machine's servers asked for.
+    pub fetches_out: u64,
+    /// Fetches that other agents asked for.
+    pub fetches_in: u64,
+    /// Handoffs and fetches that ended without success, by [`Reason`].
+    pub ended: [u64; 16],
+    /// Counters of servers that are gone.
+    gone: [u64; COUNTERS],
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            sessions: 0,
+            strangers: 0,
+            malformed_local: 0,
+            malformed_peer: 0,
+            offers: 0,
+            offers_of_lost_sessions: 0,
+            handoffs: 0,
+            claims: 0,
+            aborts: 0,
+            fetches_out: 0,
+            fetches_in: 0,
+            ended: [0; 16],
+            gone: [0; COUNTERS],
+        }
+    }
+}
+
+/// Names and meanings of the servers' counters, from `include/shunt.h` (build.rs).
+const SERVER_COUNTERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
+
+/// Largest answer in bytes: one packet.
+const MAX_TEXT_BYTES: usize = 60_000;
+
+impl Counts {
+    /// A server is gone; what it counted stays.
+    pub(crate) fn keep(&mut self, counters: Option<&WorkerCounters>) {
+        if let Some(counters) = counters {
+            add(&mut self.gone, &counters.read());
+        }
+    }
+}
+
+fn add(sum: &mut [u64; COUNTERS], values: &[u64; COUNTERS]) {
+    for (sum, value) in sum.iter_mut().zip(values) {
+        *sum = sum.wrapping_add(*value);
+    }
+}
+
+impl Agent {
+    pub(crate) fn send_stats(&mut self, index: usize) -> Result<(), Reason> {
+        let mut text = self.stats().to_string();
+        text.truncate(MAX_TEXT_BYTES);
+        let header = Header { kind: kind::STATS_TEXT, size: (size_of::<Header>() + text.len()) as u32 };
+        let packet = [header.as_bytes(), text.as_bytes()].concat();
+        match packets::send(&self.servers[index].socket, &packet, &[]) {
+            Ok(true) => Ok(()),
+            _ => Err(Reason::Limit),
+        }
+    }
+
+    /// Everything that is counted.
+    pub fn stats(&self) -> Value {
+        let peers = self.peers.iter().map(|peer| {
+            json!({"name": peer.name, "address": peer.address.to_string(), "up": peer.is_up()})
+        });
+        json!({
+            "name": self.config.name,
+            "peers": peers.collect::<Vec<_>>(),
+            "agent": self.agent_stats(),
+            "servers": self.server_stats(),
+            "frontend": self.frontend.as_ref().map(|frontend| frontend.counters()),
+            "backend": self.senders.as_ref().map(|senders| senders.table().counters()),
+        })
+    }
+
+    fn agent_stats(&self) -> Value {
+        let counts = &self.counts;
+        let ended = Reason::ALL.map(|reason| (format!("{reason:?}"), Value::from(counts.ended[reason as usize])));
+        let mut stats = json!({
+            "sessions": counts.sessions,
+            "strangers": counts.strangers,
+            "malformed_local": counts.malformed_local,
+            "malformed_peer": counts.malformed_peer,
+            "offers": counts.offers,
+            "offers_of_lost_sessions": counts.offers_of_lost_sessions,
+            "offers_open": self.offers.len(),
+            "offers_expired": self.offers.expired(),
+            "handoffs": counts.handoffs,
+            "claims": counts.claims,
+            "aborts": counts.aborts,
+            "fetches_out": counts.fetches_out,
+            "fetches_in": counts.fetches_in,
+            "ended": ended.into_iter().collect::<Map<_, _>>(),
+        });
+        if let Some(senders) = &self.senders {
+            let counts = senders.counts();
+            stats["senders"] = json!({
+                "now": senders.len(),
+                "restored": counts.restored,
+                "reused": counts.reused,
+                "discarded": counts.discarded,
+                "queued_bytes": counts.queued_bytes,
+            });
+        }
+        stats
+    }
+
+    fn server_stats(&self) -> Value {
+        let mut sum = self.counts.gone;
+        for (_, server) in &self.servers {
+            if let Some(counters) = server.counters() {
+                add(&mut sum, &counters.read());
+            }
+        }
+        let named = SERVER_COUNTERS.iter().map(|(index, name, _)| (name.to_string(), Value::from(sum[*index])));
+        Value::Object(named.collect())
+    }
+
+    /// Names and meanings of the servers' counters.
+    pub fn server_counters() -> impl Iterator<Item = (&'static str, &'static str)> {
+        SERVER_COUNTERS.iter().map(|(_, name, help)| (*name, *help))
+    }
+}

@@ -1,0 +1,137 @@
+//! The bytes of an offer: a range of an open file, and what the file was when its header was made.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::io::Errno;
+use shunt_wire::local::{Offer, Reason};
+
+use crate::sender::reason_of;
+
+/// What is left to send of a file's range.
+#[derive(Debug)]
+pub struct Payload {
+    file: File,
+    offset: u64,
+    end: u64,
+    mtime_ns: i64,
+    size: u64,
+}
+
+impl Payload {
+    /// Of an offer and the descriptor that came with it.
+    pub fn new(file: File, offer: &Offer) -> Self {
+        Self {
+            file,
+            offset: offer.offset,
+            end: offer.offset + offer.length,
+            mtime_ns: offer.mtime_ns,
+            size: offer.size,
+        }
+    }
+
+    /// Bytes that the kernel does not have yet.
+    pub fn remaining(&self) -> u64 {
+        self.end - self.offset
+    }
+
+    /// Whether the file still has the size and modification time that its header told the client.
+    ///
+    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right.
+    pub fn is_unchanged(&self) -> bool {
+        let Ok(meta) = self.file.metadata() else {
+            return false;
+        };
+        let mtime_ns = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
+        meta.len() == self.size && mtime_ns == self.mtime_ns
+    }
+
+    /// Gives the socket what it takes: `true` when it has everything.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
+    pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
+        while self.offset < self.end {
+            let most = usize::try_from(self.end - self.offset).unwrap_or(usize::MAX).min(1 << 30);
+            match rustix::fs::sendfile(&socket, &self.file, Some(&mut self.offset), most) {
+                Ok(0) => return Err(Reason::FileChanged),
+                Ok(_) => {}
+                Err(Errno::AGAIN) => return self.still_good(false),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(reason_of(errno)),
+            }
+        }
+        self.still_good(true)
+    }
+
+    /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
+    /// client's connection must not end well.
+    fn still_good(&self, done: bool) -> Result<bool, Reason> {
+        if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use zerocopy::FromZeros;
+
+    fn payload(file: &File, offset: u64, length: u64) -> Payload {
+        let meta = file.metadata().unwrap();
+        let mut offer = Offer::new_zeroed();
+        (offer.offset, offer.length, offer.size) = (offset, length, meta.len());
+        offer.mtime_ns = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
+        Payload::new(file.try_clone().unwrap(), &offer)
+    }
+
+    fn file_of(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn sends_just_its_range() {
+        let file = file_of(b"0123456789");
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        assert_eq!(payload(&file, 2, 5).send_to(&ours), Ok(true));
+        drop(ours);
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"23456");
+    }
+
+    #[test]
+    fn a_truncated_file_is_noticed() {
+        let file = file_of(&[7; 1 << 20]);
+        let mut payload = payload(&file, 0, 1 << 20);
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        assert_eq!(payload.send_to(&ours), Ok(false));
+        file.set_len(10).unwrap();
+        assert!(!payload.is_unchanged());
+        assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
+    }
+
+    #[test]
+    fn a_file_written_in_place_is_noticed() {
+        let mut file = file_of(b"0123456789");
+        let mut payload = payload(&file, 0, 10);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        file.write_all(b"x").unwrap();
+        file.set_len(10).unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_told_from_a_bad_file() {
+        let file = file_of(b"0123456789");
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
+    }
+}

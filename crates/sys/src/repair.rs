@@ -1,0 +1,136 @@
+//! TCP_REPAIR (net/ipv4/tcp.c, `tcp_repair_options_est` and around; CRIU's soccr for the order of the calls): a
+//! kernel TCP socket that is ESTABLISHED without a handshake.
+//!
+//! The calls, in the order that works:
+//!
+//! 1. `bind`, and `TCP_MAXSEG` **before** connect, else `snd_mss` stays at 524 whatever the options say;
+//! 2. `TCP_REPAIR` on; each queue's sequence number;
+//! 3. `connect`: no packet leaves, the socket is ESTABLISHED;
+//! 4. options, timestamp; the window after the receive sequence number, which it is checked against;
+//! 5. `TCP_REPAIR` off with -1, which sends no window probe;
+//! 6. `SO_REUSEADDR` again: leaving repair clears it, and the next socket could not bind the same port.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use crate::sockopt::{set, set_i32};
+
+const TCP_REPAIR_OFF_NO_WP: i32 = -1;
+const TCP_RECV_QUEUE: i32 = 1;
+const TCP_SEND_QUEUE: i32 = 2;
+const TCPOPT_MSS: u32 = 2;
+const TCPOPT_WINDOW: u32 = 3;
+const TCPOPT_SACK_PERM: u32 = 4;
+const TCPOPT_TIMESTAMP: u32 = 8;
+
+/// A connection as its new owner needs it. Sequence numbers are those of the socket that is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Restored {
+    /// Where the socket is bound: an address of this machine.
+    pub local: SocketAddr,
+    /// The client.
+    pub remote: SocketAddr,
+    /// Next byte to send.
+    pub snd_nxt: u32,
+    /// Next byte expected.
+    pub rcv_nxt: u32,
+    /// The client's window in bytes.
+    pub snd_wnd: u32,
+    /// Window in bytes that the client believes it has.
+    pub rcv_wnd: u32,
+    /// Largest segment without options, bytes.
+    pub mss: u16,
+    /// Shifts of the client's and our window fields, where negotiated (RFC 7323).
+    pub window_scale: Option<(u8, u8)>,
+    /// Selective acknowledgements (RFC 2018).
+    pub sack: bool,
+    /// Our timestamp clock now, where negotiated (RFC 7323).
+    pub tsval: Option<u32>,
+}
+
+/// What failed: the call's name, and the kernel's answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{call}: {errno}")]
+pub struct RepairError {
+    /// The system call, with its option.
+    pub call: &'static str,
+    /// The kernel's answer.
+    pub errno: io::Error,
+}
+
+fn at<T, E: Into<io::Error>>(call: &'static str, result: Result<T, E>) -> Result<T, RepairError> {
+    result.map_err(|errno| RepairError { call, errno: errno.into() })
+}
+
+/// Makes the socket: non-blocking, ESTABLISHED, able to send at once.
+///
+/// # Errors
+/// The first call that failed. Needs CAP_NET_ADMIN.
+pub fn restore(connection: &Restored) -> Result<OwnedFd, RepairError> {
+    let family = if connection.remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = at("socket", rustix::net::socket_with(family, SocketType::STREAM, flags, None))?;
+    at("setsockopt(SO_REUSEADDR)", sockopt::set_socket_reuseaddr(&socket, true))?;
+    at("bind", rustix::net::bind(&socket, &connection.local))?;
+    let timestamps = if connection.tsval.is_some() { 12 } else { 0 };
+    let clamp = u32::from(connection.mss) + timestamps;
+    at("setsockopt(TCP_MAXSEG)", set_i32(&socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, clamp as i32))?;
+    tcp(&socket, "setsockopt(TCP_REPAIR, on)", libc::TCP_REPAIR, 1)?;
+    sequence(&socket, TCP_SEND_QUEUE, connection.snd_nxt)?;
+    sequence(&socket, TCP_RECV_QUEUE, connection.rcv_nxt)?;
+    at("connect", rustix::net::connect(&socket, &connection.remote))?;
+    options(&socket, connection, clamp)?;
+    window(&socket, connection)?;
+    tcp(&socket, "setsockopt(TCP_REPAIR, off)", libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)?;
+    at("setsockopt(SO_REUSEADDR)", sockopt::set_socket_reuseaddr(&socket, true))?;
+    at("setsockopt(TCP_NODELAY)", sockopt::set_tcp_nodelay(&socket, true))?;
+    Ok(socket)
+}
+
+fn tcp(socket: &OwnedFd, call: &'static str, option: i32, value: i32) -> Result<(), RepairError> {
+    at(call, set_i32(socket, libc::IPPROTO_TCP, option, value))
+}
+
+fn sequence(socket: &OwnedFd, queue: i32, number: u32) -> Result<(), RepairError> {
+    tcp(socket, "setsockopt(TCP_REPAIR_QUEUE)", libc::TCP_REPAIR_QUEUE, queue)?;
+    tcp(socket, "setsockopt(TCP_QUEUE_SEQ)", libc::TCP_QUEUE_SEQ, number as i32)
+}
+
+/// Only what was negotiated: an option that the client never saw would be a protocol error.
+fn options(socket: &OwnedFd, connection: &Restored, mss: u32) -> Result<(), RepairError> {
+    let mut list = vec![[TCPOPT_MSS, mss]];
+    if let Some((client, ours)) = connection.window_scale {
+        list.push([TCPOPT_WINDOW, u32::from(client) | u32::from(ours) << 16]);
+    }
+    if connection.sack {
+        list.push([TCPOPT_SACK_PERM, 0]);
+    }
+    if connection.tsval.is_some() {
+        list.push([TCPOPT_TIMESTAMP, 0]);
+    }
+    at("setsockopt(TCP_REPAIR_OPTIONS)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS, list.as_slice()))?;
+    match connection.tsval {
+        Some(now) => tcp(socket, "setsockopt(TCP_TIMESTAMP)", libc::TCP_TIMESTAMP, now as i32),
+        None => Ok(()),
+    }
+}
+
+/// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup.
+fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
+    let window =
+        [connection.rcv_nxt, connection.snd_wnd, connection.snd_wnd, connection.rcv_wnd, connection.rcv_nxt];
+    at(
+        "setsockopt(TCP_REPAIR_WINDOW)",
+        set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()),
+    )
+}
+
+/// Ends a socket without a word to the client: nothing that is still queued is sent, and no FIN or RST.
+pub fn close_silently(socket: OwnedFd) {
+    // Where the kernel refuses, an ordinary close follows, whose FIN the egress program drops.
+    let _ = set_i32(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, 1);
+    drop(socket);
+}
