@@ -4,7 +4,7 @@ CARGO := cargo
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH")
 BIN := target/release
 
-.PHONY: demo test check bench build clean packages rust
+.PHONY: demo fuzz test check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -16,6 +16,9 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 
 test: build            ## all tests; those that need root get it by sudo
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" $(CARGO) test --release --workspace --no-fail-fast
+
+fuzz: build            ## every fuzzer, SECONDS_EACH=20
+	scripts/fuzz
 
 bench: build           ## all benchmarks, one HTML report
 	$(SUDO) $(BIN)/shunt bench all --html target/bench.html

@@ -189,7 +189,7 @@ impl Config {
     fn problem(&self) -> Option<String> {
         let names = std::iter::once(&self.name).chain(self.peers.iter().map(|peer| &peer.name));
         if let Some(bad) = names.clone().find(|name| !is_name(name)) {
-            return Some(format!("name \"{bad}\": 1 to 63 of a-z A-Z 0-9 . _ -"));
+            return Some(format!("name \"{bad}\": 1 to 63 of a-z 0-9 . _ -"));
         }
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {

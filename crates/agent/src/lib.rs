@@ -11,6 +11,7 @@ mod claims;
 pub mod config;
 mod fetches;
 mod handoffs;
+mod host;
 mod offers;
 pub mod packets;
 mod peers;

@@ -254,9 +254,9 @@ impl Hello {
     }
 }
 
-/// Whether an agent may have this name: 1 to 63 of `a-z A-Z 0-9 . _ -`, so that it fits a header field as it is.
+/// Whether an agent may have this name: 1 to 63 of `a-z 0-9 . _ -`, so that it fits a header field as it is.
 pub fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
     !name.is_empty() && name.len() < NAME_BYTES && name.bytes().all(allowed)
 }
 
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn names_fit_a_header_field() {
-        for bad in ["", "a b", "a;b", "a\"b", &"x".repeat(64), "é"] {
+        for bad in ["", "A", "a b", "a;b", "a\"b", &"x".repeat(64), "é"] {
             assert!(!is_name(bad), "{bad:?}");
         }
         assert!(is_name(&"x".repeat(63)));

@@ -1,0 +1,85 @@
+//! What the agent asks its machine: interfaces, the cgroup hierarchy, which connections live.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketType};
+
+/// Index of a network interface.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn interface_index(name: &str) -> io::Result<u32> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    Ok(rustix::net::netdevice::name_to_index(&socket, name)?)
+}
+
+/// Index of the interface that has this address.
+///
+/// # Errors
+/// The kernel's, or that there is none.
+pub fn interface_of(address: IpAddr) -> io::Result<u32> {
+    let found = if_addrs::get_if_addrs()?.into_iter().find(|interface| interface.ip() == address);
+    let found = found.ok_or_else(|| io::Error::other(format!("no interface has the address {address}")))?;
+    interface_index(&found.name)
+}
+
+/// Cookie of the network namespace that this process is in.
+///
+/// # Errors
+/// The kernel's.
+pub fn netns_cookie() -> io::Result<u64> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    shunt_sys::sockopt::netns_cookie(&socket)
+}
+
+/// Where the cgroup v2 hierarchy is mounted.
+///
+/// # Errors
+/// The kernel's, or that it is not mounted.
+pub fn cgroup_root() -> io::Result<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mut roots = fields.filter(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| PathBuf::from(fields[1]));
+    roots.next().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))
+}
+
+/// Both ends, ours first, of every TCP connection of this network namespace.
+///
+/// # Errors
+/// The kernel's.
+pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+    let v4 = procfs::net::tcp().map_err(io::Error::other)?;
+    // A kernel without IPv6 has no such file.
+    let v6 = procfs::net::tcp6().unwrap_or_default();
+    let all = v4.into_iter().chain(v6);
+    Ok(all.map(|entry| (canonical(entry.local_address), canonical(entry.remote_address))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn loopback_is_found_by_name_and_by_address() {
+        assert_eq!(interface_index("lo").unwrap(), interface_of("127.0.0.1".parse().unwrap()).unwrap());
+        assert!(interface_index("no-such-port").is_err());
+    }
+
+    #[test]
+    fn a_connection_is_listed_while_it_lives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
+        assert!(connections().unwrap().contains(&ends));
+    }
+
+    #[test]
+    fn namespaces_have_cookies() {
+        assert_ne!(netns_cookie().unwrap(), 0);
+    }
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libFuzzer on the module's two header fields: whatever parses is just what its values are written as, so
+ * that no two tiers can read one field differently.
+ */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "ngx_http_shunt.h"
+
+/* only the functions that write fields need these, and they are not called here */
+void *ngx_pnalloc(ngx_pool_t *pool, size_t size)
+{
+    abort();
+}
+
+u_char *ngx_sprintf(u_char *buf, const char *fmt, ...)
+{
+    abort();
+}
+
+u_char *ngx_hex_dump(u_char *dst, u_char *src, size_t len)
+{
+    abort();
+}
+
+static void ngx_http_shunt_fuzz_hex(char *out, const u_char *bytes, size_t n)
+{
+    size_t i;
+
+    for (i = 0; i < n; i++) {
+        snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    }
+}
+
+static void ngx_http_shunt_fuzz_same(const char *written, const uint8_t *data, size_t size)
+{
+    assert(strlen(written) == size && memcmp(written, data, size) == 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char text[512], hex[33];
+    ngx_str_t field = {size, (u_char *) data};
+    ngx_http_shunt_consent_t consent;
+    ngx_http_shunt_payload_t payload;
+
+    if (ngx_http_shunt_parse_consent(&field, &consent) == NGX_OK) {
+        ngx_http_shunt_fuzz_hex(hex, consent.nonce, 16);
+        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; tiers=%lu",
+                 (int) consent.frontend.len, consent.frontend.data, hex, consent.tiers);
+        ngx_http_shunt_fuzz_same(text, data, size);
+    }
+
+    if (ngx_http_shunt_parse_payload(&field, &payload) == NGX_OK) {
+        ngx_http_shunt_fuzz_hex(hex, payload.tag, 16);
+        snprintf(text, sizeof(text),
+                 "1; backend=%.*s; offer=%016" PRIx64 "; length=%" PRIu64 "; tag=%s",
+                 (int) payload.backend.len, payload.backend.data, payload.number, payload.length,
+                 hex);
+        ngx_http_shunt_fuzz_same(text, data, size);
+    }
+
+    return 0;
+}
