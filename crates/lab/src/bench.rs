@@ -1,0 +1,75 @@
+//! `shunt bench`: Shunt against plain nginx, HAProxy and the physical limit, in one run.
+//!
+//! Baseline and ours run side by side in labs of their own on the same cores and are loaded in turns, A B A B; what
+//! is quoted is the ratio of their medians. [`case`] names what is measured, [`bed`] is the labs, [`runs`] measures,
+//! [`outcome`] is what is written, [`page`] and [`show`] are how it looks.
+
+mod bed;
+mod case;
+mod disc;
+mod effort;
+mod latency;
+mod limit;
+mod outcome;
+mod page;
+mod profile;
+mod runs;
+mod show;
+mod target;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+pub use disc::Disc;
+
+/// The benchmarks.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// The shortcut: service CPU, bytes, throughput and latency of responses whose bodies bypass the tiers
+    ///
+    /// Cases: cpu/{0,1,2}is/{16k,64k,256k,1m}/{tso,mtu} is microseconds of the whole service's core per response, with 0
+    /// to 2 intermediates; fe-cpu/* and is-cpu/* the same of the frontend and of an intermediate alone; is-bytes/1m
+    /// an intermediate's traffic; handoff/64k what a shortcut costs above the physical limit; saturated/* the responses
+    /// that one core of the frontend carries; p50/* and p99/* latency at a fixed rate; idle/1k and idle-p999/1k bodies too
+    /// short for a shortcut. The wires: tso carries segments of 64 KiB whole, mtu one packet of 1,500 bytes at a time.
+    ///
+    /// Needs root, two cores, and a machine that does nothing else.
+    Disc(Disc),
+    /// Every benchmark, one report
+    All(All),
+}
+
+/// `shunt bench all`
+#[derive(Debug, Args)]
+pub struct All {
+    /// Fewer and shorter runs: every case within 3 minutes
+    #[arg(long)]
+    quick: bool,
+    /// Write a page with tables and plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the figures
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Bench {
+    /// Whether it only prints what it could do.
+    #[must_use]
+    pub fn only_lists(&self) -> bool {
+        matches!(self, Self::Disc(disc) if disc.list)
+    }
+
+    /// Runs the benchmark and prints its table.
+    ///
+    /// # Errors
+    /// When something cannot be started, an answer was wrong, or a file cannot be written.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Disc(disc) => disc.run(),
+            Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run(),
+        }
+    }
+}

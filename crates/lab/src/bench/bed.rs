@@ -1,0 +1,153 @@
+//! The labs that cases of one shape are measured in: the baseline, ours and HAProxy each have one of their own, all
+//! on the same cores, so that nothing of one is on another's path. Those that are not loaded cost nothing.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::case::Shape;
+use crate::chain::Chain;
+use crate::fetch::{fetch, file_sha256};
+use crate::haproxy::HaproxyChain;
+use crate::load::{Background, Cost};
+use crate::placement::Placement;
+use crate::report::number::size_name;
+use crate::service::{Options, Service, Stats};
+use crate::topology::Lab;
+use crate::wrk::Wrk;
+
+/// Every body that a case asks for, and the empty one of a header-only response.
+const SIZES: [u64; 7] = [0, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+/// See [`Plan::background`].
+const PATIENCE: u32 = 10;
+
+/// Who is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Baseline,
+    Ours,
+    Haproxy,
+}
+
+/// Running labs of one shape.
+pub(super) struct Bed<'lab> {
+    shape: Shape,
+    baseline: Service<'lab>,
+    ours: Service<'lab>,
+    /// Where some case wants it.
+    haproxy: Option<(&'lab Lab, Chain)>,
+    background: Background,
+}
+
+/// What a bed is made of.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan {
+    pub(super) shape: Shape,
+    pub(super) ours: Options,
+    pub(super) haproxy: bool,
+    /// How long to watch the measured core before any load; a busy one is given [`PATIENCE`] times that to settle.
+    pub(super) background: Duration,
+}
+
+/// Builds the labs, checks that every service serves the right bytes, and works with them.
+pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<T>) -> Result<T> {
+    let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
+    let (baseline_lab, ours_lab) = (lab()?, lab()?);
+    let haproxy_lab = plan.haproxy.then(lab).transpose()?;
+    let files = make_files(&baseline_lab)?;
+    let mut bed = Bed {
+        shape: plan.shape,
+        baseline: Service::start(&baseline_lab, &files, Options::plain()).context("the baseline")?,
+        ours: Service::start(&ours_lab, &files, plan.ours).context("ours")?,
+        haproxy: None,
+        background: Background::default(),
+    };
+    if let Some(lab) = &haproxy_lab {
+        bed.haproxy = Some((lab, HaproxyChain::new(&files).start(lab)?));
+    }
+    bed.check_bodies(&files)?;
+    bed.place(&Placement::WholeService)?;
+    bed.background = Background::settle(baseline_lab.cores().measured, plan.background, plan.background * PATIENCE)?;
+    work(&mut bed)
+}
+
+fn make_files(lab: &Lab) -> Result<PathBuf> {
+    let files: Vec<(String, u64)> = SIZES.iter().map(|size| (size_name(*size), *size)).collect();
+    lab.files(&files.iter().map(|(name, size)| (name.as_str(), *size)).collect::<Vec<_>>())
+}
+
+impl Bed<'_> {
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(super) fn background(&self) -> Background {
+        self.background
+    }
+
+    pub(super) fn has_haproxy(&self) -> bool {
+        self.haproxy.is_some()
+    }
+
+    fn side(&self, side: Side) -> Option<(&Lab, &Chain)> {
+        match side {
+            Side::Baseline => Some((self.baseline.lab(), self.baseline.chain())),
+            Side::Ours => Some((self.ours.lab(), self.ours.chain())),
+            Side::Haproxy => self.haproxy.as_ref().map(|(lab, chain)| (*lab, chain)),
+        }
+    }
+
+    fn sides(&self) -> impl Iterator<Item = (&Lab, &Chain)> {
+        [Side::Baseline, Side::Ours, Side::Haproxy].into_iter().filter_map(|side| self.side(side))
+    }
+
+    /// Places every lab alike.
+    pub(super) fn place(&self, placement: &Placement) -> Result<()> {
+        self.sides().try_for_each(|(lab, _)| lab.place(placement))
+    }
+
+    /// Where to ask one side, and from which lab.
+    pub(super) fn target(&self, side: Side) -> Result<(&Lab, &Chain)> {
+        self.side(side).with_context(|| format!("no {side:?} in this bed"))
+    }
+
+    /// Loads one side through all its tiers with `connections` for whole seconds.
+    pub(super) fn load(&self, side: Side, size: u64, connections: u32, time: Duration) -> Result<Cost> {
+        let (lab, chain) = self.target(side)?;
+        let url = chain.url(&format!("/{}", size_name(size)));
+        Cost::of(lab, &Wrk::new(url).connections(connections).duration(time)).with_context(|| format!("{side:?}"))
+    }
+
+    /// Loads the baseline's backend, past its proxies.
+    pub(super) fn load_direct(&self, size: u64, time: Duration) -> Result<Cost> {
+        let (lab, chain) = self.target(Side::Baseline)?;
+        Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))
+    }
+
+    /// The counters of ours; `None` in a run of plain nginx against itself.
+    pub(super) fn stats(&self) -> Option<Stats> {
+        self.ours.all_stats().ok()
+    }
+
+    /// Every body through every service: a benchmark of wrong bytes is worth nothing.
+    fn check_bodies(&self, files: &Path) -> Result<()> {
+        for (lab, chain) in self.sides() {
+            let paths: Vec<String> = SIZES.iter().map(|size| format!("/{}", size_name(*size))).collect();
+            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+            for fetched in fetch(lab.client(), chain.server(), &paths)? {
+                let expected = file_sha256(files.join(fetched.path.trim_start_matches('/')))?;
+                ensure!(fetched.status == 200, "{} was answered with {}", fetched.path, fetched.status);
+                ensure!(fetched.sha256 == expected, "the body of {} differs from its file", fetched.path);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_running(&mut self) -> Result<()> {
+        self.baseline.check_running()?;
+        self.ours.check_running()?;
+        self.haproxy.as_mut().map_or(Ok(()), |(_, chain)| chain.check_running())
+    }
+}

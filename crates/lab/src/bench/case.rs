@@ -1,0 +1,175 @@
+//! What `shunt bench disc` measures, by names that never change.
+
+use crate::report::{Unit, number::size_name};
+use crate::wire::Wire;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A quantile of the latency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quantile {
+    P50,
+    P99,
+}
+
+/// A tier that is measured alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tier {
+    Frontend,
+    Intermediate,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Case {
+    /// The whole service's CPU per response.
+    Cpu {
+        intermediates: u8,
+        size: u64,
+        wire: Wire,
+    },
+    /// What a shortcut costs above the physical limit.
+    Handoff,
+    TierCpu {
+        tier: Tier,
+        size: u64,
+    },
+    IntermediateBytes,
+    /// Responses that one core of the frontend carries.
+    Saturated {
+        size: u64,
+    },
+    Latency {
+        quantile: Quantile,
+        size: u64,
+    },
+    /// Shunt is there and not used.
+    Idle,
+    IdleTail,
+}
+
+/// The hosts and links that a case needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) intermediates: u8,
+    pub(super) wire: Wire,
+}
+
+pub(super) const CPU_SIZES: [u64; 4] = [16 * KIB, 64 * KIB, 256 * KIB, MIB];
+
+impl Case {
+    /// Every case, in the order of the report.
+    pub(super) fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        for intermediates in 0..=2 {
+            for size in CPU_SIZES {
+                all.extend([Wire::Tso, Wire::Mtu].map(|wire| Self::Cpu { intermediates, size, wire }));
+            }
+        }
+        all.push(Self::Handoff);
+        for tier in [Tier::Frontend, Tier::Intermediate] {
+            all.extend([64 * KIB, MIB].map(|size| Self::TierCpu { tier, size }));
+        }
+        all.push(Self::IntermediateBytes);
+        all.extend([32 * KIB, 256 * KIB].map(|size| Self::Saturated { size }));
+        for quantile in [Quantile::P50, Quantile::P99] {
+            all.extend([64 * KIB, MIB].map(|size| Self::Latency { quantile, size }));
+        }
+        all.extend([Self::Idle, Self::IdleTail]);
+        all
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Cpu { intermediates, size, wire } => format!("cpu/{intermediates}is/{}/{wire}", size_name(size)),
+            Self::Handoff => "handoff/64k".to_owned(),
+            Self::TierCpu { tier: Tier::Frontend, size } => format!("fe-cpu/{}", size_name(size)),
+            Self::TierCpu { tier: Tier::Intermediate, size } => format!("is-cpu/{}", size_name(size)),
+            Self::IntermediateBytes => "is-bytes/1m".to_owned(),
+            Self::Saturated { size } => format!("saturated/{}/mtu", size_name(size)),
+            Self::Latency { quantile: Quantile::P50, size } => format!("p50/{}", size_name(size)),
+            Self::Latency { quantile: Quantile::P99, size } => format!("p99/{}", size_name(size)),
+            Self::Idle => "idle/1k".to_owned(),
+            Self::IdleTail => "idle-p999/1k".to_owned(),
+        }
+    }
+
+    /// The case of a name.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|case| case.name() == name)
+    }
+
+    /// The body that it asks for, in bytes.
+    pub(super) fn size(self) -> u64 {
+        match self {
+            Self::Cpu { size, .. } | Self::TierCpu { size, .. } => size,
+            Self::Saturated { size } | Self::Latency { size, .. } => size,
+            Self::Handoff => 64 * KIB,
+            Self::IntermediateBytes => MIB,
+            Self::Idle | Self::IdleTail => KIB,
+        }
+    }
+
+    pub(super) fn unit(self) -> Unit {
+        match self {
+            Self::Cpu { .. } | Self::Handoff | Self::TierCpu { .. } => Unit::MicrosecondsPerResponse,
+            Self::IntermediateBytes => Unit::BytesPerResponse,
+            Self::Saturated { .. } | Self::Idle => Unit::ResponsesPerSecond,
+            Self::Latency { .. } | Self::IdleTail => Unit::Microseconds,
+        }
+    }
+
+    /// The other half of "the same wire, the same hosts": cases of one shape share their labs.
+    pub(super) fn shape(self) -> Shape {
+        let (intermediates, wire) = match self {
+            Self::Cpu { intermediates, wire, .. } => (intermediates, wire),
+            Self::TierCpu { .. } | Self::IntermediateBytes => (2, Wire::Mtu),
+            Self::Handoff | Self::Saturated { .. } | Self::Latency { .. } | Self::Idle | Self::IdleTail => {
+                (0, Wire::Mtu)
+            }
+        };
+        Shape { intermediates, wire }
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = if self.intermediates == 1 { "" } else { "s" };
+        write!(f, "{} intermediate{plural}, {} wire", self.intermediates, self.wire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_issue() {
+        let names: Vec<String> = Case::all().into_iter().map(Case::name).collect();
+        assert_eq!(names.len(), 24 + 1 + 4 + 1 + 2 + 4 + 2);
+        for name in [
+            "cpu/0is/16k/tso",
+            "cpu/2is/1m/mtu",
+            "handoff/64k",
+            "fe-cpu/64k",
+            "is-cpu/1m",
+            "is-bytes/1m",
+            "saturated/32k/mtu",
+            "saturated/256k/mtu",
+            "p50/64k",
+            "p99/1m",
+            "idle/1k",
+            "idle-p999/1k",
+        ] {
+            assert!(names.iter().any(|one| one == name), "{name}");
+            assert_eq!(Case::parse(name).unwrap().name(), name);
+        }
+    }
+
+    #[test]
+    fn no_two_cases_share_a_name() {
+        let names: std::collections::BTreeSet<String> = Case::all().into_iter().map(Case::name).collect();
+        assert_eq!(names.len(), Case::all().len());
+        assert_eq!(Case::parse("cpu/3is/64k/tso"), None);
+    }
+}

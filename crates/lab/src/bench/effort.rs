@@ -1,0 +1,61 @@
+//! How often and how long each case is measured.
+
+use std::time::Duration;
+
+use super::case::Case;
+use super::target::Target;
+
+/// Quick covers every case within 3 minutes, full within 15.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    Quick,
+    Full,
+}
+
+impl Effort {
+    /// How many times baseline and ours are measured in turns.
+    pub(super) fn rounds(self, case: Case) -> usize {
+        match self {
+            Self::Full => 3,
+            Self::Quick if Target::of(case).is_some() => 2,
+            Self::Quick => 1,
+        }
+    }
+
+    /// How many times what only stands beside a case is measured.
+    pub(super) fn side_rounds(self) -> usize {
+        match self {
+            Self::Quick => 1,
+            Self::Full => 2,
+        }
+    }
+
+    /// Of one closed-loop load.
+    pub(super) fn load(self) -> Duration {
+        match self {
+            Self::Quick => Duration::from_secs(1),
+            Self::Full => Duration::from_secs(2),
+        }
+    }
+
+    /// Of one load at a constant rate.
+    pub(super) fn rate(self, case: Case) -> Duration {
+        match (self, case) {
+            // One response in a thousand must still be many.
+            (Self::Quick, Case::IdleTail) => Duration::from_secs(2),
+            (Self::Quick, _) => Duration::from_secs(1),
+            (Self::Full, Case::IdleTail) => Duration::from_secs(6),
+            (Self::Full, _) => Duration::from_secs(3),
+        }
+    }
+
+    /// Of watching the core without a load.
+    pub(super) fn background(self) -> Duration {
+        self.load() / 2
+    }
+
+    /// Whether HAProxy stands beside this case.
+    pub(super) fn haproxy(self, case: Case) -> bool {
+        self == Self::Full || case.size() == 64 << 10
+    }
+}

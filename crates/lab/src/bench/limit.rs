@@ -1,0 +1,61 @@
+//! The physical limit: what a response costs when its header goes through every tier and its payload straight from
+//! the backend, and moving the payload from one to the other is free.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+
+use super::bed::{Bed, Side};
+use super::effort::Effort;
+use crate::report::Sample;
+use crate::wire::Wire;
+
+/// Costs that several cases share, in microseconds of the service's core per response.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// A header-only response through the tiers: by their number.
+    chain: HashMap<(u8, Wire), f64>,
+    /// A response straight from the backend: by its size. The proxies beside it do not matter.
+    direct: HashMap<(u64, Wire), f64>,
+}
+
+impl Limits {
+    /// The limit of bodies of `size`, with the bed's tiers. The bed is placed for the whole service.
+    pub(super) fn of(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
+        let shape = bed.shape();
+        let chain = match self.chain.get(&(shape.intermediates, shape.wire)) {
+            Some(known) => *known,
+            None => {
+                let runs = runs(effort, || chain_cost(bed, effort))?;
+                self.chain.insert((shape.intermediates, shape.wire), runs);
+                runs
+            }
+        };
+        Ok(chain + self.direct(bed, size, effort)? - self.direct(bed, 0, effort)?)
+    }
+
+    fn direct(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
+        let key = (size, bed.shape().wire);
+        if let Some(known) = self.direct.get(&key) {
+            return Ok(*known);
+        }
+        let cost = runs(effort, || direct_cost(bed, size, effort))?;
+        self.direct.insert(key, cost);
+        Ok(cost)
+    }
+}
+
+/// One run of a header-only response through the tiers.
+pub(super) fn chain_cost(bed: &Bed, effort: Effort) -> Result<f64> {
+    Ok(bed.load(Side::Baseline, 0, super::runs::CONNECTIONS, effort.load())?.microseconds(&bed.background()))
+}
+
+/// One run of a response straight from the backend.
+pub(super) fn direct_cost(bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
+    Ok(bed.load_direct(size, effort.load())?.microseconds(&bed.background()))
+}
+
+fn runs(effort: Effort, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let values = (0..effort.side_rounds()).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    Ok(Sample(values).median())
+}

@@ -1,0 +1,180 @@
+//! The figures of a run, and the file that they are written to.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::case::Case;
+use super::target::{Figure, Target};
+use crate::report::{Sample, Unit};
+
+/// One case, measured.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct CaseOutcome {
+    #[serde(skip)]
+    pub(super) case: Case,
+    name: String,
+    unit: Unit,
+    /// Medians of the runs.
+    pub(super) ours: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) baseline: Option<f64>,
+    /// Ours to baseline; ours itself where there is no baseline.
+    pub(super) ratio: f64,
+    pub(super) runs: Runs,
+    /// What stands beside it: HAProxy, the physical limit, utilisation...
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) extra: BTreeMap<&'static str, f64>,
+}
+
+/// Every run's value, in the order in which they ran.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Runs {
+    pub(super) ours: Sample,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) baseline: Option<Sample>,
+}
+
+impl CaseOutcome {
+    /// Ours against a baseline.
+    pub(super) fn compared(case: Case, baseline: Sample, ours: Sample) -> Self {
+        let (ours_median, baseline_median) = (ours.median(), baseline.median());
+        Self {
+            case,
+            name: case.name(),
+            unit: case.unit(),
+            ours: ours_median,
+            baseline: Some(baseline_median),
+            ratio: ours_median / baseline_median,
+            runs: Runs { ours, baseline: Some(baseline) },
+            extra: BTreeMap::new(),
+        }
+    }
+
+    /// A value that has no baseline.
+    pub(super) fn alone(case: Case, ours: Sample) -> Self {
+        let median = ours.median();
+        let runs = Runs { ours, baseline: None };
+        let (name, unit, extra) = (case.name(), case.unit(), BTreeMap::new());
+        Self { case, name, unit, ours: median, baseline: None, ratio: median, runs, extra }
+    }
+
+    pub(super) fn with(mut self, what: &'static str, value: f64) -> Self {
+        self.extra.insert(what, value);
+        self
+    }
+
+    /// The larger of both sides' spreads.
+    pub(super) fn spread(&self) -> f64 {
+        self.runs.baseline.as_ref().map_or(0.0, Sample::spread).max(self.runs.ours.spread())
+    }
+}
+
+/// A target and what was measured of it.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct TargetOutcome {
+    pub(super) name: String,
+    #[serde(flatten)]
+    pub(super) target: Target,
+    pub(super) measured: f64,
+    pub(super) met: bool,
+}
+
+/// A benchmark, measured: what `--json` writes.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Outcome {
+    pub(super) bench: &'static str,
+    pub(super) machine: Machine,
+    pub(super) quick: bool,
+    /// Of the labs that ran: the part of the measured core that was busy without a load.
+    pub(super) background: BTreeMap<String, f64>,
+    pub(super) cases: Vec<CaseOutcome>,
+    pub(super) targets: Vec<TargetOutcome>,
+}
+
+/// Where it ran.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    pub(super) processor: String,
+    pub(super) cores: usize,
+    pub(super) kernel: String,
+}
+
+impl Machine {
+    pub(super) fn this() -> Self {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            processor: model.map_or("unknown", |(_, name)| name.trim()).to_owned(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: kernel.trim().to_owned(),
+        }
+    }
+}
+
+/// Holds each case against its target.
+pub(super) fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
+    let judged = cases.iter().filter_map(|outcome| {
+        let target = Target::of(outcome.case)?;
+        let measured = match target.figure {
+            Figure::Ratio => outcome.ratio,
+            Figure::Growth => outcome.ours / at_64k(cases, outcome.case)?.ours,
+        };
+        Some(TargetOutcome { name: outcome.case.name(), target, measured, met: target.is_met(measured) })
+    });
+    judged.collect()
+}
+
+fn at_64k(cases: &[CaseOutcome], of: Case) -> Option<&CaseOutcome> {
+    let Case::TierCpu { tier, .. } = of else { return None };
+    cases.iter().find(|outcome| outcome.case == Case::TierCpu { tier, size: 64 << 10 })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::bench) fn outcome() -> Outcome {
+        let of = |name: &str, baseline: f64, ours: f64| {
+            CaseOutcome::compared(Case::parse(name).unwrap(), Sample(vec![baseline]), Sample(vec![ours]))
+        };
+        let cases = vec![
+            of("cpu/0is/64k/mtu", 100.0, 75.0).with("haproxy", 90.0).with("limit", 60.0),
+            of("fe-cpu/64k", 80.0, 20.0),
+            of("fe-cpu/1m", 900.0, 25.0),
+            CaseOutcome::alone(Case::Handoff, Sample(vec![20.0, 22.0, 40.0])),
+        ];
+        Outcome {
+            bench: "disc",
+            machine: Machine { processor: "test".to_owned(), cores: 2, kernel: "6".to_owned() },
+            quick: true,
+            background: BTreeMap::new(),
+            targets: targets(&cases),
+            cases,
+        }
+    }
+
+    #[test]
+    fn the_file_has_the_designs_shape() {
+        let json = serde_json::to_value(outcome()).unwrap();
+        assert_eq!(json["bench"], "disc");
+        assert_eq!(json["machine"]["cores"], 2);
+        let case = &json["cases"][0];
+        assert_eq!((case["name"].as_str(), case["unit"].as_str()), (Some("cpu/0is/64k/mtu"), Some("us/response")));
+        assert_eq!((case["ours"].as_f64(), case["baseline"].as_f64()), (Some(75.0), Some(100.0)));
+        assert_eq!((case["ratio"].as_f64(), case["extra"]["haproxy"].as_f64()), (Some(0.75), Some(90.0)));
+        assert_eq!(case["runs"], serde_json::json!({"ours": [75.0], "baseline": [100.0]}));
+        assert_eq!(json["cases"][3]["ratio"], 22.0);
+        assert!(json["cases"][3].get("baseline").is_none());
+        let target = &json["targets"][0];
+        assert_eq!((target["name"].as_str(), target["at_most"].as_f64()), (Some("cpu/0is/64k/mtu"), Some(0.8)));
+        assert_eq!((target["measured"].as_f64(), target["met"].as_bool()), (Some(0.75), Some(true)));
+    }
+
+    #[test]
+    fn growth_is_against_the_same_tier_at_64k() {
+        let growth = outcome().targets.into_iter().find(|target| target.name == "fe-cpu/1m").unwrap();
+        assert!((growth.measured - 1.25).abs() < 1e-9 && !growth.met);
+    }
+}

@@ -1,0 +1,68 @@
+//! `shunt bench disc --profile CASE`: where ours spends the measured core's time.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use super::bed::{Plan, Side, with_bed};
+use super::case::Case;
+use super::runs::{CONNECTIONS, Runner};
+use crate::report::Progress;
+use crate::service::Options;
+
+const LOAD_TIME: Duration = Duration::from_secs(5);
+
+/// This machine has no hardware counters; the clock works everywhere.
+const EVENT: &str = "cpu-clock";
+
+pub(super) fn run(case: Case, ours: Options) -> Result<()> {
+    let progress = Progress::to_stderr();
+    progress.step("building labs");
+    let plan = Plan { shape: case.shape(), ours, haproxy: false, background: Duration::from_millis(500) };
+    with_bed(plan, |bed| {
+        bed.place(&Runner::placement(bed, case)?)?;
+        let (lab, _) = bed.target(Side::Ours)?;
+        let data = lab.dir().join("perf.data");
+        let mut record = Command::new("perf");
+        record.args(["record", "-e", EVENT, "-F", "4999", "-a", "-g", "-C", &lab.cores().measured.to_string(), "-o"]);
+        record.arg(&data);
+        progress.step(&format!("{}: loading ours under perf", case.name()));
+        let mut perf = lab.switch().spawn(record).context("perf is not installed (Debian: linux-perf)")?;
+        // perf attaches its counters first.
+        std::thread::sleep(Duration::from_millis(500));
+        perf.check_running()?;
+        let cost = bed.load(Side::Ours, case.size(), CONNECTIONS, LOAD_TIME)?;
+        perf.stop_with(Signal::INT)?;
+        progress.clear();
+        println!(
+            "{}: {:.1} us of core {} per response, {:.0} responses/s\n",
+            case.name(),
+            cost.microseconds(&bed.background()),
+            lab.cores().measured,
+            cost.report.requests_per_second
+        );
+        for (heading, sort, children) in
+            [("Itself", "comm,symbol", "--no-children"), ("With what it called", "symbol", "--children")]
+        {
+            println!("{heading}:");
+            report(&data, sort, children)?;
+        }
+        Ok(())
+    })
+}
+
+fn report(data: &std::path::Path, sort: &str, children: &str) -> Result<()> {
+    let mut report = Command::new("perf");
+    report
+        .args(["report", "--stdio", children, "-g", "none", "--percent-limit", "0.6", "--sort", sort, "-i"])
+        .arg(data);
+    let output = report.output().context("running perf report")?;
+    ensure!(output.status.success(), "perf report: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    lines.take(50).for_each(|line| println!("{}", line.trim_end()));
+    println!();
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! How each case is measured.
+
+use anyhow::{Context, Result};
+
+use super::bed::{Bed, Side};
+use super::case::{Case, Tier};
+use super::effort::Effort;
+use super::latency;
+use super::limit::{Limits, chain_cost, direct_cost};
+use super::outcome::CaseOutcome;
+use crate::load::Cost;
+use crate::placement::Placement;
+use crate::report::Sample;
+
+/// wrk's, for everything but a saturated frontend.
+pub(super) const CONNECTIONS: u32 = 10;
+
+/// Enough that the frontend's core is never out of work.
+const SATURATING_CONNECTIONS: u32 = 64;
+
+/// Runs baseline and ours in turns.
+pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
+    for _ in 0..rounds {
+        run(Side::Baseline)?;
+        run(Side::Ours)?;
+    }
+    Ok(())
+}
+
+/// What a run keeps from bed to bed.
+pub(super) struct Runner {
+    pub(super) effort: Effort,
+    pub(super) limits: Limits,
+}
+
+/// Baseline's and ours's costs, run by run.
+struct Costs {
+    baseline: Vec<Cost>,
+    ours: Vec<Cost>,
+    /// Shortcuts for each response of ours.
+    shortcuts: f64,
+}
+
+impl Costs {
+    fn compared(&self, case: Case, of: impl Fn(&Cost) -> f64) -> CaseOutcome {
+        let sample = |costs: &[Cost]| costs.iter().map(&of).collect::<Sample>();
+        CaseOutcome::compared(case, sample(&self.baseline), sample(&self.ours))
+            .with("shortcuts_per_response", self.shortcuts)
+    }
+}
+
+fn median(costs: &[Cost], of: impl Fn(&Cost) -> f64) -> f64 {
+    costs.iter().map(of).collect::<Sample>().median()
+}
+
+impl Runner {
+    /// How a case's hosts are placed.
+    pub(super) fn placement(bed: &Bed, case: Case) -> Result<Placement> {
+        Ok(match case {
+            Case::TierCpu { tier: Tier::Frontend, .. } | Case::Saturated { .. } => {
+                Placement::Tier("frontend".to_owned())
+            }
+            Case::TierCpu { tier: Tier::Intermediate, .. } | Case::IntermediateBytes => {
+                Placement::Tier(first_intermediate(bed)?)
+            }
+            _ => Placement::WholeService,
+        })
+    }
+
+    /// Measures the first of `cases` and whichever of the others come with it; returns those.
+    pub(super) fn measure(&mut self, bed: &Bed, cases: &[Case]) -> Result<Vec<CaseOutcome>> {
+        let Some(&first) = cases.first() else { return Ok(Vec::new()) };
+        bed.place(&Self::placement(bed, first)?)?;
+        let together: Vec<Case> = cases.iter().copied().filter(|case| comes_with(*case, first)).collect();
+        match first {
+            Case::Cpu { .. } => Ok(vec![self.whole_service(bed, first)?]),
+            Case::Handoff => Ok(vec![self.handoff(bed)?]),
+            Case::TierCpu { .. } => Ok(vec![self.tier(bed, first)?]),
+            Case::IntermediateBytes => Ok(vec![self.intermediate_bytes(bed)?]),
+            Case::Saturated { .. } => Ok(vec![self.saturated(bed, first)?]),
+            Case::Idle => Ok(vec![self.idle(bed)?]),
+            Case::Latency { .. } | Case::IdleTail => latency::measure(bed, &together, self.effort),
+        }
+        .with_context(|| first.name())
+    }
+
+    fn costs(&self, bed: &Bed, case: Case, connections: u32) -> Result<Costs> {
+        let before = bed.stats();
+        let mut costs = Costs { baseline: Vec::new(), ours: Vec::new(), shortcuts: 0.0 };
+        alternate(self.effort.rounds(case), |side| {
+            let cost = bed.load(side, case.size(), connections, self.effort.load())?;
+            if side == Side::Ours {
+                costs.ours.push(cost)
+            } else {
+                costs.baseline.push(cost)
+            }
+            Ok(())
+        })?;
+        if let (Some(before), Some(after)) = (before, bed.stats()) {
+            let taken = after.count("servers.shortcuts") - before.count("servers.shortcuts");
+            let answers: u64 = costs.ours.iter().map(|cost| cost.report.requests).sum();
+            costs.shortcuts = taken as f64 / answers as f64;
+        }
+        Ok(costs)
+    }
+
+    fn whole_service(&mut self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
+        let background = bed.background();
+        let microseconds = |cost: &Cost| cost.microseconds(&background);
+        let mut outcome = self.costs(bed, case, CONNECTIONS)?.compared(case, microseconds);
+        if bed.has_haproxy() && self.effort.haproxy(case) {
+            let cost = bed.load(Side::Haproxy, case.size(), CONNECTIONS, self.effort.load())?;
+            outcome = outcome.with("haproxy", microseconds(&cost));
+        }
+        let limit = self.limits.of(bed, case.size(), self.effort)?;
+        let above = outcome.ours - limit;
+        Ok(outcome.with("limit", limit).with("above_limit", above))
+    }
+
+    /// The limit's parts are measured again, in turns with ours: a difference of large numbers wants its own runs.
+    fn handoff(&self, bed: &Bed) -> Result<CaseOutcome> {
+        let (effort, background) = (self.effort, bed.background());
+        let (mut above, mut limits) = (Sample::default(), Sample::default());
+        for _ in 0..effort.rounds(Case::Handoff) {
+            let limit = chain_cost(bed, effort)? + direct_cost(bed, Case::Handoff.size(), effort)?
+                - direct_cost(bed, 0, effort)?;
+            let ours = bed.load(Side::Ours, Case::Handoff.size(), CONNECTIONS, effort.load())?;
+            above.push(ours.microseconds(&background) - limit);
+            limits.push(limit);
+        }
+        Ok(CaseOutcome::alone(Case::Handoff, above).with("limit", limits.median()))
+    }
+
+    fn tier(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
+        let background = bed.background();
+        let costs = self.costs(bed, case, CONNECTIONS)?;
+        Ok(costs.compared(case, |cost| cost.microseconds(&background)))
+    }
+
+    fn intermediate_bytes(&self, bed: &Bed) -> Result<CaseOutcome> {
+        let tier = first_intermediate(bed)?;
+        let costs = self.costs(bed, Case::IntermediateBytes, CONNECTIONS)?;
+        Ok(costs.compared(Case::IntermediateBytes, |cost| cost.tier_bytes(&tier)))
+    }
+
+    /// The clients and the backend share the other core, which may be full first: what counts is what the frontend's
+    /// core would carry if it were busy all the time. What was answered in fact stands beside it.
+    fn saturated(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
+        let background = bed.background();
+        let costs = self.costs(bed, case, SATURATING_CONNECTIONS)?;
+        let fact = |costs: &[Cost]| median(costs, |cost| cost.report.requests as f64 / cost.cpu.wall.as_secs_f64());
+        let busy = |costs: &[Cost]| median(costs, |cost| cost.cpu.fraction());
+        let p99 = |costs: &[Cost]| median(costs, |cost| cost.report.latency_p99.as_secs_f64() * 1e6);
+        Ok(costs
+            .compared(case, |cost| cost.responses_per_core_second(&background))
+            .with("answered_per_second", fact(&costs.ours))
+            .with("answered_per_second_baseline", fact(&costs.baseline))
+            .with("frontend_busy", busy(&costs.ours))
+            .with("frontend_busy_baseline", busy(&costs.baseline))
+            .with("p99_us", p99(&costs.ours))
+            .with("p99_us_baseline", p99(&costs.baseline)))
+    }
+
+    fn idle(&self, bed: &Bed) -> Result<CaseOutcome> {
+        let background = bed.background();
+        let costs = self.costs(bed, Case::Idle, CONNECTIONS)?;
+        let cpu = |costs: &[Cost]| median(costs, |cost| cost.microseconds(&background));
+        Ok(costs
+            .compared(Case::Idle, |cost| cost.report.requests_per_second)
+            .with("cpu_us", cpu(&costs.ours))
+            .with("cpu_us_baseline", cpu(&costs.baseline)))
+    }
+}
+
+/// Whether a case is read off the same requests as `first`.
+fn comes_with(case: Case, first: Case) -> bool {
+    match (case, first) {
+        (Case::Latency { size, .. }, Case::Latency { size: of_first, .. }) => size == of_first,
+        _ => case == first,
+    }
+}
+
+fn first_intermediate(bed: &Bed) -> Result<String> {
+    let (lab, _) = bed.target(Side::Baseline)?;
+    let first = lab.intermediates().first().map(|host| host.name().to_owned());
+    first.context("no intermediate in this bed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_take_turns() {
+        let mut order = Vec::new();
+        alternate(2, |side| {
+            order.push(side);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(order, [Side::Baseline, Side::Ours, Side::Baseline, Side::Ours]);
+    }
+
+    #[test]
+    fn quantiles_of_one_size_share_their_requests() {
+        let case = |name| Case::parse(name).unwrap();
+        assert!(comes_with(case("p99/64k"), case("p50/64k")) && !comes_with(case("p99/1m"), case("p50/64k")));
+        assert!(!comes_with(case("cpu/0is/64k/mtu"), case("cpu/0is/64k/tso")));
+    }
+}

@@ -1,0 +1,94 @@
+//! What each case must show (issue 2).
+
+use serde::Serialize;
+
+use super::case::{Case, Tier};
+
+/// Which figure of a case is held against the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Figure {
+    /// Ours to baseline, or ours where there is no baseline.
+    Ratio,
+    /// Ours to ours of the same case at 64 KiB: does it grow with the body?
+    Growth,
+}
+
+/// One bound.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Target {
+    pub(super) figure: Figure,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at_most: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) at_least: Option<f64>,
+}
+
+impl Target {
+    /// That of a case, if it has one.
+    pub(super) fn of(case: Case) -> Option<Self> {
+        if let Case::TierCpu { tier: Tier::Frontend | Tier::Intermediate, size } = case {
+            return (size > 64 << 10).then_some(Self { figure: Figure::Growth, at_most: Some(1.2), at_least: None });
+        }
+        let (at_most, at_least) = match case.name().as_str() {
+            "cpu/0is/64k/mtu" => (Some(0.80), None),
+            "cpu/2is/64k/mtu" => (Some(0.48), None),
+            "cpu/2is/64k/tso" => (Some(0.75), None),
+            "cpu/0is/256k/tso" => (Some(0.45), None),
+            "cpu/2is/1m/tso" | "cpu/2is/1m/mtu" => (Some(0.20), None),
+            "handoff/64k" => (Some(25.0), None),
+            "is-bytes/1m" => (Some(0.01), None),
+            "saturated/32k/mtu" => (None, Some(1.8)),
+            "saturated/256k/mtu" => (None, Some(5.0)),
+            "idle/1k" => (None, Some(0.97)),
+            "idle-p999/1k" => (Some(1.03), None),
+            "p99/64k" => (Some(1.0), None),
+            _ => return None,
+        };
+        Some(Self { figure: Figure::Ratio, at_most, at_least })
+    }
+
+    /// Whether `value` keeps it; what is no number does not.
+    pub(super) fn is_met(&self, value: f64) -> bool {
+        self.at_most.is_none_or(|most| value <= most)
+            && self.at_least.is_none_or(|least| value >= least)
+            && !value.is_nan()
+    }
+
+    /// The bound itself.
+    pub(super) fn bound(&self) -> f64 {
+        self.at_most.or(self.at_least).unwrap_or(f64::NAN)
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = if self.at_most.is_some() { "<=" } else { ">=" };
+        let figure = if self.figure == Figure::Growth { "growth " } else { "" };
+        write!(f, "{figure}{sign} {}", self.bound())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(name: &str) -> Target {
+        Target::of(Case::parse(name).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn bounds_hold_at_their_edge() {
+        assert!(target("cpu/2is/1m/tso").is_met(0.2) && !target("cpu/2is/1m/tso").is_met(0.201));
+        assert!(target("saturated/32k/mtu").is_met(1.8) && !target("saturated/32k/mtu").is_met(1.79));
+        assert!(!target("idle/1k").is_met(f64::NAN) && !target("handoff/64k").is_met(f64::NAN));
+    }
+
+    #[test]
+    fn every_figure_of_the_issue_has_a_case() {
+        assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 2 + 1 + 2 + 2 + 1);
+        assert_eq!(target("fe-cpu/1m").to_string(), "growth <= 1.2");
+        assert_eq!(target("saturated/256k/mtu").to_string(), ">= 5");
+        assert_eq!(Target::of(Case::parse("fe-cpu/64k").unwrap()), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! `shunt lab`: build a lab, enter its hosts, clear what dead ones left.
+
+use std::io::{IsTerminal, Write as _};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, Subcommand};
+use shunt_sys::netns::Netns;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::cleanup::{LabId, labs, remove_leftovers};
+use crate::placement::Placement;
+use crate::topology::{Description, Lab};
+use crate::wire::Wire;
+
+/// The commands of `shunt lab`.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Build test hosts and keep them until Ctrl-C
+    Up(Up),
+    /// Run a command on a host of a running lab
+    Exec(Exec),
+    /// List the labs on this machine and their hosts
+    List,
+    /// Remove what labs left whose process is dead
+    Clean,
+}
+
+/// `shunt lab up`
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Intermediate hosts between the frontend and the backend
+    #[arg(long, visible_alias = "intermediates", default_value_t = 0)]
+    tiers: u8,
+    /// Backend hosts
+    #[arg(long, default_value_t = 1)]
+    backends: u8,
+    /// Client hosts
+    #[arg(long, default_value_t = 1)]
+    clients: u8,
+    /// What the links do to packets
+    #[arg(long, value_enum, default_value_t)]
+    wire: Wire,
+    /// Who gets the measured core: `service`, or one host by its name
+    #[arg(long, value_name = "service|HOST")]
+    place: Option<String>,
+}
+
+/// `shunt lab exec`
+#[derive(Debug, Args)]
+pub struct Exec {
+    /// Which lab, as `shunt lab list` names it; needed only when several run
+    #[arg(long)]
+    lab: Option<String>,
+    /// A host's name: client, frontend, intermediate1, backend, switch
+    host: String,
+    /// The command and its arguments; a shell without one
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+impl LabCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Without root, and as the command's parts fail.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Up(up) => up.run(),
+            Self::Exec(exec) => exec.run(),
+            Self::List => list(),
+            Self::Clean => clean(),
+        }
+    }
+}
+
+impl Up {
+    fn run(self) -> Result<()> {
+        // Before the lab is built, so that no signal can end us between.
+        let mut signals = Signals::new([SIGINT, SIGTERM]).context("catching signals")?;
+        let placement = match self.place.as_deref() {
+            None => Placement::None,
+            Some("service") => Placement::WholeService,
+            Some(host) => Placement::Tier(host.to_owned()),
+        };
+        let lab = Lab::builder()
+            .clients(self.clients)
+            .intermediates(self.tiers)
+            .backends(self.backends)
+            .wire(self.wire)
+            .placement(placement)
+            .build()?;
+        let mut out = std::io::stdout().lock();
+        describe(&mut out, &Description::of(lab.id())?)?;
+        writeln!(out, "\nenter one:  shunt lab exec HOST -- COMMAND")?;
+        writeln!(out, "       or:  nsenter --net=/run/netns/NAMESPACE COMMAND")?;
+        writeln!(out, "files:      {}\nCtrl-C ends it.", lab.dir().display())?;
+        out.flush()?;
+        signals.forever().next();
+        Ok(())
+    }
+}
+
+impl Exec {
+    fn run(mut self) -> Result<()> {
+        let lab = description(self.lab.as_deref())?;
+        let host = lab.hosts.iter().find(|host| host.name == self.host);
+        let Some(host) = host else {
+            let names: Vec<&str> = lab.hosts.iter().map(|host| host.name.as_str()).collect();
+            bail!("lab {} has no host {:?}; it has {}", lab.id, self.host, names.join(", "));
+        };
+        if self.command.is_empty() {
+            ensure!(std::io::stdin().is_terminal(), "no command given");
+            self.command.push(std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into()));
+        }
+        Netns::named(&host.namespace)?.enter().with_context(|| format!("entering {}", host.name))?;
+        let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
+        Err(error).with_context(|| format!("running {}", self.command[0]))
+    }
+}
+
+fn description(wanted: Option<&str>) -> Result<Description> {
+    if let Some(wanted) = wanted {
+        return Description::of(&LabId::parse(wanted).with_context(|| format!("{wanted:?} is no lab's name"))?);
+    }
+    let running: Vec<LabId> = labs()?.into_iter().filter(LabId::owner_lives).collect();
+    match running.as_slice() {
+        [] => bail!("no lab runs; `shunt lab up` builds one"),
+        [lab] => Description::of(lab),
+        several => {
+            let names: Vec<&str> = several.iter().map(LabId::as_str).collect();
+            bail!("several labs run, choose one with --lab: {}", names.join(", "))
+        }
+    }
+}
+
+fn describe(out: &mut impl std::io::Write, lab: &Description) -> Result<()> {
+    writeln!(out, "lab {} ({} wire)", lab.id, lab.wire)?;
+    for host in &lab.hosts {
+        let ports = host.ports.iter().filter_map(|port| Some(format!("{} {}", port.device, port.address?)));
+        let ports = ports.collect::<Vec<_>>().join(", ");
+        writeln!(out, "  {:14} {:20} {ports}", host.name, host.namespace)?;
+    }
+    Ok(())
+}
+
+fn list() -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for lab in labs()? {
+        match Description::of(&lab) {
+            _ if !lab.owner_lives() => writeln!(out, "lab {lab}: its process is dead; `shunt lab clean` removes it")?,
+            Ok(description) => describe(&mut out, &description)?,
+            Err(_) => writeln!(out, "lab {lab}: being built or removed")?,
+        }
+    }
+    Ok(())
+}
+
+fn clean() -> Result<()> {
+    let removed = remove_leftovers()?;
+    for lab in &removed {
+        println!("removed lab {lab}");
+    }
+    if removed.is_empty() {
+        println!("nothing to remove");
+    }
+    Ok(())
+}

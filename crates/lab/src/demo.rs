@@ -1,0 +1,82 @@
+//! `shunt demo`: real tiers, real clients, without and with Shunt, and what that saves.
+
+mod bodies;
+mod phase;
+mod show;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::report::{Paint, Progress};
+use crate::service::{Options, module_file, shuntd_program};
+use crate::topology::Lab;
+use crate::wire::Wire;
+
+use phase::{Phase, run_phase};
+
+/// `shunt demo`
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Where to write the picture of what was measured
+    #[arg(long, value_name = "FILE", default_value = "target/shunt-demo.svg")]
+    svg: PathBuf,
+    /// What the links do to packets: `tso` carries segments of 64 KiB whole, `mtu` one packet of 1,500 bytes at a time
+    #[arg(long, value_enum, default_value_t = Wire::Mtu)]
+    wire: Wire,
+    /// Show plain nginx only, without Shunt
+    #[arg(long, hide = true)]
+    plain_only: bool,
+}
+
+/// What the demo found wrong, one sentence each; none is a success.
+#[derive(Debug, Default)]
+pub struct Faults(pub Vec<String>);
+
+impl Demo {
+    /// Runs the demo and prints its table.
+    ///
+    /// # Errors
+    /// When something cannot be started, or a file cannot be written. Bodies that came wrong or took the long way are
+    /// no errors of the demo: they are its [`Faults`].
+    pub fn run(&self) -> Result<Faults> {
+        if !self.plain_only {
+            shuntd_program()?;
+            module_file()?;
+        }
+        let progress = Progress::to_stderr();
+        progress.step("building four hosts: client, frontend, intermediate, backend");
+        let lab = Lab::builder().intermediates(1).wire(self.wire).build()?;
+        let (files, expected) = bodies::make(&lab)?;
+        let mut phases = Vec::new();
+        let kinds = [("plain nginx", Options::plain()), ("Shunt", Options::shunt())];
+        for (name, options) in kinds.into_iter().take(if self.plain_only { 1 } else { 2 }) {
+            phases.push(run_phase(&lab, &files, &expected, name, options, &progress)?);
+        }
+        progress.clear();
+        let paint = Paint::of(&std::io::stdout());
+        print!("{}", show::table(&phases, paint));
+        if let [plain, ours] = phases.as_slice() {
+            println!("\n{}", paint.bold(&show::savings(plain, ours)));
+        }
+        if let Some(parent) = self.svg.parent() {
+            std::fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+        }
+        std::fs::write(&self.svg, show::picture(&phases, self.wire).svg())
+            .with_context(|| format!("writing {}", self.svg.display()))?;
+        println!("Picture: {}", self.svg.display());
+        let faults: Vec<String> = phases.into_iter().flat_map(|phase: Phase| phase.faults).collect();
+        println!("{}", verdict(&faults, expected.len(), paint, progress.seconds()));
+        Ok(Faults(faults))
+    }
+}
+
+fn verdict(faults: &[String], bodies: usize, paint: Paint, seconds: f64) -> String {
+    if faults.is_empty() {
+        let good = format!("All {bodies} bodies came byte for byte, each on the way that it should take.");
+        return format!("{} ({seconds:.0} s)", paint.good(&good));
+    }
+    let lines: Vec<String> = faults.iter().map(|fault| paint.bad(&format!("WRONG: {fault}"))).collect();
+    lines.join("\n")
+}

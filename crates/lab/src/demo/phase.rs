@@ -1,0 +1,147 @@
+//! One half of the demo: the service without Shunt, or with it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::bodies::{Body, fetch_and_compare, long_fetches};
+use crate::load::{Background, Cost};
+use crate::placement::Placement;
+use crate::report::{Progress, number};
+use crate::service::{Options, Service, Stats};
+use crate::topology::Lab;
+use crate::wrk::Wrk;
+
+/// The bodies that wrk asks for.
+pub(super) const LOADS: [(&str, u64); 2] = [("64k", 64 << 10), ("1m", 1 << 20)];
+
+/// Of each load, for each tier.
+const LOAD_TIME: Duration = Duration::from_secs(2);
+
+/// What a tier used for one response.
+#[derive(Debug, Clone)]
+pub(super) struct TierUse {
+    pub(super) tier: String,
+    pub(super) bytes: f64,
+    pub(super) microseconds: f64,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct LoadUse {
+    pub(super) tiers: Vec<TierUse>,
+}
+
+#[derive(Debug)]
+pub(super) struct Phase {
+    pub(super) name: &'static str,
+    pub(super) loads: Vec<LoadUse>,
+    /// What was wrong, one sentence each.
+    pub(super) faults: Vec<String>,
+}
+
+pub(super) fn run_phase(
+    lab: &Lab,
+    files: &Path,
+    bodies: &[Body],
+    name: &'static str,
+    options: Options,
+    progress: &Progress,
+) -> Result<Phase> {
+    lab.place(&Placement::None)?;
+    progress.step(&format!("{name}: starting the servers"));
+    let mut service = Service::start(lab, files, options)?;
+    let background = Background::settle(lab.cores().measured, Duration::from_millis(300), Duration::from_secs(3))?;
+
+    progress.step(&format!("{name}: curl fetches 1 KiB to 64 MiB over one connection"));
+    let start = shunt_stats(&service, options)?;
+    let mut faults = fetch_and_compare(lab, service.chain(), bodies)?;
+    if let Some(start) = &start {
+        faults.extend(wait_for_shortcuts(&service, start, long_fetches(bodies))?);
+    }
+
+    let before_loads = shunt_stats(&service, options)?;
+    let mut loads = Vec::new();
+    for (body, _) in LOADS {
+        loads.push(LoadUse { tiers: load_tiers(&service, body, name, &background, progress)? });
+    }
+    if let (Some(start), Some(end)) = (&before_loads, shunt_stats(&service, options)?) {
+        faults.extend(long_way(&end, start).map(|reasons| format!("under load, bodies took the long way: {reasons}")));
+    }
+    service.check_running()?;
+    let faults: Vec<String> = faults.into_iter().map(|fault| format!("{name}: {fault}")).collect();
+    let state = if faults.is_empty() { "every body as it should be" } else { "with faults" };
+    progress.done(&format!("{name}: {state}"));
+    Ok(Phase { name, loads, faults })
+}
+
+/// Loads the service once per tier, with that tier alone on the measured core.
+fn load_tiers(
+    service: &Service,
+    body: &str,
+    name: &str,
+    background: &Background,
+    progress: &Progress,
+) -> Result<Vec<TierUse>> {
+    let lab = service.lab();
+    let mut uses = Vec::new();
+    for tier in lab.tiers() {
+        progress.step(&format!("{name}: wrk fetches {body} bodies, {} on a core of its own", tier.name()));
+        lab.place(&Placement::Tier(tier.name().to_owned()))?;
+        let cost = Cost::of(lab, &Wrk::new(service.chain().url(&format!("/{body}"))).duration(LOAD_TIME))?;
+        uses.push(TierUse {
+            tier: tier.name().to_owned(),
+            bytes: cost.tier_bytes(tier.name()),
+            microseconds: cost.microseconds(background),
+        });
+    }
+    Ok(uses)
+}
+
+fn shunt_stats(service: &Service, options: Options) -> Result<Option<Stats>> {
+    options.shunt.then(|| service.all_stats()).transpose()
+}
+
+/// A shortcut counts when the frontend has seen the client's last acknowledgment: soon after curl ends.
+fn wait_for_shortcuts(service: &Service, start: &Stats, wanted: u64) -> Result<Vec<String>> {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let now = service.all_stats()?;
+        let taken = now.count("servers.shortcuts") - start.count("servers.shortcuts");
+        if taken == wanted {
+            return Ok(Vec::new());
+        }
+        if Instant::now() > deadline {
+            let why = long_way(&now, start).unwrap_or_else(|| "the counters do not say why".to_owned());
+            return Ok(vec![format!("{taken} of {wanted} long bodies took the shortcut: {why}")]);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Why long bodies went through the tiers, or failed, if any did.
+fn long_way(end: &Stats, start: &Stats) -> Option<String> {
+    let counts = |name: &str| {
+        name != "relayed_too_small"
+            && ["relayed_", "fetched_", "fetch", "refused_"].iter().any(|prefix| name.starts_with(prefix))
+    };
+    let grown = end.grown(start, "servers.").into_iter().filter(|(name, _)| counts(name));
+    let reasons: Vec<String> = grown.map(|(name, count)| format!("{name} {}", number::count(count))).collect();
+    (!reasons.is_empty()).then(|| reasons.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_long_way_is_told_from_the_right_way() {
+        let of = |servers: serde_json::Value| Stats(json!({ "servers": servers }));
+        let start = of(json!({"shortcuts": 1, "fetched": 0, "relayed_too_small": 0}));
+        let good = of(json!({"shortcuts": 9, "fetched": 0, "relayed_too_small": 4, "offers": 8, "aborted": 1}));
+        assert_eq!(long_way(&good, &start), None);
+        let bad = of(json!({"shortcuts": 1, "fetched": 2, "fetched_unsent": 2, "relayed_no_peer": 1}));
+        assert_eq!(long_way(&bad, &start).unwrap(), "fetched 2, fetched_unsent 2, relayed_no_peer 1");
+    }
+}

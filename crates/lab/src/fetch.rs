@@ -1,0 +1,155 @@
+//! A plain client: GETs over one connection, each body hashed as it comes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use crate::host::Host;
+use crate::http::ResponseReader;
+
+/// How to fetch.
+#[derive(Debug, Clone)]
+pub struct Fetch {
+    pub server: SocketAddrV4,
+    /// Added to every request, `Name: value`.
+    pub headers: Vec<String>,
+    /// Longest time without a byte.
+    pub timeout: Duration,
+    /// Sleeps this long after each read: a slow reader.
+    pub pause: Duration,
+    /// Size of a read.
+    pub read_bytes: usize,
+    /// Writes all requests at once instead of one by one.
+    pub pipeline: bool,
+}
+
+/// One response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetched {
+    pub path: String,
+    pub status: u16,
+    /// Names in lower case.
+    pub fields: Vec<(String, String)>,
+    pub length: u64,
+    pub sha256: String,
+    /// From the request (of a pipeline: the last one) to the last byte.
+    pub elapsed: Duration,
+}
+
+impl Fetched {
+    /// A field's value, by its name in lower case.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// GETs `paths` from `server` over one keepalive connection out of `host`.
+///
+/// # Errors
+/// When the connection fails or a response is broken.
+pub fn fetch(host: &Host, server: SocketAddrV4, paths: &[&str]) -> Result<Vec<Fetched>> {
+    Fetch::new(server).run(host, paths)
+}
+
+/// The hash of a file, as [`Fetched::sha256`] shows it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn file_sha256(path: impl AsRef<std::path::Path>) -> Result<String> {
+    let mut hash = Sha256::new();
+    std::io::copy(&mut std::fs::File::open(path)?, &mut hash)?;
+    Ok(hex(hash))
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Fetch {
+    #[must_use]
+    pub fn new(server: SocketAddrV4) -> Self {
+        let timeout = Duration::from_secs(10);
+        Self { server, headers: Vec::new(), timeout, pause: Duration::ZERO, read_bytes: 256 << 10, pipeline: false }
+    }
+
+    /// GETs `paths` over one connection out of `host`.
+    ///
+    /// # Errors
+    /// When the connection fails or a response is broken.
+    pub fn run(&self, host: &Host, paths: &[&str]) -> Result<Vec<Fetched>> {
+        host.run(|| self.fetch_all(paths))?
+    }
+
+    fn fetch_all(&self, paths: &[&str]) -> Result<Vec<Fetched>> {
+        let mut stream = TcpStream::connect(self.server).with_context(|| format!("connecting to {}", self.server))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(self.timeout))?;
+        let mut buffer = Buffer { bytes: vec![0; self.read_bytes], filled: 0..0 };
+        if self.pipeline {
+            let all: String = paths.iter().map(|path| self.request(path)).collect();
+            stream.write_all(all.as_bytes())?;
+        }
+        let mut fetched = Vec::with_capacity(paths.len());
+        for path in paths {
+            let begin = Instant::now();
+            if !self.pipeline {
+                stream.write_all(self.request(path).as_bytes())?;
+            }
+            let one = self.read_one(&mut stream, &mut buffer, path, begin);
+            let one = one.with_context(|| format!("response {} ({path}) from {}", fetched.len() + 1, self.server))?;
+            fetched.push(one);
+        }
+        ensure!(buffer.filled.is_empty(), "{} bytes after the last response", buffer.filled.len());
+        Ok(fetched)
+    }
+
+    fn request(&self, path: &str) -> String {
+        let fields: String = self.headers.iter().map(|header| format!("{header}\r\n")).collect();
+        format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{fields}\r\n", self.server)
+    }
+
+    fn read_one(&self, stream: &mut TcpStream, buffer: &mut Buffer, path: &str, begin: Instant) -> Result<Fetched> {
+        let (mut reader, mut hash, mut length) = (ResponseReader::default(), Sha256::new(), 0);
+        while !reader.is_done() {
+            if buffer.filled.is_empty() {
+                let read = match stream.read(&mut buffer.bytes) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        bail!("nothing for {:?} after {length} bytes of the body", self.timeout)
+                    }
+                    read => read.with_context(|| format!("reading after {length} bytes of the body"))?,
+                };
+                buffer.filled = 0..read;
+                if read == 0 {
+                    reader.closed().with_context(|| format!("after {length} bytes of the body"))?;
+                    break;
+                }
+                if !self.pause.is_zero() {
+                    std::thread::sleep(self.pause);
+                }
+            }
+            let used = reader.feed(&buffer.bytes[buffer.filled.clone()], &mut |bytes| {
+                hash.update(bytes);
+                length += bytes.len() as u64;
+            })?;
+            buffer.filled.start += used;
+        }
+        Ok(Fetched {
+            path: path.to_owned(),
+            status: reader.status(),
+            fields: reader.into_fields(),
+            length,
+            sha256: hex(hash),
+            elapsed: begin.elapsed(),
+        })
+    }
+}
+
+/// Bytes read and not yet used: the next response may begin among them.
+struct Buffer {
+    bytes: Vec<u8>,
+    filled: std::ops::Range<usize>,
+}

@@ -1,0 +1,94 @@
+//! Real HAProxy, the second baseline: it splices bodies from socket to socket.
+
+use std::fmt::Write as _;
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::chain::Chain;
+use crate::host::{Host, Role};
+use crate::nginx::{NginxChain, nginx};
+use crate::process::Process;
+use crate::topology::Lab;
+
+/// Starts HAProxy on `host` with the configuration `text` and waits until it listens at `address`.
+///
+/// # Errors
+/// When HAProxy refuses the configuration, ends, or does not listen.
+pub fn haproxy(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+    let file = tempfile::Builder::new().prefix("haproxy-").suffix(".cfg").tempfile_in(host.dir())?;
+    let file = file.into_temp_path().keep()?;
+    std::fs::write(&file, text)?;
+    let mut command = Command::new("/usr/sbin/haproxy");
+    command.arg("-db").arg("-f").arg(&file);
+    let mut process = host.spawn(command)?;
+    let listening = host.wait_listening(address);
+    process.check_running()?;
+    listening?;
+    Ok(process)
+}
+
+/// HAProxy on the frontend and the intermediates, the plain chain's nginx on the backends.
+#[derive(Debug, Clone)]
+pub struct HaproxyChain {
+    files: PathBuf,
+    global: Vec<String>,
+}
+
+impl HaproxyChain {
+    /// A chain whose backends serve the files of a directory.
+    #[must_use]
+    pub fn new(files: impl Into<PathBuf>) -> Self {
+        Self { files: files.into(), global: Vec::new() }
+    }
+
+    /// Adds a line to every HAProxy's `global`.
+    #[must_use]
+    pub fn global(mut self, line: impl Into<String>) -> Self {
+        self.global.push(line.into());
+        self
+    }
+
+    /// The configuration of a proxy.
+    #[must_use]
+    pub fn conf(&self, listen: SocketAddrV4, upstream: &[SocketAddrV4]) -> String {
+        let mut text = "global\n    maxconn 4000\n    nbthread 1\n".to_owned();
+        for line in &self.global {
+            let _ = writeln!(text, "    {line}");
+        }
+        text.push_str(DEFAULTS);
+        let _ = writeln!(text, "frontend tier\n    bind {listen} backlog 4096\n    default_backend next\nbackend next");
+        for (number, address) in upstream.iter().enumerate() {
+            let _ = writeln!(text, "    server next{number} {address} pool-purge-delay 3600s");
+        }
+        text
+    }
+
+    /// Starts the chain, backends first.
+    ///
+    /// # Errors
+    /// When a server does not start.
+    pub fn start(&self, lab: &Lab) -> Result<Chain> {
+        let backends = NginxChain::new(&self.files);
+        Chain::start(lab, |host, listen, upstream| {
+            let process = match host.role() {
+                Role::Backend => nginx(host, &backends.conf(host, listen, upstream), listen),
+                _ => haproxy(host, &self.conf(listen, upstream), listen),
+            };
+            process.map(Some)
+        })
+    }
+}
+
+const DEFAULTS: &str = "\
+defaults
+    mode http
+    http-reuse always
+    option splice-response
+    timeout connect 5s
+    timeout client 1h
+    timeout server 1h
+    timeout http-keep-alive 1h
+";

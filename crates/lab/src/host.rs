@@ -1,0 +1,295 @@
+//! A host of the lab: one network namespace.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+use shunt_sys::netns::{Netns, detached_sysfs};
+
+use crate::process::Process;
+
+/// What a host is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Client,
+    Frontend,
+    Intermediate,
+    Backend,
+    /// The bridge that joins all others.
+    Switch,
+}
+
+/// A network device inside a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Port {
+    pub device: String,
+    /// `None` for the switch's ports.
+    pub address: Option<Ipv4Addr>,
+}
+
+/// One network namespace, with what it takes to work in it from any thread.
+#[derive(Debug)]
+pub struct Host {
+    name: String,
+    role: Role,
+    namespace: String,
+    netns: Netns,
+    /// Sysfs as seen from inside, for the devices' queues and counters.
+    sysfs: OwnedFd,
+    ports: Vec<Port>,
+    dir: PathBuf,
+    core: Mutex<Option<usize>>,
+    logs: AtomicUsize,
+}
+
+impl Host {
+    pub(crate) fn open(name: &str, role: Role, namespace: String, ports: Vec<Port>, lab_dir: &Path) -> Result<Self> {
+        let netns = Netns::named(&namespace).with_context(|| format!("opening namespace {namespace}"))?;
+        let sysfs = netns.run(detached_sysfs)?.context("mounting sysfs")?;
+        let dir = lab_dir.join(name);
+        std::fs::create_dir_all(&dir)?;
+        let (core, logs) = (Mutex::new(None), AtomicUsize::new(0));
+        Ok(Self { name: name.to_owned(), role, namespace, netns, sysfs, ports, dir, core, logs })
+    }
+
+    /// `client`, `frontend`, `intermediate1`, `backend`, `switch`...
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The name that iproute2 knows the namespace by.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    #[must_use]
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    #[must_use]
+    pub fn ports(&self) -> &[Port] {
+        &self.ports
+    }
+
+    /// Where this host's files and logs are.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The address that others reach this host at: the frontend's is that of its client port.
+    ///
+    /// # Panics
+    /// On the switch, which has none.
+    #[must_use]
+    pub fn address(&self) -> Ipv4Addr {
+        self.ports.iter().find_map(|port| port.address).expect("the switch has no address")
+    }
+
+    /// The address on the service network, if the host is on it.
+    #[must_use]
+    pub fn service_address(&self) -> Option<Ipv4Addr> {
+        self.ports.iter().find(|port| port.device == "service0").and_then(|port| port.address)
+    }
+
+    /// The core that the placement gave this host.
+    #[must_use]
+    pub fn core(&self) -> Option<usize> {
+        *self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on a thread inside the namespace, at the host's core.
+    ///
+    /// # Errors
+    /// When the thread cannot start or cannot enter.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let core = self.core();
+        let run = self.netns.run(|| {
+            pin(None, core)?;
+            Ok(work())
+        });
+        run.with_context(|| format!("entering {}", self.name))?
+    }
+
+    /// Starts `command` in the namespace, at the host's core, in a process group of its own; its output goes to a
+    /// log file in [`Self::dir`].
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, mut command: Command) -> Result<Process> {
+        let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = self.logs.fetch_add(1, Ordering::Relaxed);
+        let log = self.dir.join(format!("{program}-{number}.log"));
+        let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
+        command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+        Process::start(format!("{program} on {}", self.name), log, |command| self.run(|| command.spawn()), command)
+    }
+
+    /// Runs `command` to its end in the namespace and returns what it wrote.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn output(&self, mut command: Command) -> Result<Output> {
+        self.run(|| command.output())?.with_context(|| format!("running {command:?} on {}", self.name))
+    }
+
+    /// Like [`Self::output`], and fails unless the command succeeds; returns its standard output.
+    ///
+    /// # Errors
+    /// When it cannot be started or fails; the error tells its standard error.
+    pub fn check(&self, command: Command) -> Result<String> {
+        let shown = format!("{command:?}");
+        let output = self.output(command)?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{shown} on {} failed ({}): {}", self.name, output.status, error.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Writes a network sysctl, such as `ipv4/tcp_congestion_control`.
+    ///
+    /// # Errors
+    /// When the kernel has no such sysctl in namespaces or refuses the value.
+    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        self.sysctls(&[(key, value)])
+    }
+
+    pub(crate) fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
+        self.run(|| {
+            for (key, value) in settings {
+                let path = format!("/proc/sys/net/{key}");
+                std::fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
+            }
+            Ok(())
+        })?
+    }
+
+    /// Waits until something in the namespace listens at `address`, without connecting to it.
+    ///
+    /// # Errors
+    /// When nothing does within 10 seconds.
+    pub fn wait_listening(&self, address: SocketAddrV4) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let table = self.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))??;
+            if listens(&table, address) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("nothing listens at {address} on {}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A number from the namespace's sysfs: `class/net/service0/statistics/rx_bytes`.
+    pub(crate) fn sysfs_number(&self, path: &str) -> Result<u64> {
+        let mut text = String::new();
+        self.sysfs_open(path, OFlags::RDONLY)?.read_to_string(&mut text)?;
+        text.trim().parse().with_context(|| format!("{path} holds {text:?}"))
+    }
+
+    fn sysfs_open(&self, path: &str, flags: OFlags) -> Result<File> {
+        let file = openat(self.sysfs.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty());
+        Ok(File::from(file.with_context(|| format!("opening sysfs {path} of {}", self.name))?))
+    }
+
+    /// Gives the host's processes and its receive work to `core`, or to all cores.
+    pub(crate) fn place(&self, core: Option<usize>) -> Result<()> {
+        *self.core.lock().unwrap_or_else(PoisonError::into_inner) = core;
+        let mask = core.map_or("0".to_owned(), |core| format!("{:x}", 1_u64 << core));
+        for port in &self.ports {
+            for queue in 0.. {
+                let path = format!("class/net/{}/queues/rx-{queue}/rps_cpus", port.device);
+                match self.sysfs_open(&path, OFlags::WRONLY) {
+                    Ok(mut file) => file.write_all(mask.as_bytes()).with_context(|| format!("writing {path}"))?,
+                    Err(error) if queue == 0 => return Err(error),
+                    Err(_) => break,
+                }
+            }
+        }
+        for pid in self.pids()? {
+            for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+                let tid = task.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
+                // A task may end meanwhile.
+                let _ = pin(tid, core);
+            }
+        }
+        Ok(())
+    }
+
+    /// The processes that live in the namespace, this one excepted.
+    ///
+    /// # Errors
+    /// When /proc cannot be read.
+    pub fn pids(&self) -> Result<Vec<i32>> {
+        let link = format!("net:[{}]", self.netns.inode()?);
+        let mut pids = Vec::new();
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+            let inside = std::fs::read_link(entry.path().join("ns/net")).is_ok_and(|seen| seen.as_os_str() == &*link);
+            if inside && pid.unsigned_abs() != std::process::id() {
+                pids.push(pid);
+            }
+        }
+        Ok(pids)
+    }
+}
+
+/// Pins a task (`None`: the calling thread) to a core (`None`: to all).
+fn pin(task: Option<Pid>, core: Option<usize>) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    let all = 0..std::thread::available_parallelism().map_or(1, usize::from).max(CORES_TRIED);
+    core.map_or(all, |core| core..core + 1).for_each(|core| set.set(core));
+    Ok(sched_setaffinity(task, &set)?)
+}
+
+/// "All cores" names at least these; the kernel ignores the ones that are not there.
+const CORES_TRIED: usize = 64;
+
+/// Whether a `/proc/net/tcp` shows a listener that accepts connections to `address`.
+fn listens(table: &str, address: SocketAddrV4) -> bool {
+    let hex = |ip: Ipv4Addr| format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port());
+    let wanted = [hex(*address.ip()), hex(Ipv4Addr::UNSPECIFIED)];
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next().unwrap_or_default();
+        wanted.iter().any(|wanted| wanted == local) && fields.nth(1) == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listener_is_found_by_address_and_state() {
+        let table = "  sl  local_address rem_address   st tx_queue\n\
+            0: 0B014D0A:0050 00000000:0000 0A 00000000:00000000\n\
+            1: 0C014D0A:0050 0100007F:0000 01 00000000:00000000\n\
+            2: 00000000:1F90 00000000:0000 0A 00000000:00000000\n";
+        assert!(listens(table, "10.77.1.11:80".parse().unwrap()));
+        assert!(!listens(table, "10.77.1.12:80".parse().unwrap()));
+        assert!(!listens(table, "10.77.1.11:81".parse().unwrap()));
+        assert!(listens(table, "10.77.1.11:8080".parse().unwrap()));
+    }
+}

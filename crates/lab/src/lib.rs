@@ -1,0 +1,62 @@
+//! The test lab: hosts as network namespaces joined by a switch, servers and loads in them, and what is needed to
+//! measure them and to tell whether a client's TCP connection stayed whole.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! use shunt_lab::{Lab, NginxChain, Wire};
+//! let lab = Lab::builder().intermediates(1).wire(Wire::Mtu).build()?;
+//! let files = lab.files(&[("64k", 64 << 10)])?;
+//! let chain = NginxChain::new(&files).start(&lab)?;
+//! let report = shunt_lab::Wrk::new(chain.url("/64k")).run(lab.client())?;
+//! println!("{:.0} requests/s", report.requests_per_second);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything here needs root. Everything is gone when the [`Lab`] is dropped, and also when its process dies in
+//! any other way (see [`cleanup`]).
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod capture;
+mod chain;
+pub mod cleanup;
+pub mod cli;
+pub mod demo;
+mod fetch;
+mod flow;
+mod haproxy;
+mod host;
+mod http;
+mod load;
+mod meter;
+mod nginx;
+mod pcap;
+mod placement;
+mod process;
+mod rate;
+pub mod report;
+mod segment;
+mod service;
+mod tcpdump;
+mod topology;
+mod wire;
+mod wrk;
+
+pub use capture::{Capture, Expect, Verdict};
+pub use chain::{Chain, ShuntPart, ShuntParts};
+pub use fetch::{Fetch, Fetched, fetch, file_sha256};
+pub use flow::{FlowReport, Ignored};
+pub use haproxy::{HaproxyChain, haproxy};
+pub use host::{Host, Port, Role};
+pub use load::{Background, Cost};
+pub use meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
+pub use nginx::{NGINX, NginxChain, NginxConf, nginx};
+pub use placement::{Cores, Placement};
+pub use process::Process;
+pub use rate::{Rate, RateReport};
+pub use service::{Options, Service, Stats, agent_stats};
+pub use tcpdump::Tcpdump;
+pub use topology::{Lab, LabBuilder};
+pub use wire::Wire;
+pub use wrk::{Wrk, WrkReport};

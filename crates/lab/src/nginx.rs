@@ -1,0 +1,204 @@
+//! Real nginx: one server, and the chain that serves as the baseline and carries Shunt's module.
+
+use std::fmt;
+use std::net::SocketAddrV4;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::chain::{Chain, ShuntPart, ShuntParts, directives};
+use crate::host::{Host, Role};
+use crate::process::Process;
+use crate::topology::Lab;
+
+/// Debian's nginx.
+pub const NGINX: &str = "/usr/sbin/nginx";
+
+/// Starts nginx on `host` with the configuration `text`, which may name files relative to a fresh directory, and waits
+/// until it listens at `address`. `daemon off`, the `pid` file and the log are set on the command line.
+///
+/// # Errors
+/// When nginx refuses the configuration, ends, or does not listen.
+pub fn nginx(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+    let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
+    std::fs::create_dir(prefix.join("temp"))?;
+    let file = prefix.join("nginx.conf");
+    std::fs::write(&file, text)?;
+    let mut command = Command::new(NGINX);
+    command.arg("-p").arg(&prefix).arg("-c").arg(&file).args(["-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
+    let mut process = host.spawn(command)?;
+    let listening = host.wait_listening(address);
+    process.check_running()?;
+    listening?;
+    Ok(process)
+}
+
+/// A chain of nginx through all tiers of a lab, tuned as one who knows nginx would for many responses on few
+/// connections: one worker per tier, connections kept, responses buffered in memory and never in files.
+pub struct NginxChain<'a> {
+    files: PathBuf,
+    shunt: ShuntParts<'a>,
+    http: Vec<String>,
+    plain_upstream: bool,
+}
+
+/// One tier's configuration.
+#[derive(Debug, Clone)]
+pub struct NginxConf<'a> {
+    pub listen: SocketAddrV4,
+    /// Addresses of the next tier; none makes a backend, which serves `files`.
+    pub upstream: &'a [SocketAddrV4],
+    pub files: &'a Path,
+    pub shunt: Option<ShuntPart>,
+    /// More directives for `http`, without semicolons.
+    pub http: &'a [String],
+}
+
+impl<'a> NginxChain<'a> {
+    /// A chain whose backends serve the files of a directory.
+    #[must_use]
+    pub fn new(files: impl Into<PathBuf>) -> Self {
+        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new(), plain_upstream: false }
+    }
+
+    /// Adds Shunt to the tiers that `part` has one for.
+    #[must_use]
+    pub fn shunt(mut self, part: impl Fn(&Host) -> Option<ShuntPart> + 'a) -> Self {
+        self.shunt = Box::new(part);
+        self
+    }
+
+    /// Adds a directive to every tier's `http`, without its semicolon.
+    #[must_use]
+    pub fn http(mut self, directive: impl Into<String>) -> Self {
+        self.http.push(directive.into());
+        self
+    }
+
+    /// Leaves the backends out: their servers are someone else's.
+    #[must_use]
+    pub fn without_backends(mut self) -> Self {
+        self.plain_upstream = true;
+        self
+    }
+
+    /// The configuration of one tier.
+    #[must_use]
+    pub fn conf(&self, host: &Host, listen: SocketAddrV4, upstream: &[SocketAddrV4]) -> String {
+        let (files, http, shunt) = (self.files.as_path(), self.http.as_slice(), (self.shunt)(host));
+        NginxConf { listen, upstream, files, shunt, http }.to_string()
+    }
+
+    /// Starts the chain, backends first.
+    ///
+    /// # Errors
+    /// When a server does not start.
+    pub fn start(&self, lab: &Lab) -> Result<Chain> {
+        Chain::start(lab, |host, listen, upstream| {
+            if self.plain_upstream && host.role() == Role::Backend {
+                return Ok(None);
+            }
+            nginx(host, &self.conf(host, listen, upstream), listen).map(Some)
+        })
+    }
+}
+
+impl fmt::Display for NginxConf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(shunt) = &self.shunt {
+            writeln!(f, "load_module {};", shunt.module.display())?;
+        }
+        f.write_str(MAIN)?;
+        f.write_str(&directives("    ", self.http))?;
+        let part = |list: fn(&ShuntPart) -> &Vec<String>, indent| {
+            self.shunt.as_ref().map(|shunt| directives(indent, list(shunt))).unwrap_or_default()
+        };
+        f.write_str(&part(|shunt| &shunt.http, "    "))?;
+        if !self.upstream.is_empty() {
+            writeln!(f, "    upstream next {{")?;
+            self.upstream.iter().try_for_each(|address| writeln!(f, "        server {address};"))?;
+            f.write_str(KEEPALIVE)?;
+        }
+        writeln!(f, "    server {{\n        listen {} backlog=4096;\n        location / {{", self.listen)?;
+        match self.upstream {
+            [] => writeln!(f, "            root {};", self.files.display())?,
+            _ => f.write_str(PROXY)?,
+        }
+        f.write_str(&part(|shunt| &shunt.location, "            "))?;
+        f.write_str("        }\n    }\n}\n")
+    }
+}
+
+const MAIN: &str = "\
+user root;
+worker_processes 1;
+worker_rlimit_nofile 16384;
+error_log stderr warn;
+events {
+    worker_connections 8192;
+}
+http {
+    access_log off;
+    server_tokens off;
+    types {}
+    default_type application/octet-stream;
+    client_body_temp_path temp/body;
+    proxy_temp_path temp/proxy;
+    fastcgi_temp_path temp/fastcgi;
+    uwsgi_temp_path temp/uwsgi;
+    scgi_temp_path temp/scgi;
+    keepalive_requests 1000000000;
+    keepalive_timeout 3600s;
+    sendfile on;
+    tcp_nopush on;
+    tcp_nodelay on;
+    open_file_cache max=10000 inactive=3600s;
+    open_file_cache_valid 3600s;
+";
+
+const KEEPALIVE: &str = "        keepalive 64;
+        keepalive_requests 1000000000;
+        keepalive_timeout 3600s;
+    }
+";
+
+const PROXY: &str = "            proxy_pass http://next;
+            proxy_http_version 1.1;
+            proxy_set_header Connection \"\";
+            proxy_set_header Host $http_host;
+            proxy_buffer_size 16k;
+            proxy_buffers 32 64k;
+            proxy_max_temp_file_size 0;
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conf(upstream: &[SocketAddrV4], shunt: Option<ShuntPart>) -> String {
+        let listen = "10.77.1.1:80".parse().unwrap();
+        NginxConf { listen, upstream, files: Path::new("/files"), shunt, http: &[] }.to_string()
+    }
+
+    #[test]
+    fn ours_and_the_baseline_differ_by_shunts_lines_only() {
+        let part = ShuntPart {
+            module: "/m.so".into(),
+            http: vec!["shunt on".into()],
+            location: vec!["shunt_offer on".into()],
+        };
+        let (plain, ours) = (conf(&[], None), conf(&[], Some(part)));
+        let kept: Vec<&str> =
+            ours.lines().filter(|line| !line.contains("shunt") && !line.starts_with("load_module")).collect();
+        assert_eq!(kept, plain.lines().collect::<Vec<_>>());
+        assert_eq!(ours.lines().count(), plain.lines().count() + 3);
+    }
+
+    #[test]
+    fn a_backend_has_files_and_a_proxy_has_a_next_tier() {
+        assert!(conf(&[], None).contains("root /files;") && !conf(&[], None).contains("proxy_pass"));
+        let proxy = conf(&["10.77.1.101:80".parse().unwrap()], None);
+        assert!(proxy.contains("server 10.77.1.101:80;") && !proxy.contains("root /files"));
+    }
+}

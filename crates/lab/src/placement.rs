@@ -1,0 +1,73 @@
+//! Which core does whose work.
+//!
+//! A host's work is that of its processes (by affinity) and that of receiving its packets (by RPS: a veth otherwise
+//! receives on the sender's core). Sending runs on the core of whoever sends.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use crate::host::{Host, Role};
+
+/// Who has the measured core.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Placement {
+    /// Every core for everyone, no RPS.
+    #[default]
+    None,
+    /// All tiers on the measured core; clients on the other, the switch at [`Cores::link`].
+    WholeService,
+    /// One host, by name, on the measured core; the others on the other, the switch at [`Cores::link`].
+    Tier(String),
+}
+
+/// The two cores of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cores {
+    /// The core whose busy time is read.
+    pub measured: usize,
+    /// The core of everything else.
+    pub rest: usize,
+    /// The core of the switch. `None` leaves its work with whoever sends, as a bare veth pair does: a service then pays
+    /// for the link too, but not for interrupts from it.
+    pub link: Option<usize>,
+}
+
+impl Default for Cores {
+    /// Core 1 is measured: device interrupts land on core 0.
+    fn default() -> Self {
+        Self { measured: 1, rest: 0, link: Some(0) }
+    }
+}
+
+impl Placement {
+    /// The core of each host; `None` for any.
+    pub(crate) fn cores_of<'a>(
+        &self,
+        hosts: impl Iterator<Item = &'a Host>,
+        cores: Cores,
+    ) -> Result<BTreeMap<&'a str, Option<usize>>> {
+        let of = |host: &Host| match self {
+            Self::None => None,
+            _ if host.role() == Role::Switch => cores.link,
+            Self::WholeService if host.role().is_tier() => Some(cores.measured),
+            Self::Tier(name) if host.name() == name => Some(cores.measured),
+            Self::WholeService | Self::Tier(_) => Some(cores.rest),
+        };
+        let placed: BTreeMap<_, _> = hosts.map(|host| (host.name(), of(host))).collect();
+        if let Self::Tier(name) = self
+            && !placed.contains_key(name.as_str())
+        {
+            bail!("the lab has no host {name:?} to place");
+        }
+        Ok(placed)
+    }
+}
+
+impl Role {
+    /// Whether a host of this role is a part of the service.
+    #[must_use]
+    pub fn is_tier(self) -> bool {
+        matches!(self, Self::Frontend | Self::Intermediate | Self::Backend)
+    }
+}

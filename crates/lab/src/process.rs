@@ -1,0 +1,141 @@
+//! A server or a load that runs in a host.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// A child in a process group of its own. Dropping it kills the whole group.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    pub(crate) fn start(
+        name: String,
+        log: PathBuf,
+        spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
+        mut command: Command,
+    ) -> Result<Self> {
+        // Its own group: Ctrl-C at a terminal reaches the lab, and the lab ends its children in order.
+        command.process_group(0);
+        let child = spawn(&mut command)?.with_context(|| format!("starting {command:?} as {name}"))?;
+        Ok(Self { name, child, log, ended: None })
+    }
+
+    /// Program and host, for messages.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its output goes.
+    #[must_use]
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// What it wrote so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// The exit status, once it has ended.
+    ///
+    /// # Errors
+    /// That of waitpid(2).
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait()?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// When it does not within `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("{} still runs after {limit:?}", self.name);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Fails with the log's end if it has ended.
+    ///
+    /// # Errors
+    /// When it has.
+    pub fn check_running(&mut self) -> Result<()> {
+        if let Some(status) = self.try_wait()? {
+            let log = self.log();
+            let tail = log.lines().rev().take(12).collect::<Vec<_>>();
+            let tail = tail.into_iter().rev().collect::<Vec<_>>().join("\n");
+            bail!("{} ended ({status}); its log ends:\n{tail}", self.name);
+        }
+        Ok(())
+    }
+
+    /// Sends a signal to its process group.
+    pub fn signal(&mut self, signal: Signal) {
+        // After the leader was reaped the group's number may be somebody else's.
+        if self.ended.is_none()
+            && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+        {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Asks it to end (SIGTERM) and waits; kills what has not ended after 5 seconds.
+    ///
+    /// # Errors
+    /// That of waitpid(2).
+    pub fn stop(self) -> Result<ExitStatus> {
+        self.stop_with(Signal::TERM)
+    }
+
+    /// Like [`Self::stop`], with another signal: nginx finishes its requests on SIGQUIT, tcpdump its file on SIGINT.
+    ///
+    /// # Errors
+    /// That of waitpid(2).
+    pub fn stop_with(mut self, signal: Signal) -> Result<ExitStatus> {
+        self.signal(signal);
+        if let Ok(status) = self.wait(Duration::from_secs(5)) {
+            return Ok(status);
+        }
+        self.kill()
+    }
+
+    fn kill(&mut self) -> Result<ExitStatus> {
+        self.try_wait()?;
+        self.signal(Signal::KILL);
+        self.wait(Duration::from_secs(5))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            let _ = self.kill();
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The open-loop load: requests at a constant rate, whatever the answers take.
+//!
+//! A request that finds no idle connection waits for one, and its latency counts from when it was due: a slow server
+//! cannot slow its own measurement down.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpStream};
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use hdrhistogram::Histogram;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::thread::set_current_timer_slack;
+use rustix::time::Timespec;
+
+use crate::host::Host;
+use crate::http::ResponseReader;
+
+/// A run at a constant rate.
+#[derive(Debug, Clone)]
+pub struct Rate {
+    server: SocketAddrV4,
+    path: String,
+    per_second: f64,
+    connections: usize,
+    warm_up: Duration,
+    duration: Duration,
+    headers: Vec<String>,
+}
+
+/// What a run at a constant rate showed.
+#[derive(Debug, Clone)]
+pub struct RateReport {
+    /// Requests due in the measured time, and how many of those were answered in full.
+    pub due: u64,
+    pub answered: u64,
+    /// Answers other than 2xx.
+    pub status_errors: u64,
+    /// Connections that failed under a request.
+    pub connection_errors: u64,
+    /// From the time a request was due to its answer's last byte, in nanoseconds.
+    pub latency_ns: Histogram<u64>,
+    /// How late this client itself wrote requests that had an idle connection, in nanoseconds: the part of every
+    /// latency that is not the service's.
+    pub lateness_ns: Histogram<u64>,
+}
+
+impl RateReport {
+    /// A quantile of the latency, such as 0.999.
+    #[must_use]
+    pub fn latency(&self, quantile: f64) -> Duration {
+        Duration::from_nanos(self.latency_ns.value_at_quantile(quantile))
+    }
+
+    /// A quantile of the client's own lateness.
+    #[must_use]
+    pub fn lateness(&self, quantile: f64) -> Duration {
+        Duration::from_nanos(self.lateness_ns.value_at_quantile(quantile))
+    }
+}
+
+/// After the last request was due, answers may take this long.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl Rate {
+    /// `per_second` GETs of `path`, over 16 connections, for 3 seconds after a warm-up of half a second.
+    #[must_use]
+    pub fn new(server: SocketAddrV4, path: impl Into<String>, per_second: f64) -> Self {
+        let (warm_up, duration) = (Duration::from_millis(500), Duration::from_secs(3));
+        Self { server, path: path.into(), per_second, connections: 16, warm_up, duration, headers: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn connections(mut self, count: usize) -> Self {
+        self.connections = count.max(1);
+        self
+    }
+
+    #[must_use]
+    pub fn duration(mut self, duration: Duration) -> Self {
+        self.duration = duration;
+        self
+    }
+
+    #[must_use]
+    pub fn warm_up(mut self, duration: Duration) -> Self {
+        self.warm_up = duration;
+        self
+    }
+
+    /// Adds a request field, `Name: value`.
+    #[must_use]
+    pub fn header(mut self, header: impl Into<String>) -> Self {
+        self.headers.push(header.into());
+        self
+    }
+
+    /// Runs it on `host`, on one thread.
+    ///
+    /// # Errors
+    /// When a connection cannot be made or a response cannot be understood.
+    pub fn run(&self, host: &Host) -> Result<RateReport> {
+        host.run(|| Run::new(self)?.run())?
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    /// When the request that it carries was due.
+    due: Option<Instant>,
+    reader: ResponseReader,
+}
+
+struct Run<'a> {
+    rate: &'a Rate,
+    request: Vec<u8>,
+    epoll: OwnedFd,
+    connections: Vec<Connection>,
+    idle: VecDeque<usize>,
+    /// Due, and without a connection.
+    waiting: VecDeque<Instant>,
+    measured_from: Instant,
+    report: RateReport,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Run<'a> {
+    fn new(rate: &'a Rate) -> Result<Self> {
+        // Without this a wake-up may come 50 us late.
+        set_current_timer_slack(NonZeroU64::new(1)).context("prctl(PR_SET_TIMERSLACK)")?;
+        let fields: String = rate.headers.iter().map(|header| format!("{header}\r\n")).collect();
+        let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\n{fields}\r\n", rate.path, rate.server);
+        let histogram = || Histogram::new_with_bounds(1, 3_600_000_000_000, 3).context("making a histogram");
+        let mut run = Self {
+            rate,
+            request: request.into_bytes(),
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            connections: Vec::new(),
+            idle: (0..rate.connections).collect(),
+            waiting: VecDeque::new(),
+            measured_from: Instant::now(),
+            report: RateReport {
+                due: 0,
+                answered: 0,
+                status_errors: 0,
+                connection_errors: 0,
+                latency_ns: histogram()?,
+                lateness_ns: histogram()?,
+            },
+            buffer: vec![0; 256 << 10],
+        };
+        for number in 0..rate.connections {
+            let connection = run.connect(number)?;
+            run.connections.push(connection);
+        }
+        Ok(run)
+    }
+
+    fn connect(&self, number: usize) -> Result<Connection> {
+        let server = self.rate.server;
+        let stream = TcpStream::connect(server).with_context(|| format!("connecting to {server}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        epoll::add(&self.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
+        Ok(Connection { stream, due: None, reader: ResponseReader::default() })
+    }
+
+    fn run(mut self) -> Result<RateReport> {
+        let begin = Instant::now();
+        self.measured_from = begin + self.rate.warm_up;
+        let total = self.rate.warm_up + self.rate.duration;
+        let count = (total.as_secs_f64() * self.rate.per_second) as u64;
+        let due_at = |number: u64| begin + Duration::from_secs_f64(number as f64 / self.rate.per_second);
+        let mut number = 0;
+        let mut events = Vec::with_capacity(self.rate.connections);
+        loop {
+            while number < count && due_at(number) <= Instant::now() {
+                self.on_due(due_at(number))?;
+                number += 1;
+            }
+            let now = Instant::now();
+            let all_sent = number == count;
+            if all_sent && (self.idle.len() == self.connections.len() || now > begin + total + GRACE) {
+                return Ok(self.report);
+            }
+            let until = if all_sent { begin + total + GRACE } else { due_at(number) };
+            let left = Timespec::try_from(until.saturating_duration_since(now)).unwrap_or_default();
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                waited => {
+                    waited.context("epoll_pwait2")?;
+                }
+            }
+            for event in &events {
+                let Event { data, .. } = *event;
+                self.on_readable(usize::try_from(data.u64())?)?;
+            }
+        }
+    }
+
+    fn on_due(&mut self, due: Instant) -> Result<()> {
+        if due >= self.measured_from {
+            self.report.due += 1;
+        }
+        let Some(number) = self.idle.pop_front() else {
+            self.waiting.push_back(due);
+            return Ok(());
+        };
+        if due >= self.measured_from {
+            self.report.lateness_ns.saturating_record(nanoseconds(due.elapsed()));
+        }
+        self.send(number, due)
+    }
+
+    fn send(&mut self, number: usize, due: Instant) -> Result<()> {
+        let connection = &mut self.connections[number];
+        connection.due = Some(due);
+        connection.reader = ResponseReader::default();
+        match connection.stream.write(&self.request) {
+            Ok(written) if written == self.request.len() => Ok(()),
+            // A request is small and the connection idle: its buffer has room, unless the connection is broken.
+            Ok(_) => bail!("a connection took a part of a request"),
+            Err(_) => self.on_broken(number),
+        }
+    }
+
+    fn on_readable(&mut self, number: usize) -> Result<()> {
+        loop {
+            let connection = &mut self.connections[number];
+            let read = match connection.stream.read(&mut self.buffer) {
+                Ok(0) => return self.on_broken(number),
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => return self.on_broken(number),
+            };
+            let used = connection.reader.feed(&self.buffer[..read], &mut |_| {})?;
+            if used < read {
+                bail!("{} bytes after a response", read - used);
+            }
+            if connection.reader.is_done() {
+                self.on_answer(number)?;
+            }
+            if read < self.buffer.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn on_answer(&mut self, number: usize) -> Result<()> {
+        let connection = &mut self.connections[number];
+        let due = connection.due.take().context("a response without a request")?;
+        if due >= self.measured_from {
+            self.report.answered += 1;
+            self.report.status_errors += u64::from(!(200..300).contains(&connection.reader.status()));
+            self.report.latency_ns.saturating_record(nanoseconds(due.elapsed()));
+        }
+        self.next(number)
+    }
+
+    /// Gives an idle connection to whoever waits for one.
+    fn next(&mut self, number: usize) -> Result<()> {
+        match self.waiting.pop_front() {
+            Some(due) => self.send(number, due),
+            None => {
+                self.idle.push_back(number);
+                Ok(())
+            }
+        }
+    }
+
+    fn on_broken(&mut self, number: usize) -> Result<()> {
+        let was_asked = self.connections[number].due.take().is_some();
+        self.report.connection_errors += u64::from(was_asked);
+        // Closing the old socket takes it out of the epoll set.
+        self.connections[number] = self.connect(number)?;
+        if was_asked { self.next(number) } else { Ok(()) }
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,159 @@
+//! A whole service in a lab: nginx on every tier and, where asked, an agent on the frontend and on each backend.
+
+mod agent;
+mod stats;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::chain::{Chain, ShuntPart};
+use crate::host::{Host, Role};
+use crate::nginx::NginxChain;
+use crate::topology::Lab;
+
+use agent::Agent;
+pub use agent::{module_file, shuntd_program};
+pub use stats::{Stats, agent_stats};
+
+/// The module's default for `shunt_offer_min_length`, in bytes.
+pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
+
+/// What a service has.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Agents and nginx's module; without it the service is the plain baseline.
+    pub shunt: bool,
+    /// Another shortest offer than the module's default, in bytes.
+    pub offer_min: Option<u64>,
+}
+
+impl Options {
+    /// Plain nginx.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// With Shunt as it comes.
+    #[must_use]
+    pub fn shunt() -> Self {
+        Self { shunt: true, offer_min: None }
+    }
+}
+
+/// A running service. Dropping it ends nginx first, then the agents, and leaves nothing in the kernel.
+#[derive(Debug)]
+pub struct Service<'lab> {
+    lab: &'lab Lab,
+    /// `None` only while the service ends.
+    chain: Option<Chain>,
+    agents: Vec<Agent<'lab>>,
+}
+
+impl<'lab> Service<'lab> {
+    /// Starts the service; its backends serve the files of a directory.
+    ///
+    /// # Errors
+    /// When `shuntd` or the module is not built, or a part does not start.
+    pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
+        let mut service = Self { lab, chain: None, agents: Vec::new() };
+        let mut chain = NginxChain::new(files);
+        if options.shunt {
+            let module = module_file()?;
+            service.start_agents()?;
+            chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min));
+        }
+        service.chain = Some(chain.start(lab)?);
+        Ok(service)
+    }
+
+    fn start_agents(&mut self) -> Result<()> {
+        let program = shuntd_program()?;
+        let frontends: Vec<&Host> = self.lab.hosts_of(Role::Frontend).collect();
+        let backends: Vec<&Host> = self.lab.hosts_of(Role::Backend).collect();
+        for host in &frontends {
+            self.agents.push(Agent::start(self.lab.id(), host, &backends, &program)?);
+        }
+        for host in &backends {
+            self.agents.push(Agent::start(self.lab.id(), host, &frontends, &program)?);
+        }
+        self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
+    }
+
+    #[must_use]
+    pub fn lab(&self) -> &'lab Lab {
+        self.lab
+    }
+
+    /// Its servers.
+    ///
+    /// # Panics
+    /// Never: a started service has them.
+    #[must_use]
+    pub fn chain(&self) -> &Chain {
+        self.chain.as_ref().expect("a started service has servers")
+    }
+
+    /// What the agent of a host counted.
+    ///
+    /// # Errors
+    /// When the host has no agent, or that does not answer.
+    pub fn stats(&self, host: &Host) -> Result<Stats> {
+        let agent = self.agents.iter().find(|agent| agent.host().name() == host.name());
+        agent.with_context(|| format!("{} has no agent", host.name()))?.stats()
+    }
+
+    /// The counters of frontend and backends as one.
+    ///
+    /// # Errors
+    /// When an agent does not answer.
+    pub fn all_stats(&self) -> Result<Stats> {
+        self.agents.iter().try_fold(Stats::default(), |sum, agent| Ok(sum.plus(&agent.stats()?)))
+    }
+
+    /// Fails with the end of a log if a server or an agent has ended.
+    ///
+    /// # Errors
+    /// When one has.
+    pub fn check_running(&mut self) -> Result<()> {
+        if let Some(chain) = &mut self.chain {
+            chain.check_running()?;
+        }
+        self.agents.iter_mut().try_for_each(Agent::check_running)
+    }
+}
+
+impl Drop for Service<'_> {
+    fn drop(&mut self) {
+        if let Some(chain) = self.chain.take() {
+            let _ = chain.stop();
+        }
+        self.agents.clear();
+    }
+}
+
+/// A tier's part. Intermediates are left plain: nginx passes header fields that it does not know.
+fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>) -> Option<ShuntPart> {
+    if host.role() == Role::Intermediate {
+        return None;
+    }
+    let mut part = ShuntPart::of(host, PathBuf::from(module));
+    if let (Role::Backend, Some(bytes)) = (host.role(), offer_min) {
+        part.location.push(format!("shunt_offer_min_length {bytes}"));
+    }
+    Some(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_minimum_is_the_modules() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nginx/ngx_http_shunt_module.c");
+        let source = std::fs::read_to_string(source).unwrap();
+        let line = source.lines().find(|line| line.contains("merge_size_value(conf->offer_min_length"));
+        assert!(line.unwrap().contains(&format!(", {} * 1024)", OFFER_MIN_LENGTH / 1024)), "{line:?}");
+    }
+}

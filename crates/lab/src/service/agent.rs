@@ -1,0 +1,155 @@
+//! One host's `shuntd`.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::stats::{Stats, agent_stats};
+use crate::chain::ShuntPart;
+use crate::cleanup::LabId;
+use crate::host::{Host, Role};
+use crate::process::Process;
+
+/// The port that agents listen at.
+const PORT: u16 = 7440;
+
+/// Long enough for a dialer that lost the race with its listener to try again.
+const PEERS_LIMIT: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+pub(super) struct Agent<'lab> {
+    host: &'lab Host,
+    program: PathBuf,
+    config: PathBuf,
+    /// `None` only while it ends.
+    process: Option<Process>,
+}
+
+impl<'lab> Agent<'lab> {
+    pub(super) fn start(lab: &LabId, host: &'lab Host, peers: &[&Host], program: &Path) -> Result<Self> {
+        mount_bpffs()?;
+        let config = host.dir().join("shuntd.toml");
+        std::fs::write(&config, configuration(lab, host, peers)?)?;
+        let mut agent = Self { host, program: program.to_owned(), config, process: None };
+        agent.process = Some(host.spawn(agent.command())?);
+        Ok(agent)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(&self.config).env("NO_COLOR", "1");
+        command
+    }
+
+    pub(super) fn host(&self) -> &Host {
+        self.host
+    }
+
+    pub(super) fn stats(&self) -> Result<Stats> {
+        agent_stats(&ShuntPart::agent_socket(self.host))
+    }
+
+    pub(super) fn check_running(&mut self) -> Result<()> {
+        self.process.as_mut().map_or(Ok(()), Process::check_running)
+    }
+
+    /// Waits until it answers and is connected to every peer.
+    pub(super) fn wait_for_peers(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PEERS_LIMIT;
+        loop {
+            self.check_running()?;
+            match self.stats() {
+                Ok(stats) if stats.all_peers_up() => return Ok(()),
+                Ok(_) if Instant::now() > deadline => {
+                    let log = self.process.as_ref().map(Process::log).unwrap_or_default();
+                    bail!("shuntd on {} found no peer within {PEERS_LIMIT:?}; its log:\n{log}", self.host.name());
+                }
+                Err(error) if Instant::now() > deadline => return Err(error),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take() {
+            let _ = process.stop();
+        }
+        // What it loaded outlives it by design; the watchdog removes the pins if this fails.
+        let mut detach = self.command();
+        detach.arg("--detach");
+        let _ = self.host.output(detach);
+    }
+}
+
+fn configuration(lab: &LabId, host: &Host, peers: &[&Host]) -> Result<String> {
+    let address = |host: &Host| -> Result<Ipv4Addr> {
+        host.service_address().with_context(|| format!("{} is not on the service network", host.name()))
+    };
+    let role = match host.role() {
+        Role::Frontend => "[frontend]\ninterfaces = [\"client0\"]",
+        _ => "[backend]\ninterfaces = [\"service0\"]",
+    };
+    let mut text = format!(
+        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}:{PORT}\"\npins = \"{}{}\"\n\n{role}\n",
+        host.name(),
+        ShuntPart::agent_socket(host).display(),
+        address(host)?,
+        lab.pins_prefix(),
+        host.name(),
+    );
+    for peer in peers {
+        write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\n", peer.name(), address(peer)?)?;
+    }
+    Ok(text)
+}
+
+fn mount_bpffs() -> Result<()> {
+    let mounted = std::fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
+    if mounted.lines().any(|line| line.split(' ').nth(1) == Some("/sys/fs/bpf")) {
+        return Ok(());
+    }
+    let status = Command::new("mount").args(["-t", "bpf", "bpf", "/sys/fs/bpf"]).status().context("running mount")?;
+    anyhow::ensure!(status.success(), "mounting a BPF file system at /sys/fs/bpf failed");
+    Ok(())
+}
+
+/// The agent's program: `$SHUNTD`, else beside this program, else in the workspace's target directory.
+///
+/// # Errors
+/// When it is at none of these places.
+pub fn shuntd_program() -> Result<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("shuntd")));
+    let targets = ["release", "debug"].map(|profile| workspace().join("target").join(profile).join("shuntd"));
+    let built = beside.into_iter().chain(targets);
+    find("SHUNTD", built, "shuntd is not built: run `cargo build --release`, or name its file in SHUNTD")
+}
+
+/// nginx's module: `$SHUNT_NGINX_MODULE`, else where `make -C nginx` leaves it.
+///
+/// # Errors
+/// When it is at neither place.
+pub fn module_file() -> Result<PathBuf> {
+    let built = workspace().join("nginx/build/ngx_http_shunt_module.so");
+    let hint = "the nginx module is not built: run `make -C nginx`, or name its file in SHUNT_NGINX_MODULE";
+    find("SHUNT_NGINX_MODULE", [built].into_iter(), hint)
+}
+
+fn workspace() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.ancestors().nth(2).unwrap_or(manifest).to_owned()
+}
+
+fn find(variable: &str, mut built: impl Iterator<Item = PathBuf>, hint: &'static str) -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os(variable) {
+        let named = PathBuf::from(named);
+        anyhow::ensure!(named.is_file(), "{variable} names {}, which is no file", named.display());
+        return std::fs::canonicalize(&named).with_context(|| format!("finding {}", named.display()));
+    }
+    built.find(|path| path.is_file()).context(hint)
+}

@@ -1,0 +1,170 @@
+//! Asking an agent for its counters, as `shunt stats` does (`SHUNT_MSG_STATS` of include/shunt.h).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use serde_json::Value;
+use shunt_wire::local::{Header, kind};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// An answer is one packet of at most this size.
+const ANSWER_BYTES: usize = 64 << 10;
+
+/// An agent answers at once; one that does not is stuck.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// What an agent counted: the JSON that it answers with.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Stats(pub Value);
+
+/// Asks the agent that listens at `socket`.
+///
+/// # Errors
+/// When nobody listens there, or no answer comes.
+pub fn agent_stats(socket: &Path) -> Result<Stats> {
+    let ask = || -> Result<Stats> {
+        let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
+        rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).context("connecting")?;
+        let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
+        rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL).context("asking")?;
+        let mut answer = vec![0; ANSWER_BYTES];
+        let (length, _) = rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()).context("receiving")?;
+        Stats::parse(&answer[..length])
+    };
+    ask().with_context(|| format!("asking the agent at {}", socket.display()))
+}
+
+impl Stats {
+    fn parse(packet: &[u8]) -> Result<Self> {
+        match Header::read_from_prefix(packet) {
+            Ok((header, text)) if header.kind == kind::STATS_TEXT => {
+                Ok(Self(serde_json::from_slice(text).context("the answer is no JSON")?))
+            }
+            Ok((header, _)) => bail!("the agent answered with a message of kind {}", header.kind),
+            Err(_) if packet.is_empty() => bail!("the agent closed the connection"),
+            Err(_) => bail!("the agent's answer has {} bytes", packet.len()),
+        }
+    }
+
+    /// Whether it has peers and is connected to each.
+    #[must_use]
+    pub fn all_peers_up(&self) -> bool {
+        let peers = self.0["peers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        !peers.is_empty() && peers.iter().all(|peer| peer["up"] == Value::Bool(true))
+    }
+
+    /// A counter by its path, such as `servers.shortcuts`; 0 where there is none.
+    #[must_use]
+    pub fn count(&self, path: &str) -> u64 {
+        path.split('.').fold(&self.0, |value, key| &value[key]).as_u64().unwrap_or(0)
+    }
+
+    /// Every number, by its path.
+    #[must_use]
+    pub fn flat(&self) -> BTreeMap<String, u64> {
+        let mut flat = BTreeMap::new();
+        flatten(&self.0, "", &mut flat);
+        flat
+    }
+
+    /// The counters under `prefix` (`servers.`) that grew since `start`, by their names without it.
+    #[must_use]
+    pub fn grown(&self, start: &Self, prefix: &str) -> BTreeMap<String, u64> {
+        let before = start.flat();
+        let now = self.flat().into_iter().filter_map(|(path, value)| {
+            let grown = value.saturating_sub(before.get(&path).copied().unwrap_or(0));
+            (grown > 0).then(|| Some((path.strip_prefix(prefix)?.to_owned(), grown)))?
+        });
+        now.collect()
+    }
+
+    /// Counter by counter, the sum with another agent's; everything else is left out.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self(sum(&self.0, &other.0))
+    }
+}
+
+fn flatten(value: &Value, path: &str, flat: &mut BTreeMap<String, u64>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            flatten(value, &path, flat);
+        }),
+        Value::Number(number) => drop(number.as_u64().map(|number| flat.insert(path.to_owned(), number))),
+        _ => {}
+    }
+}
+
+fn sum(one: &Value, other: &Value) -> Value {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
+            let field = |key: &String| {
+                (key.clone(), sum(one.get(key).unwrap_or(&Value::Null), other.get(key).unwrap_or(&Value::Null)))
+            };
+            Value::Object(keys.map(field).collect())
+        }
+        (Value::Object(_), _) => sum(one, &Value::Object(serde_json::Map::new())),
+        (_, Value::Object(_)) => sum(&Value::Object(serde_json::Map::new()), other),
+        _ => match (one.as_u64(), other.as_u64()) {
+            (None, None) => Value::Null,
+            (one, other) => Value::from(one.unwrap_or(0) + other.unwrap_or(0)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn packet(kind: u32, text: &str) -> Vec<u8> {
+        let header = Header { kind, size: (size_of::<Header>() + text.len()) as u32 };
+        [header.as_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn an_answer_is_read() {
+        let stats = Stats::parse(&packet(kind::STATS_TEXT, r#"{"servers":{"shortcuts":7}}"#)).unwrap();
+        assert_eq!(stats.count("servers.shortcuts"), 7);
+        assert_eq!(stats.count("servers.nothing"), 0);
+    }
+
+    #[test]
+    fn other_answers_are_errors() {
+        for broken in [vec![], vec![1, 2, 3], packet(kind::WELCOME, "{}"), packet(kind::STATS_TEXT, "{")] {
+            assert!(Stats::parse(&broken).is_err(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn all_peers_are_asked() {
+        let of = |peers: Value| Stats(json!({ "peers": peers })).all_peers_up();
+        assert!(of(json!([{"up": true}, {"up": true}])));
+        assert!(!of(json!([{"up": true}, {"up": false}])) && !of(json!([])) && !Stats::default().all_peers_up());
+    }
+
+    #[test]
+    fn only_what_grew_is_shown() {
+        let start = Stats(json!({"servers": {"a": 1, "b": 2}, "agent": {"c": 0}}));
+        let end = Stats(json!({"servers": {"a": 1, "b": 5, "d": 4}, "agent": {"c": 9}}));
+        let grown: Vec<_> = end.grown(&start, "servers.").into_iter().collect();
+        assert_eq!(grown, [("b".to_owned(), 3), ("d".to_owned(), 4)]);
+    }
+
+    #[test]
+    fn sums_keep_what_either_has() {
+        let one = Stats(json!({"name": "fe", "servers": {"a": 1}, "frontend": {"x": 2}, "backend": null}));
+        let other = Stats(json!({"name": "be", "servers": {"a": 2, "b": 3}, "frontend": null, "backend": {"y": 4}}));
+        let sum = one.plus(&other);
+        for (path, value) in [("servers.a", 3), ("servers.b", 3), ("frontend.x", 2), ("backend.y", 4)] {
+            assert_eq!(sum.count(path), value, "{path}");
+        }
+    }
+}

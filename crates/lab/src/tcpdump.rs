@@ -1,0 +1,80 @@
+//! Captures a port's packets to a file, with tcpdump.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+
+use crate::host::Host;
+use crate::process::Process;
+
+/// A capture that runs. Headers only: 128 bytes of each packet.
+#[derive(Debug)]
+pub struct Tcpdump {
+    process: Process,
+    file: PathBuf,
+}
+
+impl Tcpdump {
+    /// Captures what crosses `device` of `host` and matches `filter` (pcap-filter(7)); returns once it does.
+    ///
+    /// # Errors
+    /// When tcpdump does not start to listen.
+    pub fn start(host: &Host, device: &str, filter: &str) -> Result<Self> {
+        let file = tempfile::Builder::new().prefix("capture-").suffix(".pcap").tempfile_in(host.dir())?;
+        let file = file.into_temp_path().keep().context("keeping the capture's file")?;
+        let mut tcpdump = Command::new("tcpdump");
+        // A buffer of 64 MiB; each packet is delivered when it comes, so that none waits in a block at the end.
+        tcpdump.args(["-i", device, "-s", "128", "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
+        tcpdump.arg(&file).arg(filter);
+        let mut process = host.spawn(tcpdump)?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !process.log().contains("listening on") {
+            process.check_running()?;
+            if Instant::now() > deadline {
+                bail!("{} does not begin to listen", process.name());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Self { process, file })
+    }
+
+    /// Ends the capture once all packets so far are in, and returns its file.
+    ///
+    /// # Errors
+    /// When packets were lost, or tcpdump failed.
+    pub fn stop(self) -> Result<PathBuf> {
+        wait_until_idle(self.process.pid())?;
+        let log = self.process.log_path().to_owned();
+        let status = self.process.stop_with(Signal::INT)?;
+        let log = std::fs::read_to_string(log)?;
+        let dropped = log.lines().find_map(|line| line.strip_suffix(" packets dropped by kernel")).unwrap_or("0");
+        if !status.success() || dropped != "0" {
+            bail!("tcpdump lost packets or failed ({status}):\n{log}");
+        }
+        Ok(self.file)
+    }
+
+    /// Where the packets go.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// Waits until a process has used no CPU for 60 ms: until tcpdump has caught up.
+fn wait_until_idle(pid: u32) -> Result<()> {
+    let path = format!("/proc/{pid}/schedstat");
+    let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let (mut last, mut quiet) = (used()?, 0);
+    while quiet < 3 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = used()?;
+        quiet = if now == last { quiet + 1 } else { 0 };
+        last = now;
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! What the lab's cables do to packets.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::host::Host;
+
+/// The kind of link between every host and the switch. Real networks lie between the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Veth as it comes: segments of up to 64 KiB cross whole. Kinder to proxies than any network.
+    #[default]
+    Tso,
+    /// No segmentation offload: one packet of 1,500 bytes at a time. Harsher than a good network card.
+    Mtu,
+}
+
+impl Wire {
+    /// The name used in options, reports and benchmark cases.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tso => "tso",
+            Self::Mtu => "mtu",
+        }
+    }
+
+    /// Sets the offloads of one device of `host`. Checksums stay partial on both wires.
+    pub(crate) fn configure(self, host: &Host, device: &str) -> Result<()> {
+        if self == Self::Mtu {
+            let mut ethtool = Command::new("ethtool");
+            ethtool.args(["-K", device, "tso", "off", "gso", "off", "gro", "off", "tx-udp-segmentation", "off"]);
+            host.check(ethtool)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

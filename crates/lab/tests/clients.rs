@@ -1,0 +1,136 @@
+//! Real clients through a service with Shunt: every one gets the same bytes, and the bodies took the shortcut.
+
+mod service;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use service::{FILES, Running, may_run, start};
+use shunt_lab::{Host, Wrk, file_sha256};
+
+const URLS_OVER_ONE_CONNECTION: usize = 12;
+
+/// The files' URLs, in an order that mixes small and large.
+fn urls(service: &Running<'_>) -> Vec<(String, String)> {
+    let names = FILES.iter().map(|(name, _)| *name).chain(FILES.iter().rev().map(|(name, _)| *name));
+    let chain = service.service.chain();
+    names.take(URLS_OVER_ONE_CONNECTION).map(|name| (name.to_owned(), chain.url(&format!("/{name}")))).collect()
+}
+
+/// Runs a client that writes one file per URL into a directory, and compares them.
+fn compare(service: &Running<'_>, client: impl FnOnce(&Host, &[(String, String)], &str) -> Result<()>) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().to_str().context("a temporary path in UTF-8")?;
+    let urls = urls(service);
+    let before = service.frontend_stats()?;
+    client(service.lab.client(), &urls, path)?;
+    for (index, (name, _)) in urls.iter().enumerate() {
+        let got = file_sha256(directory.path().join(index.to_string()))?;
+        ensure!(got == file_sha256(service.files.join(name))?, "{name} (number {index}): other bytes");
+    }
+    let long =
+        urls.iter().filter(|(name, _)| FILES.iter().any(|(file, size)| file == name && *size >= 32 << 10)).count();
+    let after = service.frontend_stats()?;
+    let shortcuts = after.count("servers.shortcuts") - before.count("servers.shortcuts");
+    ensure!(shortcuts == long as u64, "{shortcuts} shortcuts for {long} long bodies: {:?}", after.grown(&before, ""));
+    Ok(())
+}
+
+#[test]
+fn curl_over_one_connection() -> Result<()> {
+    if !may_run("curl_over_one_connection") {
+        return Ok(());
+    }
+    start(1, |service| {
+        compare(service, |client, urls, directory| {
+            let mut curl = Command::new("curl");
+            curl.args(["--silent", "--show-error", "--fail", "--write-out", "%{num_connects}\n"]);
+            for (index, (_, url)) in urls.iter().enumerate() {
+                curl.args(["--output", &format!("{directory}/{index}"), url]);
+            }
+            let connects: u32 = client.check(curl)?.lines().filter_map(|line| line.trim().parse::<u32>().ok()).sum();
+            ensure!(connects == 1, "curl made {connects} connections");
+            Ok(())
+        })
+    })
+}
+
+#[test]
+fn wget() -> Result<()> {
+    if !may_run("wget") {
+        return Ok(());
+    }
+    start(1, |service| {
+        compare(service, |client, urls, directory| {
+            for (index, (_, url)) in urls.iter().enumerate() {
+                let mut wget = Command::new("wget");
+                wget.args(["--quiet", "--tries=1", "--output-document", &format!("{directory}/{index}"), url]);
+                client.check(wget)?;
+            }
+            Ok(())
+        })
+    })
+}
+
+const REQUESTS: &str = r#"
+import requests, sys
+session = requests.Session()
+for index, url in enumerate(sys.argv[2:]):
+    answer = session.get(url, timeout=30)
+    answer.raise_for_status()
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+    assert not [name for name in answer.headers if name.lower().startswith("shunt")], answer.headers
+    open(f"{sys.argv[1]}/{index}", "wb").write(answer.content)
+"#;
+
+#[test]
+fn python_requests_over_one_session() -> Result<()> {
+    if !may_run("python_requests_over_one_session") {
+        return Ok(());
+    }
+    start(1, |service| {
+        compare(service, |client, urls, directory| {
+            let mut python = Command::new("/usr/bin/python3");
+            python.args(["-c", REQUESTS, directory]).args(urls.iter().map(|(_, url)| url));
+            client.check(python).map(drop)
+        })
+    })
+}
+
+#[test]
+fn go_over_one_client() -> Result<()> {
+    if !may_run("go_over_one_client") {
+        return Ok(());
+    }
+    let built = tempfile::tempdir()?;
+    let program = built.path().join("get");
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go/get.go");
+    let status = Command::new("go").args(["build", "-o"]).arg(&program).arg(source).status().context("running go")?;
+    ensure!(status.success(), "go build failed");
+    start(1, |service| {
+        compare(service, |client, urls, directory| {
+            let mut go = Command::new(&program);
+            go.arg(directory).args(urls.iter().map(|(_, url)| url));
+            client.check(go).map(drop)
+        })
+    })
+}
+
+#[test]
+fn wrk_and_h2load_see_no_error() -> Result<()> {
+    if !may_run("wrk_and_h2load_see_no_error") {
+        return Ok(());
+    }
+    start(1, |service| {
+        let url = service.service.chain().url("/64k");
+        let report =
+            Wrk::new(&url).connections(10).duration(std::time::Duration::from_secs(2)).run(service.lab.client())?;
+        ensure!(report.errors() == 0 && report.requests > 100, "{report:?}");
+        let mut h2load = Command::new("h2load");
+        h2load.args(["--h1", "--requests=500", "--clients=10", &url]);
+        let text = service.lab.client().check(h2load)?;
+        ensure!(text.contains("500 succeeded, 0 failed, 0 errored"), "{text}");
+        ensure!(text.contains(&(500u64 * (64 << 10)).to_string()) || text.contains("31.2"), "{text}");
+        service.no_fallback()
+    })
+}

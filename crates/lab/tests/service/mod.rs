@@ -1,0 +1,60 @@
+//! A service with Shunt for one test.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use shunt_lab::{Lab, Options, Service, Stats, Wire};
+
+/// Around the shortest offer (32 KiB), and well above.
+pub const FILES: &[(&str, u64)] = &[
+    ("1k", 1 << 10),
+    ("32k-1", (32 << 10) - 1),
+    ("32k", 32 << 10),
+    ("64k", 64 << 10),
+    ("1m", 1 << 20),
+    ("7m", 7 << 20),
+];
+
+/// Whether the test can run; says so if not.
+pub fn may_run(test: &str) -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED {test}: it makes network namespaces and loads BPF programs, which takes root");
+    }
+    root
+}
+
+/// A lab with its service.
+pub struct Running<'lab> {
+    pub lab: &'lab Lab,
+    pub files: PathBuf,
+    pub service: Service<'lab>,
+}
+
+/// Starts one with so many intermediates on the `mtu` wire, runs the test, and looks whether all still work.
+pub fn start(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    let lab = Lab::builder().intermediates(intermediates).wire(Wire::Mtu).build()?;
+    let files = lab.files(FILES)?;
+    let service = Service::start(&lab, &files, Options::shunt())?;
+    let mut running = Running { lab: &lab, files, service };
+    test(&mut running)?;
+    running.service.check_running()
+}
+
+impl Running<'_> {
+    pub fn frontend_stats(&self) -> Result<Stats> {
+        self.service.stats(self.lab.frontend())
+    }
+
+    /// Fails where a response that was long enough went the long way.
+    pub fn no_fallback(&self) -> Result<()> {
+        let stats = self.service.all_stats()?;
+        let bad = ["fetched", "relayed_no_agent", "relayed_no_peer", "relayed_agent_busy", "fetch_failed"];
+        for name in bad {
+            let count = stats.count(&format!("servers.{name}"));
+            ensure!(count == 0, "{name}: {count}\n{:#}", stats.0);
+        }
+        Ok(())
+    }
+}

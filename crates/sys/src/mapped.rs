@@ -1,0 +1,57 @@
+//! A BPF array map (`BPF_F_MMAPABLE`, kernel/bpf/arraymap.c) as memory: written without a system call.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use zerocopy::{Immutable, IntoBytes};
+
+/// An array of `T`, shared with the kernel's programs.
+#[derive(Debug)]
+pub struct MappedArray<T> {
+    base: NonNull<T>,
+    entries: usize,
+    values: PhantomData<T>,
+}
+
+// SAFETY: the memory belongs to no thread; writes go through `&mut self`.
+unsafe impl<T: Send> Send for MappedArray<T> {}
+
+impl<T: IntoBytes + Immutable + Copy> MappedArray<T> {
+    /// Maps a whole array map of `entries` values.
+    ///
+    /// # Errors
+    /// The kernel's, or that `T` is not as long as an element is in the map (a multiple of 8).
+    pub fn new(map: impl AsFd, entries: usize) -> io::Result<Self> {
+        if size_of::<T>() % 8 != 0 || align_of::<T>() > 8 {
+            return Err(io::Error::other("the element of a mapped array is a multiple of 8 bytes"));
+        }
+        let bytes = entries * size_of::<T>();
+        // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses a length beyond the map's.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, map, 0)
+        }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
+        Ok(Self { base, entries, values: PhantomData })
+    }
+
+    /// Writes one element. Programs on other cores may see a part of it.
+    ///
+    /// # Panics
+    /// Where `index` is out of bounds.
+    pub fn write(&mut self, index: usize, value: &T) {
+        assert!(index < self.entries, "index {index} of {}", self.entries);
+        // SAFETY: inside the mapping, aligned (pages are); other writers are the kernel's programs, and a volatile
+        // write makes no assumption about what they do.
+        unsafe { self.base.as_ptr().add(index).write_volatile(*value) }
+    }
+}
+
+impl<T> Drop for MappedArray<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and whole; nothing points into it any more.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.entries * size_of::<T>()) };
+    }
+}

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
+ * handoff | fetch, agent, board | pending | ring, field | siphash | kernel.
+ */
+#ifndef NGX_HTTP_SHUNT_H
+#define NGX_HTTP_SHUNT_H
+
+#include <ngx_config.h>
+#include <ngx_core.h>
+#include <ngx_http.h>
+
+#include "shunt.h"
+
+/* r->buffered has four bits; 0x01, 0x02 and 0x04 are SSI, sub and copy (ngx_http_request.h). */
+#define NGX_HTTP_SHUNT_BUFFERED 0x08
+
+#define SHUNT_TIERS_MAX     255
+#define SHUNT_CONSENT_BYTES (sizeof("1; frontend=; nonce=; tiers=255") + SHUNT_NAME_BYTES + 32)
+#define SHUNT_PAYLOAD_BYTES \
+    (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
+
+#define SHUNT_COUNT_X(index, name, meaning) SHUNT_COUNT_##name = index,
+enum { SHUNT_COUNTER_LIST(SHUNT_COUNT_X) };
+#undef SHUNT_COUNT_X
+
+typedef struct {
+    ngx_str_t agent;     /* path of shuntd's socket */
+    ngx_flag_t frontend; /* some location has "shunt on" */
+    ngx_flag_t backend;  /* some location has "shunt_offer on" */
+} ngx_http_shunt_main_conf_t;
+
+typedef struct {
+    ngx_flag_t shunt;
+    ngx_flag_t consent;
+    ngx_flag_t offer;
+    size_t offer_min_length;
+    ngx_hash_t offer_types;
+    ngx_array_t *offer_types_keys;
+    ngx_array_t *trust; /* of ngx_cidr_t; NULL: none */
+} ngx_http_shunt_loc_conf_t;
+
+typedef struct {
+    ngx_str_t frontend;
+    u_char nonce[16];
+    ngx_uint_t tiers;
+} ngx_http_shunt_consent_t;
+
+typedef struct {
+    ngx_str_t backend;
+    uint64_t number;
+    uint64_t length;
+    u_char tag[16];
+} ngx_http_shunt_payload_t;
+
+/* a consistent copy of one entry of the board */
+typedef struct {
+    ngx_uint_t index;
+    uint32_t epoch;
+    u_char our_key[16];
+    u_char their_key[16];
+} ngx_http_shunt_peer_t;
+
+/*
+ * One request, as far as Shunt is concerned:
+ *
+ *   NONE --offer held back--> HELD ---> NONE or OFFERED        backend
+ *   NONE --offer accepted--> ACCEPTED                          frontend, early header filter
+ *   ACCEPTED --> SHORTCUT --> ACTIVE --> COMPLETE or DONE      the body goes past us; DONE: given
+ * up ACCEPTED --> FETCH_EARLY --> DONE                          a filter needs the body, or the
+ * offer is old SHORTCUT --> FETCH_LATE --> DONE                           the connection or the
+ * kernel was not ready
+ */
+typedef enum {
+    SHUNT_MODE_NONE = 0,
+    SHUNT_MODE_HELD,
+    SHUNT_MODE_ACCEPTED,
+    SHUNT_MODE_SHORTCUT,
+    SHUNT_MODE_ACTIVE,
+    SHUNT_MODE_COMPLETE,
+    SHUNT_MODE_FETCH_EARLY,
+    SHUNT_MODE_FETCH_LATE,
+    SHUNT_MODE_DONE
+} ngx_http_shunt_mode_t;
+
+typedef struct ngx_http_shunt_ring_s ngx_http_shunt_ring_t;
+
+typedef struct {
+    ngx_http_output_body_filter_pt
+        output;               /* where the bytes go in: below the early or the late filter */
+    ngx_connection_t *stream; /* from the agent; NULL before FETCHED and after the last byte */
+    uint64_t left;            /* bytes that the stream still owes */
+    ngx_chain_t *free;
+    ngx_chain_t *busy;
+    ngx_uint_t bufs;
+    ngx_msec_t timeout;
+} ngx_http_shunt_fetch_t;
+
+typedef struct {
+    ngx_http_request_t *request;
+    ngx_http_shunt_mode_t mode;
+    ngx_int_t outcome; /* index of the counter that says what happened, or -1 */
+    uint64_t bytes;    /* $shunt_bytes */
+
+    ngx_http_shunt_consent_t consent;
+    ngx_msec_t given_at;
+    unsigned received : 1;    /* the consent came with the request, from a trusted tier */
+    unsigned passed : 1;      /* and went on to the upstream */
+    unsigned given : 1;       /* the consent is ours */
+    unsigned header_held : 1; /* by the late header filter */
+
+    ngx_http_shunt_payload_t payload;
+    ngx_http_shunt_peer_t peer;
+
+    uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
+    ngx_http_shunt_ring_t *ring;
+    uint64_t acked;
+    ngx_msec_t progress_at;
+    ngx_event_t progress; /* timer: has the client acknowledged anything lately? */
+    ngx_event_t failure;  /* posted: give the request up, from outside of any filter */
+    ngx_http_shunt_fetch_t fetch;
+} ngx_http_shunt_ctx_t;
+
+extern ngx_module_t ngx_http_shunt_module;
+extern ngx_module_t ngx_http_shunt_late_module;
+
+/* module */
+ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r);
+ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r);
+void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter);
+ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h);
+
+/* variables */
+ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf);
+
+/* consent: the request side */
+ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
+void ngx_http_shunt_consent_init(void);
+
+/* backend */
+ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_chain_t *in);
+ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r);
+
+/* frontend: the filters */
+ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf);
+ngx_int_t ngx_http_shunt_late_init(ngx_conf_t *cf);
+
+/* handoff: SHORTCUT to DONE */
+ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_http_output_body_filter_pt output);
+void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_event *event);
+void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+
+/* fetch */
+ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
+                                     ngx_http_output_body_filter_pt output);
+void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length);
+ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx);
+
+/* agent: the two connections to it */
+ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf);
+void ngx_http_shunt_agent_exit(void);
+ngx_int_t ngx_http_shunt_agent_ready(void);
+ngx_int_t ngx_http_shunt_agent_takes_offers(void);
+uint32_t ngx_http_shunt_agent_ring_index(void);
+ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void);
+uint64_t ngx_http_shunt_agent_offer_number(void);
+ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd);
+ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size);
+
+/* board */
+ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log);
+const struct shunt_board *ngx_http_shunt_board(void);
+ngx_str_t ngx_http_shunt_board_name(void);
+ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer);
+void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
+
+/* pending: handoffs and fetches by id */
+uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx);
+ngx_http_shunt_ctx_t *ngx_http_shunt_pending_find(uint64_t id);
+void ngx_http_shunt_pending_remove(uint64_t id);
+void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx));
+
+/* ring */
+ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, ngx_log_t *log);
+void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring);
+void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring);
+
+/* field */
+ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent);
+ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_t *payload);
+ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,
+                                        ngx_str_t *field);
+ngx_int_t ngx_http_shunt_format_payload(ngx_pool_t *pool, ngx_http_shunt_payload_t *payload,
+                                        ngx_str_t *field);
+
+/* siphash */
+void ngx_http_shunt_siphash128(const u_char key[16], const u_char *data, size_t len,
+                               u_char out[16]);
+void ngx_http_shunt_tag(const u_char key[16], const u_char nonce[16], uint64_t number,
+                        uint64_t length, u_char tag[16]);
+ngx_int_t ngx_http_shunt_tag_equal(const u_char a[16], const u_char b[16]);
+
+#endif

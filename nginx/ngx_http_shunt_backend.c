@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backend's side: a response that is one range of a file, asked for by a request that carries a
+ * trusted consent, is offered to the agent, and goes out as its header alone. Whether the body is a
+ * file is known only when it arrives, so the header of a candidate is held back until then. A
+ * response that is not offered leaves exactly as it came.
+ */
+#include "ngx_http_shunt.h"
+
+static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
+{
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx == NULL || !ctx->received) {
+        return SHUNT_COUNT_relayed_no_consent;
+    }
+
+    if (!ngx_http_shunt_agent_takes_offers()) {
+        return SHUNT_COUNT_relayed_no_agent;
+    }
+
+    if (r->headers_out.content_length_n < 0) {
+        return SHUNT_COUNT_relayed_not_file; /* compressed here, or generated */
+    }
+
+    /* whatever the configuration says, nothing cannot be offered */
+    if (r->headers_out.content_length_n == 0 ||
+        r->headers_out.content_length_n < (off_t) lcf->offer_min_length) {
+        return SHUNT_COUNT_relayed_too_small;
+    }
+
+    if (ngx_http_test_content_type(r, &lcf->offer_types) == NULL) {
+        return SHUNT_COUNT_relayed_type;
+    }
+
+    /* several ranges: multipart/byteranges, which has no Content-Range of its own */
+    if (r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT && r->headers_out.content_range == NULL) {
+        return SHUNT_COUNT_relayed_not_file;
+    }
+
+    if (ngx_http_shunt_board_find(&ctx->consent.frontend, &ctx->peer) != NGX_OK) {
+        return SHUNT_COUNT_relayed_no_peer;
+    }
+
+    return 0;
+}
+
+/* Called with the final header. 1: hold it. */
+ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r)
+{
+    ngx_uint_t reason;
+    ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
+    if (!lcf->offer || r != r->main || r->header_only || r->method != NGX_HTTP_GET ||
+        (r->headers_out.status != NGX_HTTP_OK &&
+         r->headers_out.status != NGX_HTTP_PARTIAL_CONTENT)) {
+        return 0;
+    }
+
+    reason = ngx_http_shunt_not_offered(r, lcf);
+
+    if (reason) {
+        ngx_http_shunt_outcome(r, reason);
+        return 0;
+    }
+
+    return 1;
+}
+
+/* The one buf of the chain that is a range of a file and the whole body, or NULL. */
+static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_uint_t last = 0;
+    ngx_buf_t *b, *file = NULL;
+
+    for (/* void */; in; in = in->next) {
+        b = in->buf;
+        last |= b->last_buf;
+
+        if (ngx_buf_special(b)) {
+            continue;
+        }
+
+        if (file || !b->in_file || ngx_buf_in_memory(b)) {
+            return NULL;
+        }
+
+        file = b;
+    }
+
+    if (file == NULL || !last ||
+        file->file_last - file->file_pos != r->headers_out.content_length_n) {
+        return NULL;
+    }
+
+    return file;
+}
+
+static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                           ngx_buf_t *b)
+{
+    ngx_file_info_t fi;
+    struct shunt_offer offer;
+
+    /* the size and time that the file has now: the agent offers nothing that has changed since */
+    if (ngx_fd_info(b->file->fd, &fi) == NGX_FILE_ERROR || !ngx_is_file(&fi) ||
+        ngx_file_size(&fi) < b->file_last) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);
+        return NGX_DECLINED;
+    }
+
+    ctx->payload.backend = ngx_http_shunt_board_name();
+    ctx->payload.number = ngx_http_shunt_agent_offer_number();
+    ctx->payload.length = b->file_last - b->file_pos;
+    ngx_http_shunt_tag(ctx->peer.our_key, ctx->consent.nonce, ctx->payload.number,
+                       ctx->payload.length, ctx->payload.tag);
+
+    ngx_memzero(&offer, sizeof(offer));
+    offer.header.kind = SHUNT_MSG_OFFER;
+    offer.header.size = sizeof(offer);
+    offer.peer = ctx->peer.index;
+    offer.epoch = ctx->peer.epoch;
+    offer.number = ctx->payload.number;
+    offer.offset = b->file_pos;
+    offer.length = ctx->payload.length;
+    ngx_memcpy(offer.tag, ctx->payload.tag, 16);
+    offer.mtime_ns = (shunt_s64) fi.st_mtim.tv_sec * 1000000000 + fi.st_mtim.tv_nsec;
+    offer.size = ngx_file_size(&fi);
+
+    if (!ngx_http_shunt_agent_takes_offers() ||
+        ngx_http_shunt_agent_offer(&offer, b->file->fd) != NGX_OK) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_agent_busy);
+        return NGX_DECLINED;
+    }
+
+    return NGX_OK;
+}
+
+static ngx_int_t ngx_http_shunt_add_field(ngx_http_request_t *r, const char *key, ngx_str_t *value)
+{
+    ngx_table_elt_t *h;
+
+    h = ngx_list_push(&r->headers_out.headers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(h, sizeof(ngx_table_elt_t));
+    h->hash = 1;
+    h->key.data = (u_char *) key;
+    h->key.len = ngx_strlen(key);
+    h->value = *value;
+
+    return NGX_OK;
+}
+
+/* A caching nginx on the way must not keep an offer's header without its body. */
+ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r)
+{
+    ngx_str_t zero = ngx_string("0");
+
+    return ngx_http_shunt_add_field(r, "X-Accel-Expires", &zero);
+}
+
+/*
+ * The first of the body has arrived. NGX_OK: it was offered and the header says so, NGX_DECLINED:
+ * relay it, NGX_ERROR.
+ */
+ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_chain_t *in)
+{
+    ngx_buf_t *b;
+    ngx_str_t value;
+
+    b = ngx_http_shunt_whole_file(r, in);
+
+    if (b == NULL) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);
+        return NGX_DECLINED;
+    }
+
+    if (ngx_http_shunt_send_offer(r, ctx, b) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    if (ngx_http_shunt_format_payload(r->pool, &ctx->payload, &value) != NGX_OK ||
+        ngx_http_shunt_add_field(r, "Shunt-Payload", &value) != NGX_OK ||
+        ngx_http_shunt_forbid_cache(r) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_clear_content_length(r);
+    r->headers_out.content_length_n = 0;
+
+    b->file_pos = b->file_last; /* sent, as far as the filters before are concerned */
+
+    ngx_http_shunt_outcome(r, SHUNT_COUNT_offers);
+    ngx_http_shunt_count(SHUNT_COUNT_offered_bytes, ctx->payload.length);
+    ctx->bytes = ctx->payload.length;
+
+    return NGX_OK;
+}

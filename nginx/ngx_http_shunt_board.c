@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+/* The memory shared with the agent: the board, which it writes, and the counters, which this worker
+ * writes. */
+#include <sys/mman.h>
+
+#include "ngx_http_shunt.h"
+
+static struct shunt_board *ngx_http_shunt_board_memory;
+
+/* What is counted while there is no agent goes here, and to the agent as soon as there is one. */
+static struct shunt_counters ngx_http_shunt_counters_early;
+static struct shunt_counters *ngx_http_shunt_counters = &ngx_http_shunt_counters_early;
+
+static void *ngx_http_shunt_map(int fd, size_t size, int protection, ngx_log_t *log)
+{
+    void *p;
+    struct stat st;
+
+    /* a shorter file would be a SIGBUS later */
+    if (fstat(fd, &st) == -1 || (size_t) st.st_size < size) {
+        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's shared memory is too small");
+        return NULL;
+    }
+
+    p = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+
+    if (p == MAP_FAILED) {
+        ngx_log_error(NGX_LOG_ERR, log, ngx_errno, "shunt: mmap() failed");
+        return NULL;
+    }
+
+    return p;
+}
+
+ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log)
+{
+    ngx_uint_t i;
+    struct shunt_board *board;
+    struct shunt_counters *counters;
+
+    board = ngx_http_shunt_map(board_fd, sizeof(*board), PROT_READ, log);
+    if (board == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (board->magic != SHUNT_BOARD_MAGIC || board->version != SHUNT_VERSION) {
+        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent speaks version %uD, this module %d",
+                      board->version, SHUNT_VERSION);
+        munmap(board, sizeof(*board));
+        return NGX_ERROR;
+    }
+
+    counters = ngx_http_shunt_map(counters_fd, sizeof(*counters), PROT_READ | PROT_WRITE, log);
+    if (counters == NULL) {
+        munmap(board, sizeof(*board));
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_shunt_board_memory) {
+        munmap(ngx_http_shunt_board_memory, sizeof(*board));
+    }
+
+    if (ngx_http_shunt_counters != &ngx_http_shunt_counters_early) {
+        munmap(ngx_http_shunt_counters, sizeof(*counters));
+    }
+
+    ngx_http_shunt_board_memory = board;
+    ngx_http_shunt_counters = counters;
+
+    for (i = 0; i < SHUNT_COUNTERS; i++) {
+        ngx_http_shunt_count(i, ngx_http_shunt_counters_early.value[i]);
+        ngx_http_shunt_counters_early.value[i] = 0;
+    }
+
+    return NGX_OK;
+}
+
+/* NULL: there is no living agent */
+const struct shunt_board *ngx_http_shunt_board(void)
+{
+    struct shunt_board *board = ngx_http_shunt_board_memory;
+
+    if (board == NULL || !__atomic_load_n(&board->alive, __ATOMIC_ACQUIRE)) {
+        return NULL;
+    }
+
+    return board;
+}
+
+ngx_str_t ngx_http_shunt_board_name(void)
+{
+    ngx_str_t name;
+
+    name.data = ngx_http_shunt_board_memory->name;
+    name.len = strnlen((char *) name.data, SHUNT_NAME_BYTES - 1);
+
+    return name;
+}
+
+static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry, ngx_str_t *name,
+                                           ngx_http_shunt_peer_t *peer)
+{
+    uint32_t epoch;
+
+    epoch = __atomic_load_n(&entry->epoch, __ATOMIC_ACQUIRE);
+
+    if ((epoch & 1) || __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE) != SHUNT_PEER_UP ||
+        ngx_memcmp(entry->name, name->data, name->len) != 0 || entry->name[name->len] != '\0') {
+        return NGX_DECLINED;
+    }
+
+    ngx_memcpy(peer->our_key, entry->our_key, 16);
+    ngx_memcpy(peer->their_key, entry->their_key, 16);
+    peer->epoch = epoch;
+
+    /* the copies before the second look at the epoch */
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+
+    return __atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) == epoch ? NGX_OK : NGX_DECLINED;
+}
+
+/* The connected peer of that name. An entry that changes at this moment counts as not connected. */
+ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
+{
+    ngx_uint_t i;
+    const struct shunt_board *board = ngx_http_shunt_board();
+
+    if (board == NULL || name->len == 0 || name->len >= SHUNT_NAME_BYTES) {
+        return NGX_DECLINED;
+    }
+
+    for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
+        if (ngx_http_shunt_board_copy(&board->peer[i], name, peer) == NGX_OK) {
+            peer->index = i;
+            return NGX_OK;
+        }
+    }
+
+    return NGX_DECLINED;
+}
+
+/* The agent reads while this, the only writer, writes: whole words, no lock. */
+void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
+{
+    uint64_t *value = &ngx_http_shunt_counters->value[counter];
+
+    __atomic_store_n(value, *value + n, __ATOMIC_RELAXED);
+}

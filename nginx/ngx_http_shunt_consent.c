@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The request side. After the header is read, every Shunt-* field leaves the request, whoever sent
+ * it; a trusted tier's consent is remembered. Before content is made, the location is known, and
+ * this tier's consent, or the remembered one with this tier added, goes into the request.
+ */
+#include <sys/random.h>
+
+#include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_NONCE_BATCH 256 /* nonces per getrandom(), 4 KiB */
+
+/* All have their ngx_http_upstream_conf_t first. Weak: nginx may be built without any of them. */
+extern ngx_module_t ngx_http_proxy_module __attribute__((weak));
+extern ngx_module_t ngx_http_fastcgi_module __attribute__((weak));
+extern ngx_module_t ngx_http_uwsgi_module __attribute__((weak));
+extern ngx_module_t ngx_http_scgi_module __attribute__((weak));
+
+static u_char ngx_http_shunt_nonces[NGX_HTTP_SHUNT_NONCE_BATCH][16];
+static ngx_uint_t ngx_http_shunt_nonces_left;
+
+/* A worker must not start with random bytes that its siblings inherited too. */
+void ngx_http_shunt_consent_init(void)
+{
+    ngx_http_shunt_nonces_left = 0;
+}
+
+static ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
+{
+    ssize_t n;
+
+    if (ngx_http_shunt_nonces_left == 0) {
+        /* Beyond 256 bytes a signal may cut getrandom() short: then take the whole nonces. */
+        n = getrandom(ngx_http_shunt_nonces, sizeof(ngx_http_shunt_nonces), 0);
+
+        if (n < 16) {
+            return NGX_ERROR;
+        }
+
+        ngx_http_shunt_nonces_left = n / 16;
+    }
+
+    ngx_http_shunt_nonces_left--;
+    ngx_memcpy(nonce, ngx_http_shunt_nonces[ngx_http_shunt_nonces_left], 16);
+
+    return NGX_OK;
+}
+
+static ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
+{
+    ngx_uint_t i;
+    ngx_list_part_t *part;
+    ngx_table_elt_t *h;
+
+    for (part = &list->part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            if (ngx_http_shunt_is_field(&h[i])) {
+                return &h[i];
+            }
+        }
+    }
+
+    return NULL;
+}
+
+/*
+ * The request's fields without Shunt-*. nginx's lists cannot drop an element, and pointers such as
+ * headers_in.host lead into the old one: so a new list, and the old one stays where it is. A
+ * subrequest shares its parent's elements, and may therefore call this as well.
+ */
+static ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
+{
+    ngx_uint_t i;
+    ngx_list_part_t old, *part;
+    ngx_table_elt_t *h, *copy;
+
+    old = r->headers_in.headers.part;
+
+    if (ngx_list_init(&r->headers_in.headers, r->pool, 20, sizeof(ngx_table_elt_t)) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (part = &old; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            if (ngx_http_shunt_is_field(&h[i])) {
+                continue;
+            }
+
+            copy = ngx_list_push(&r->headers_in.headers);
+            if (copy == NULL) {
+                return NGX_ERROR;
+            }
+
+            *copy = h[i];
+        }
+    }
+
+    return NGX_OK;
+}
+
+/* Remembers the one well-formed consent of a trusted tier; counts every other field. */
+static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
+{
+    ngx_uint_t i, trusted;
+    ngx_list_part_t *part;
+    ngx_table_elt_t *h;
+    ngx_http_shunt_ctx_t *ctx;
+
+    trusted = lcf->trust && ngx_cidr_match(r->connection->sockaddr, lcf->trust) == NGX_OK;
+
+    ctx = ngx_http_shunt_ctx_create(r);
+    if (ctx == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (part = &r->headers_in.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            if (!ngx_http_shunt_is_field(&h[i])) {
+                continue;
+            }
+
+            if (trusted && !ctx->received && h[i].key.len == sizeof("Shunt-Consent") - 1 &&
+                ngx_strcasecmp(h[i].key.data, (u_char *) "Shunt-Consent") == 0 &&
+                ngx_http_shunt_parse_consent(&h[i].value, &ctx->consent) == NGX_OK) {
+                ctx->received = 1;
+                continue;
+            }
+
+            ngx_http_shunt_count(SHUNT_COUNT_forged_request_field, 1);
+        }
+    }
+
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
+{
+    ngx_http_shunt_loc_conf_t *lcf;
+
+    if (r != r->main || ngx_http_shunt_find_field(&r->headers_in.headers) == NULL) {
+        return NGX_DECLINED;
+    }
+
+    lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
+    if (ngx_http_shunt_receive(r, lcf) != NGX_OK || ngx_http_shunt_strip(r) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    return NGX_DECLINED;
+}
+
+static ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r,
+                                            ngx_http_shunt_consent_t *consent)
+{
+    ngx_table_elt_t *h;
+
+    h = ngx_list_push(&r->headers_in.headers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(h, sizeof(ngx_table_elt_t));
+    ngx_str_set(&h->key, "Shunt-Consent");
+    h->lowcase_key = (u_char *) "shunt-consent";
+    h->hash = ngx_hash_key(h->lowcase_key, h->key.len);
+
+    return ngx_http_shunt_format_consent(r->pool, consent, &h->value);
+}
+
+/* Could the response be stored here? Then its body must come here. */
+static ngx_int_t ngx_http_shunt_stored_here(ngx_http_request_t *r)
+{
+    ngx_uint_t i;
+    ngx_http_upstream_conf_t *ucf;
+    ngx_module_t *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
+                               &ngx_http_uwsgi_module, &ngx_http_scgi_module};
+
+    for (i = 0; i < sizeof(modules) / sizeof(modules[0]); i++) {
+        if (modules[i] == NULL) {
+            continue;
+        }
+
+        ucf = r->loc_conf[modules[i]->ctx_index];
+
+        if (ucf->store > 0) {
+            return 1;
+        }
+
+#if (NGX_HTTP_CACHE)
+        if (ucf->cache > 0 || ucf->cache_zone || ucf->cache_value) {
+            return 1;
+        }
+#endif
+    }
+
+    return 0;
+}
+
+/* 0, or the counter of the reason why this client's connection cannot be handed off */
+static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
+{
+    ngx_connection_t *c = r->connection;
+    const struct shunt_board *board = ngx_http_shunt_board();
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (!ngx_http_shunt_agent_ready() || board == NULL || !board->frontend) {
+        return SHUNT_COUNT_relayed_no_agent;
+    }
+
+    if (r->method != NGX_HTTP_GET || r->headers_in.content_length_n > 0 || r->headers_in.chunked) {
+        return SHUNT_COUNT_relayed_untrusted_request;
+    }
+
+    /* local_sockaddr, for realip may have changed sockaddr */
+    if (r->http_version < NGX_HTTP_VERSION_10 || r->http_version > NGX_HTTP_VERSION_11 ||
+        c->type != SOCK_STREAM ||
+        (c->local_sockaddr->sa_family != AF_INET && c->local_sockaddr->sa_family != AF_INET6)) {
+        return SHUNT_COUNT_relayed_protocol;
+    }
+
+#if (NGX_HTTP_SSL)
+    if (c->ssl) {
+        return SHUNT_COUNT_relayed_protocol;
+    }
+#endif
+
+    if (clcf->limit_rate_after || r->limit_rate_after_set) {
+        return SHUNT_COUNT_relayed_limit_rate_after;
+    }
+
+    if (ngx_http_shunt_stored_here(r)) {
+        return SHUNT_COUNT_relayed_cache;
+    }
+
+    return 0;
+}
+
+static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r)
+{
+    ngx_uint_t reason;
+    ngx_http_shunt_ctx_t *ctx;
+
+    reason = ngx_http_shunt_not_eligible(r);
+
+    if (reason) {
+        ngx_http_shunt_outcome(r, reason);
+        return NGX_OK;
+    }
+
+    ctx = ngx_http_shunt_ctx_create(r);
+    if (ctx == NULL) {
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_shunt_nonce(ctx->consent.nonce) != NGX_OK) {
+        ngx_log_error(NGX_LOG_ALERT, r->connection->log, ngx_errno, "getrandom() failed");
+        return NGX_OK; /* relayed */
+    }
+
+    ctx->consent.frontend = ngx_http_shunt_board_name();
+    ctx->consent.tiers = 1;
+    ctx->given = 1;
+    ctx->given_at = ngx_current_msec;
+    ctx->outcome = -1;
+
+    return ngx_http_shunt_add_consent(r, &ctx->consent);
+}
+
+/* as an intermediate: what a trusted tier consented to, and this tier too */
+static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_consent_t consent = ctx->consent;
+
+    if (ngx_http_shunt_stored_here(r)) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_cache);
+        return NGX_OK;
+    }
+
+    if (consent.tiers >= SHUNT_TIERS_MAX) {
+        return NGX_OK;
+    }
+
+    consent.tiers++;
+    ctx->passed = 1;
+
+    return ngx_http_shunt_add_consent(r, &consent);
+}
+
+ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
+{
+    ngx_int_t rc = NGX_OK;
+    ngx_http_shunt_ctx_t *ctx;
+    ngx_http_shunt_loc_conf_t *lcf;
+
+    lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+    ctx = ngx_http_shunt_ctx(r);
+
+    /* A subrequest has inherited the main request's fields; after an internal redirect, this is
+       another location with other rules. */
+    if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
+        ngx_http_shunt_strip(r) != NGX_OK) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (r != r->main) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx) {
+        ctx->given = 0;
+        ctx->passed = 0;
+    }
+
+    /* without a content handler it is nginx's own file */
+    if (r->content_handler == NULL) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx && ctx->received && lcf->consent) {
+        rc = ngx_http_shunt_pass(r, ctx);
+
+    } else if (lcf->shunt && !(ctx && ctx->received && lcf->offer)) {
+        rc = ngx_http_shunt_give(r);
+
+        if (ctx && ctx->given) {
+            ctx->received = 0; /* its nonce has been overwritten */
+        }
+    }
+
+    return rc == NGX_OK ? NGX_DECLINED : NGX_HTTP_INTERNAL_SERVER_ERROR;
+}

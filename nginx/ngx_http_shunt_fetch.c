@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A payload that has to pass through this nginx after all: the agent fetches it and gives us a
+ * socket that yields it. Two buffers, filled from that socket and emptied by the filters, stand
+ * where an upstream's pipe would; whichever side is slower stops the other.
+ */
+#include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_FETCH_BUFS  2
+#define NGX_HTTP_SHUNT_FETCH_BYTES (64 * 1024)
+
+static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
+static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
+
+static void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *what)
+{
+    ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                  "shunt: fetch %s with %uL of %uL bytes missing, offer %016xL of \"%V\"", what,
+                  ctx->fetch.left, ctx->payload.length, ctx->payload.number, &ctx->payload.backend);
+
+    ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
+    ngx_http_shunt_fetch_close(ctx);
+    ngx_http_shunt_fail(ctx);
+}
+
+/* Returns NGX_AGAIN: the request stays open, as for any filter that holds bytes back. */
+ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
+                                     ngx_http_output_body_filter_pt output)
+{
+    struct shunt_fetch msg;
+    ngx_http_request_t *r = ctx->request;
+
+    ngx_http_shunt_count(SHUNT_COUNT_fetched, 1);
+
+    ctx->fetch.output = output;
+    ctx->fetch.left = ctx->payload.length;
+    ctx->fetch.timeout = r->upstream ? r->upstream->conf->read_timeout : 60000;
+    ctx->id = ngx_http_shunt_pending_add(ctx);
+    r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
+
+    ngx_memzero(&msg, sizeof(msg));
+    msg.header.kind = SHUNT_MSG_FETCH;
+    msg.header.size = sizeof(msg);
+    msg.peer = ctx->peer.index;
+    msg.epoch = ctx->peer.epoch;
+    msg.fetch = ctx->id;
+    msg.offer = ctx->payload.number;
+    msg.length = ctx->payload.length;
+    ngx_memcpy(msg.tag, ctx->payload.tag, 16);
+
+    if (ctx->id == 0 || ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
+        ngx_http_shunt_fetch_failed(ctx, "impossible");
+        return NGX_AGAIN;
+    }
+
+    ctx->progress.data = ctx;
+    ctx->progress.handler = ngx_http_shunt_fetch_timeout_handler;
+    ctx->progress.log = r->connection->log;
+    ngx_add_timer(&ctx->progress, ctx->fetch.timeout);
+
+    return NGX_AGAIN;
+}
+
+static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_fetch_failed(ev->data, "timed out");
+}
+
+/* FETCHED has come. Takes the descriptor. */
+void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length)
+{
+    ngx_connection_t *stream;
+    ngx_http_request_t *r = ctx->request;
+
+    if ((ctx->mode != SHUNT_MODE_FETCH_EARLY && ctx->mode != SHUNT_MODE_FETCH_LATE) ||
+        ctx->fetch.stream || ctx->failure.posted) {
+        close(fd);
+        return;
+    }
+
+    if (length != ctx->payload.length || ngx_nonblocking(fd) == -1) {
+        close(fd);
+        ngx_http_shunt_fetch_failed(ctx, "answered with another length");
+        return;
+    }
+
+    stream = ngx_get_connection(fd, r->connection->log);
+    if (stream == NULL) {
+        close(fd);
+        ngx_http_shunt_fetch_failed(ctx, "without a free connection");
+        return;
+    }
+
+    stream->data = ctx;
+    stream->recv = ngx_recv;
+    stream->log = r->connection->log;
+    stream->read->log = stream->log;
+    stream->write->log = stream->log;
+    stream->read->handler = ngx_http_shunt_stream_handler;
+    ctx->fetch.stream = stream;
+
+    /* answered: from here the socket tells how it ends */
+    ngx_http_shunt_pending_remove(ctx->id);
+    ctx->id = 0;
+    ngx_del_timer(&ctx->progress);
+    ngx_add_timer(stream->read, ctx->fetch.timeout);
+
+    if (ngx_handle_read_event(stream->read, 0) != NGX_OK) {
+        ngx_http_shunt_fetch_failed(ctx, "without an event");
+    }
+}
+
+void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx)
+{
+    if (ctx->fetch.stream) {
+        ngx_close_connection(ctx->fetch.stream);
+        ctx->fetch.stream = NULL;
+    }
+}
+
+static ngx_chain_t *ngx_http_shunt_fetch_buf(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_chain_t *cl;
+    ngx_pool_t *pool = ctx->request->pool;
+    ngx_http_shunt_fetch_t *f = &ctx->fetch;
+
+    if (f->free) {
+        cl = f->free;
+        f->free = cl->next;
+        cl->next = NULL;
+        return cl;
+    }
+
+    if (f->bufs == NGX_HTTP_SHUNT_FETCH_BUFS) {
+        return NULL;
+    }
+
+    cl = ngx_alloc_chain_link(pool);
+    if (cl == NULL) {
+        return NULL;
+    }
+
+    cl->buf = ngx_create_temp_buf(pool, ngx_min(f->left, NGX_HTTP_SHUNT_FETCH_BYTES));
+    if (cl->buf == NULL) {
+        return NULL;
+    }
+
+    cl->buf->tag = (ngx_buf_tag_t) &ngx_http_shunt_module;
+    cl->next = NULL;
+    f->bufs++;
+
+    return cl;
+}
+
+/* Into the filters; also with nothing, to move what they hold. */
+static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chain_t *out)
+{
+    ngx_int_t rc;
+    ngx_http_request_t *r = ctx->request;
+
+    rc = ctx->fetch.output(r, out);
+
+    ngx_chain_update_chains(r->pool, &ctx->fetch.free, &ctx->fetch.busy, &out,
+                            (ngx_buf_tag_t) &ngx_http_shunt_module);
+
+    return rc;
+}
+
+/* NGX_OK: a buf went into the filters. NGX_AGAIN: none can, now. NGX_ERROR: the filters, or the
+ * client. */
+static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
+{
+    ssize_t n;
+    size_t room;
+    ngx_buf_t *b;
+    ngx_chain_t *cl;
+    ngx_http_shunt_fetch_t *f = &ctx->fetch;
+
+    cl = ngx_http_shunt_fetch_buf(ctx);
+    if (cl == NULL) {
+        return NGX_AGAIN;
+    }
+
+    b = cl->buf;
+    room = ngx_min(f->left, (uint64_t) (b->end - b->start));
+    n = f->stream->recv(f->stream, b->start, room);
+
+    if (n <= 0) {
+        cl->next = f->free;
+        f->free = cl;
+
+        if (n != NGX_AGAIN || ngx_handle_read_event(f->stream->read, 0) != NGX_OK) {
+            ngx_http_shunt_fetch_failed(ctx, "ended");
+        }
+
+        return NGX_AGAIN;
+    }
+
+    f->left -= n;
+    ctx->bytes += n;
+
+    b->pos = b->start;
+    b->last = b->start + n;
+    b->recycled = f->left > 0; /* so that the write filter does not wait for more */
+    b->last_buf = f->left == 0;
+    b->last_in_chain = f->left == 0;
+
+    return ngx_http_shunt_fetch_output(ctx, cl) == NGX_ERROR ? NGX_ERROR : NGX_OK;
+}
+
+static void ngx_http_shunt_fetch_done(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_fetch_close(ctx);
+    ctx->mode = SHUNT_MODE_DONE;
+    ctx->request->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
+}
+
+/*
+ * Moves what can be moved. Called when the stream has bytes, and by ngx_http_writer() when the
+ * client takes bytes again. NGX_OK: all bytes have entered the filters.
+ */
+ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_int_t rc;
+    uint64_t left = ctx->fetch.left;
+    ngx_http_request_t *r = ctx->request;
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    /* not where nothing waits: the write filter takes that for a mistake */
+    if (r->out || r->connection->buffered || (r->buffered & ~NGX_HTTP_SHUNT_BUFFERED)) {
+        if (ngx_http_shunt_fetch_output(ctx, NULL) == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+    }
+
+    while (ctx->fetch.stream && ctx->fetch.left) {
+        rc = ngx_http_shunt_fetch_step(ctx);
+
+        if (rc == NGX_ERROR) {
+            return NGX_ERROR;
+        }
+
+        if (rc == NGX_AGAIN) {
+            break;
+        }
+    }
+
+    if (ctx->fetch.left == 0) {
+        ngx_http_shunt_fetch_done(ctx);
+        return r->out || r->connection->buffered ? NGX_AGAIN : NGX_OK;
+    }
+
+    if (ctx->fetch.left < left && ctx->fetch.stream) {
+        ngx_add_timer(ctx->fetch.stream->read, ctx->fetch.timeout);
+
+        /* A fast client gives no write events: its progress is that its bytes could be written. */
+        if (r->connection->write->timer_set && !r->connection->write->delayed) {
+            ngx_add_timer(r->connection->write, clcf->send_timeout);
+        }
+    }
+
+    return NGX_AGAIN;
+}
+
+static void ngx_http_shunt_stream_handler(ngx_event_t *rev)
+{
+    ngx_int_t rc;
+    ngx_connection_t *stream = rev->data, *c;
+    ngx_http_shunt_ctx_t *ctx = stream->data;
+    ngx_http_request_t *r = ctx->request;
+
+    c = r->connection;
+    ngx_http_set_log_request(c->log, r);
+
+    if (rev->timedout) {
+        ngx_http_shunt_fetch_failed(ctx, "timed out");
+        return;
+    }
+
+    rc = ngx_http_shunt_fetch_pump(ctx);
+
+    if (rc == NGX_ERROR) {
+        ngx_http_finalize_request(r, NGX_ERROR);
+
+    } else if (ctx->mode == SHUNT_MODE_DONE) {
+        ngx_post_event(c->write, &ngx_posted_events); /* ngx_http_writer() finishes the request */
+    }
+
+    ngx_http_run_posted_requests(c);
+}

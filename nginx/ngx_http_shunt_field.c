@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The two header fields (include/shunt.h, at its end), read and written. Strict: what this file
+ * does not write itself is not accepted, so that two tiers can never read one field differently.
+ */
+#include "ngx_http_shunt.h"
+
+typedef struct {
+    u_char *pos;
+    u_char *last;
+} ngx_http_shunt_cursor_t;
+
+static ngx_int_t ngx_http_shunt_take_literal(ngx_http_shunt_cursor_t *c, const char *literal)
+{
+    size_t len = ngx_strlen(literal);
+
+    if ((size_t) (c->last - c->pos) < len || ngx_memcmp(c->pos, literal, len) != 0) {
+        return NGX_ERROR;
+    }
+
+    c->pos += len;
+    return NGX_OK;
+}
+
+static ngx_int_t ngx_http_shunt_take_name(ngx_http_shunt_cursor_t *c, ngx_str_t *name)
+{
+    u_char ch;
+
+    name->data = c->pos;
+
+    for (/* void */; c->pos < c->last; c->pos++) {
+        ch = *c->pos;
+
+        if ((ch < 'a' || ch > 'z') && (ch < '0' || ch > '9') && ch != '-' && ch != '_' &&
+            ch != '.') {
+            break;
+        }
+    }
+
+    name->len = c->pos - name->data;
+
+    /* a name of SHUNT_NAME_BYTES would leave no room for the board's NUL */
+    return (name->len > 0 && name->len < SHUNT_NAME_BYTES) ? NGX_OK : NGX_ERROR;
+}
+
+static ngx_int_t ngx_http_shunt_hex_digit(u_char ch)
+{
+    if (ch >= '0' && ch <= '9') {
+        return ch - '0';
+    }
+
+    if (ch >= 'a' && ch <= 'f') {
+        return ch - 'a' + 10;
+    }
+
+    return -1;
+}
+
+static ngx_int_t ngx_http_shunt_take_hex(ngx_http_shunt_cursor_t *c, u_char *out, size_t bytes)
+{
+    size_t i;
+    ngx_int_t high, low;
+
+    if ((size_t) (c->last - c->pos) < 2 * bytes) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < bytes; i++) {
+        high = ngx_http_shunt_hex_digit(*c->pos++);
+        low = ngx_http_shunt_hex_digit(*c->pos++);
+
+        if (high < 0 || low < 0) {
+            return NGX_ERROR;
+        }
+
+        out[i] = (u_char) (high << 4 | low);
+    }
+
+    return NGX_OK;
+}
+
+/* 1 to max, no leading zero: max is below UINT64_MAX / 10 only for tiers, so the check is made
+ * before */
+static ngx_int_t ngx_http_shunt_take_decimal(ngx_http_shunt_cursor_t *c, uint64_t max,
+                                             uint64_t *out)
+{
+    u_char ch;
+    uint64_t value = 0;
+
+    if (c->pos == c->last || *c->pos == '0') {
+        return NGX_ERROR;
+    }
+
+    for (/* void */; c->pos < c->last; c->pos++) {
+        ch = *c->pos;
+
+        if (ch < '0' || ch > '9') {
+            break;
+        }
+
+        if (value > (max - (ch - '0')) / 10) {
+            return NGX_ERROR;
+        }
+
+        value = value * 10 + (ch - '0');
+    }
+
+    *out = value;
+    return value ? NGX_OK : NGX_ERROR;
+}
+
+ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent)
+{
+    uint64_t tiers;
+    ngx_http_shunt_cursor_t c = {field->data, field->data + field->len};
+
+    if (ngx_http_shunt_take_literal(&c, "1; frontend=") != NGX_OK ||
+        ngx_http_shunt_take_name(&c, &consent->frontend) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; nonce=") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, consent->nonce, 16) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; tiers=") != NGX_OK ||
+        ngx_http_shunt_take_decimal(&c, SHUNT_TIERS_MAX, &tiers) != NGX_OK || c.pos != c.last) {
+        return NGX_ERROR;
+    }
+
+    consent->tiers = (ngx_uint_t) tiers;
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_t *payload)
+{
+    u_char number[8];
+    ngx_uint_t i;
+    ngx_http_shunt_cursor_t c = {field->data, field->data + field->len};
+
+    if (ngx_http_shunt_take_literal(&c, "1; backend=") != NGX_OK ||
+        ngx_http_shunt_take_name(&c, &payload->backend) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; offer=") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, number, 8) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; length=") != NGX_OK ||
+        ngx_http_shunt_take_decimal(&c, NGX_MAX_OFF_T_VALUE, &payload->length) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; tag=") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, payload->tag, 16) != NGX_OK || c.pos != c.last) {
+        return NGX_ERROR;
+    }
+
+    payload->number = 0;
+
+    for (i = 0; i < 8; i++) {
+        payload->number = payload->number << 8 | number[i];
+    }
+
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,
+                                        ngx_str_t *field)
+{
+    u_char *p;
+
+    p = ngx_pnalloc(pool, SHUNT_CONSENT_BYTES);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    field->data = p;
+    p = ngx_sprintf(p, "1; frontend=%V; nonce=", &consent->frontend);
+    p = ngx_hex_dump(p, consent->nonce, 16);
+    p = ngx_sprintf(p, "; tiers=%ui", consent->tiers);
+    field->len = p - field->data;
+
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_format_payload(ngx_pool_t *pool, ngx_http_shunt_payload_t *payload,
+                                        ngx_str_t *field)
+{
+    u_char *p;
+
+    p = ngx_pnalloc(pool, SHUNT_PAYLOAD_BYTES);
+    if (p == NULL) {
+        return NGX_ERROR;
+    }
+
+    field->data = p;
+    p = ngx_sprintf(p, "1; backend=%V; offer=%016xL; length=%uL; tag=", &payload->backend,
+                    payload->number, payload->length);
+    p = ngx_hex_dump(p, payload->tag, 16);
+    field->len = p - field->data;
+
+    return NGX_OK;
+}

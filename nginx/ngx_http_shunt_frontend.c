@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The frontend's side, as filters at both ends of the chain:
+ *
+ *   upstream -> early -> slice, range, copy, ... gzip, chunked -> late -> write
+ *
+ * The early filter is the only one to see an offer: it checks it and gives the response its real
+ * length, so that every other filter works as if the body were about to come. The late filter sees
+ * what became of the header. If no filter wants to look at the body, the body goes past us
+ * (handoff.c); else it is fetched and enters where the upstream's would have (fetch.c). The late
+ * filter is also the backend's.
+ */
+#include "ngx_http_shunt.h"
+
+static ngx_http_output_header_filter_pt ngx_http_shunt_next_early_header;
+static ngx_http_output_body_filter_pt ngx_http_shunt_next_early_body;
+static ngx_http_output_header_filter_pt ngx_http_shunt_next_late_header;
+static ngx_http_output_body_filter_pt ngx_http_shunt_next_late_body;
+
+/* ---- early: the header ---- */
+
+/* The upstream's offer, if any, taken out of the response with every other Shunt-* field. */
+static ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
+{
+    ngx_uint_t i;
+    ngx_list_part_t *part;
+    ngx_table_elt_t *h, *offer = NULL;
+
+    for (part = &r->headers_out.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            if (h[i].hash == 0 || !ngx_http_shunt_is_field(&h[i])) {
+                continue;
+            }
+
+            if (h[i].key.len == sizeof("Shunt-Payload") - 1 &&
+                ngx_strcasecmp(h[i].key.data, (u_char *) "Shunt-Payload") == 0) {
+
+                if (offer) { /* two: neither can be meant */
+                    offer->value.len = 0;
+                    h[i].hash = 0;
+                    continue;
+                }
+
+                offer = &h[i];
+
+                if (keep) {
+                    continue;
+                }
+            }
+
+            h[i].hash = 0;
+        }
+    }
+
+    return offer;
+}
+
+static ngx_int_t ngx_http_shunt_upstream_trusted(ngx_http_request_t *r)
+{
+    ngx_http_upstream_t *u = r->upstream;
+    ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
+    return lcf->trust && u->peer.sockaddr && ngx_cidr_match(u->peer.sockaddr, lcf->trust) == NGX_OK;
+}
+
+/* 0, or the counter of what is wrong with the offer */
+static ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                         ngx_table_elt_t *field)
+{
+    u_char tag[16];
+
+    if (ctx == NULL || !ctx->given || !ngx_http_shunt_upstream_trusted(r)) {
+        return SHUNT_COUNT_refused_untrusted;
+    }
+
+    if (ngx_http_shunt_parse_payload(&field->value, &ctx->payload) != NGX_OK) {
+        return SHUNT_COUNT_refused_malformed;
+    }
+
+    if (ngx_http_shunt_board_find(&ctx->payload.backend, &ctx->peer) != NGX_OK) {
+        return SHUNT_COUNT_refused_unknown_peer;
+    }
+
+    ngx_http_shunt_tag(ctx->peer.their_key, ctx->consent.nonce, ctx->payload.number,
+                       ctx->payload.length, tag);
+
+    if (!ngx_http_shunt_tag_equal(tag, ctx->payload.tag)) {
+        return SHUNT_COUNT_refused_tag;
+    }
+
+    if (r->headers_out.content_length_n != 0) {
+        return SHUNT_COUNT_refused_body;
+    }
+
+    return 0;
+}
+
+static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
+                                       ngx_uint_t counter)
+{
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "shunt: upstream's offer refused (counter %ui), \"Shunt-Payload: %V\"", counter,
+                  &field->value);
+
+    ngx_http_shunt_outcome(r, counter);
+
+    /* Nothing of the upstream's header may end in the error page. The upstream module finalizes the
+       request with this status, so error_page works as for any other bad gateway. */
+    ngx_http_clean_header(r);
+
+    return NGX_HTTP_BAD_GATEWAY;
+}
+
+static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    const struct shunt_board *board = ngx_http_shunt_board();
+
+    ngx_http_clear_content_length(r);
+    r->headers_out.content_length_n = ctx->payload.length;
+
+    ctx->given = 0; /* one consent, one payload */
+    ctx->mode = SHUNT_MODE_ACCEPTED;
+
+    /* The backend made its offer after the request was sent. The agents still have to find each
+     * other. */
+    if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_expired);
+        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+    }
+
+    return ngx_http_shunt_next_early_header(r);
+}
+
+static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
+{
+    ngx_uint_t reason, pass, status = r->headers_out.status;
+    ngx_table_elt_t *field;
+    ngx_http_shunt_ctx_t *ctx;
+
+    if (r->upstream == NULL || r->header_sent) {
+        return ngx_http_shunt_next_early_header(r);
+    }
+
+    ctx = ngx_http_shunt_ctx(r);
+    pass = ctx && ctx->passed && ngx_http_shunt_upstream_trusted(r);
+    field = ngx_http_shunt_take_offer(r, pass);
+
+    if (field && pass && ngx_http_shunt_forbid_cache(r) != NGX_OK) {
+        return NGX_ERROR; /* the upstream module takes this field out of what it forwards */
+    }
+
+    if (field == NULL || pass) {
+        return ngx_http_shunt_next_early_header(r);
+    }
+
+    if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
+        /* nothing is missing in, say, a redirect; other answers of success would be without their
+         * body */
+        return status >= NGX_HTTP_OK && status < NGX_HTTP_SPECIAL_RESPONSE
+                   ? ngx_http_shunt_refuse(r, field, SHUNT_COUNT_refused_malformed)
+                   : ngx_http_shunt_next_early_header(r);
+    }
+
+    reason = ngx_http_shunt_refused(r, ctx, field);
+
+    if (reason) {
+        return ngx_http_shunt_refuse(r, field, reason);
+    }
+
+    return ngx_http_shunt_accept(r, ctx);
+}
+
+/* ---- early: the body ---- */
+
+static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_uint_t last = 0;
+    ngx_chain_t *cl;
+    ngx_http_shunt_ctx_t *ctx;
+
+    ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx == NULL || ctx->mode < SHUNT_MODE_ACCEPTED || ctx->mode == SHUNT_MODE_DONE) {
+        return ngx_http_shunt_next_early_body(r, in);
+    }
+
+    for (cl = in; cl; cl = cl->next) {
+        last |= cl->buf->last_buf;
+
+        if (ngx_buf_size(cl->buf) && !ngx_buf_special(cl->buf)) {
+            ngx_http_shunt_outcome(r, SHUNT_COUNT_refused_body);
+            ctx->mode = SHUNT_MODE_DONE;
+            return NGX_ERROR;
+        }
+    }
+
+    if (ctx->mode == SHUNT_MODE_ACCEPTED) {
+        if (!last) {
+            return NGX_OK; /* a flush: nothing to flush yet */
+        }
+
+        /* the header has not come to the late filter: a filter holds it until it has seen the body
+         */
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_filter);
+        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+    }
+
+    if (ctx->mode != SHUNT_MODE_FETCH_EARLY) {
+        return ngx_http_shunt_next_early_body(r, in);
+    }
+
+    if (last && ctx->fetch.output == NULL) {
+        return ngx_http_shunt_fetch_begin(ctx, ngx_http_shunt_next_early_body);
+    }
+
+    return in ? NGX_OK : ngx_http_shunt_fetch_pump(ctx);
+}
+
+/* ---- late ---- */
+
+/* Does every filter leave the body as the backend will send it? */
+static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    return r->headers_out.content_length_n == (off_t) ctx->payload.length &&
+           (r->headers_out.status == NGX_HTTP_OK ||
+            r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT) &&
+           !r->filter_need_in_memory && !r->main_filter_need_in_memory && !r->chunked &&
+           !r->post_action;
+}
+
+static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
+{
+    ngx_http_shunt_ctx_t *ctx;
+
+    if (r != r->main || r->header_sent) {
+        return ngx_http_shunt_next_late_header(r);
+    }
+
+    ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx && ctx->mode == SHUNT_MODE_ACCEPTED) {
+        if (ngx_http_shunt_untouched(r, ctx)) {
+            ctx->mode = SHUNT_MODE_SHORTCUT;
+            return ngx_http_shunt_next_late_header(r);
+        }
+
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_filter);
+        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+    }
+
+    if (ctx && ctx->mode == SHUNT_MODE_FETCH_EARLY) {
+        /* until the first byte is here, a failure can still be a clean 502 */
+        ctx->header_held = 1;
+        return NGX_OK;
+    }
+
+    if (ngx_http_shunt_backend_candidate(r)) {
+        ctx = ngx_http_shunt_ctx(r);
+        ctx->mode = SHUNT_MODE_HELD;
+        ctx->header_held = 1;
+        return NGX_OK;
+    }
+
+    return ngx_http_shunt_next_late_header(r);
+}
+
+static ngx_int_t ngx_http_shunt_send_header(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_int_t rc;
+
+    ctx->header_held = 0;
+    rc = ngx_http_shunt_next_late_header(r);
+
+    return rc == NGX_ERROR || rc > NGX_OK ? NGX_ERROR : NGX_OK;
+}
+
+/* A candidate's body has come: offer it or relay it, and let the header go. */
+static ngx_int_t ngx_http_shunt_late_backend(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                             ngx_chain_t *in)
+{
+    ngx_int_t rc;
+    ngx_buf_t *b;
+    ngx_chain_t out;
+
+    rc = ngx_http_shunt_backend_offer(r, ctx, in);
+    ctx->mode = SHUNT_MODE_NONE;
+
+    if (rc == NGX_ERROR || ngx_http_shunt_send_header(r, ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (rc == NGX_DECLINED) {
+        return ngx_http_shunt_next_late_body(r, in);
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_ERROR;
+    }
+
+    b->last_buf = 1;
+    b->last_in_chain = 1;
+    out.buf = b;
+    out.next = NULL;
+
+    return ngx_http_shunt_next_late_body(r, &out);
+}
+
+static ngx_int_t ngx_http_shunt_late_shortcut(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                              ngx_chain_t *in)
+{
+    ngx_chain_t *cl;
+
+    for (cl = in; cl; cl = cl->next) {
+        if (cl->buf->last_buf) {
+            return ngx_http_shunt_handoff_begin(r, ctx, ngx_http_shunt_next_late_body);
+        }
+    }
+
+    return ngx_http_shunt_next_late_body(r, in);
+}
+
+static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chain_t *in)
+{
+    ngx_http_shunt_ctx_t *ctx;
+
+    ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx == NULL) {
+        return ngx_http_shunt_next_late_body(r, in);
+    }
+
+    switch (ctx->mode) {
+
+    case SHUNT_MODE_HELD:
+        return ngx_http_shunt_late_backend(r, ctx, in);
+
+    case SHUNT_MODE_SHORTCUT:
+        return ngx_http_shunt_late_shortcut(r, ctx, in);
+
+    case SHUNT_MODE_ACTIVE:
+        return NGX_AGAIN; /* the connection is not ours to write to */
+
+    case SHUNT_MODE_COMPLETE:
+        return NGX_OK;
+
+    case SHUNT_MODE_FETCH_LATE:
+        return ngx_http_shunt_fetch_pump(ctx);
+
+    default:
+        break;
+    }
+
+    if (ctx->header_held && in && ngx_http_shunt_send_header(r, ctx) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    /* The write filter takes a call without anything to write for a mistake, and such calls come:
+       the request was kept open for a fetch, not for bytes that wait here. */
+    if (in == NULL && r->out == NULL && !r->connection->buffered && ctx->fetch.output) {
+        return NGX_OK;
+    }
+
+    return ngx_http_shunt_next_late_body(r, in);
+}
+
+/* ---- set-up ---- */
+
+ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf)
+{
+    ngx_http_shunt_next_early_header = ngx_http_top_header_filter;
+    ngx_http_top_header_filter = ngx_http_shunt_early_header_filter;
+
+    ngx_http_shunt_next_early_body = ngx_http_top_body_filter;
+    ngx_http_top_body_filter = ngx_http_shunt_early_body_filter;
+
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_late_init(ngx_conf_t *cf)
+{
+    ngx_http_shunt_next_late_header = ngx_http_top_header_filter;
+    ngx_http_top_header_filter = ngx_http_shunt_late_header_filter;
+
+    ngx_http_shunt_next_late_body = ngx_http_top_body_filter;
+    ngx_http_top_body_filter = ngx_http_shunt_late_body_filter;
+
+    return NGX_OK;
+}

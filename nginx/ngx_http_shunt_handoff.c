@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The handoff of a client's connection for one payload. The header leaves, and has left entirely;
+ * the kernel is told that the next bytes are the peer's (SHUNT_BEGIN); the agent is told what its
+ * peer has to know. From then on nothing may be written, and the request stays open as if its body
+ * waited in a full socket buffer, until the kernel reports that the client has acknowledged
+ * everything. A handoff that ends otherwise ends in a reset: the client must never take a part for
+ * the whole.
+ */
+#include "ngx_http_shunt.h"
+#include "ngx_http_shunt_kernel.h"
+
+static void ngx_http_shunt_progress_handler(ngx_event_t *ev);
+static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
+
+/* ---- beginning ---- */
+
+/* NGX_OK: nothing of this connection waits in nginx any more. */
+static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
+                                             ngx_http_output_body_filter_pt output)
+{
+    ngx_int_t rc;
+    ngx_buf_t *b;
+    ngx_chain_t out;
+    ngx_connection_t *c = r->connection;
+
+    /* neither Nagle nor a cork of an earlier response may keep the header's last segment */
+    if (c->tcp_nopush == NGX_TCP_NOPUSH_SET) {
+        if (ngx_tcp_push(c->fd) == -1) {
+            return NGX_ERROR;
+        }
+
+        c->tcp_nopush = NGX_TCP_NOPUSH_UNSET;
+    }
+
+    if (ngx_tcp_nodelay(c) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_ERROR;
+    }
+
+    b->flush = 1;
+    out.buf = b;
+    out.next = NULL;
+
+    rc = output(r, &out);
+
+    if (rc == NGX_OK && (r->out || c->buffered)) {
+        return NGX_AGAIN;
+    }
+
+    return rc;
+}
+
+static void ngx_http_shunt_address(struct sockaddr *sa, u_char address[16], shunt_u16 *port)
+{
+    struct sockaddr_in *sin = (struct sockaddr_in *) sa;
+    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *) sa;
+
+    if (sa->sa_family == AF_INET6) {
+        ngx_memcpy(address, &sin6->sin6_addr, 16);
+        *port = sin6->sin6_port;
+        return;
+    }
+
+    ngx_memzero(address, 10);
+    ngx_memset(address + 10, 0xff, 2);
+    ngx_memcpy(address + 12, &sin->sin_addr, 4);
+    *port = sin->sin_port;
+}
+
+/* getpeername(), for the connection's own copy may be realip's */
+static ngx_int_t ngx_http_shunt_addresses(ngx_connection_t *c, struct shunt_handoff *msg)
+{
+    ngx_sockaddr_t peer;
+    socklen_t len = sizeof(peer);
+
+    if (getpeername(c->fd, &peer.sockaddr, &len) == -1 ||
+        ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_shunt_address(&peer.sockaddr, msg->client_address, &msg->client_port);
+    ngx_http_shunt_address(c->local_sockaddr, msg->server_address, &msg->server_port);
+
+    return NGX_OK;
+}
+
+/* What the peer has to know, as the kernel noted it when the region began. */
+static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                         ngx_http_shunt_tcp_t *tcp, struct shunt_handoff *msg)
+{
+    int fd = r->connection->fd;
+    struct shunt_state state;
+
+    if (ngx_http_shunt_kernel_state(fd, &state) == -1 || state.handoff != ctx->id ||
+        ngx_http_shunt_kernel_timestamp(fd, tcp) == -1) {
+        return NGX_ERROR;
+    }
+
+    msg->header.kind = SHUNT_MSG_HANDOFF;
+    msg->header.size = sizeof(*msg);
+    msg->peer = ctx->peer.index;
+    msg->epoch = ctx->peer.epoch;
+    msg->handoff = ctx->id;
+    msg->offer = ctx->payload.number;
+    msg->length = ctx->payload.length;
+    msg->rate = r->limit_rate; /* the write filter has evaluated it, for the header */
+    ngx_memcpy(msg->tag, ctx->payload.tag, 16);
+    msg->start = state.start;
+    msg->rcv_nxt = state.rcv_nxt;
+    msg->tsval = tcp->timestamp;
+    msg->snd_wnd = tcp->snd_wnd;
+    msg->snd_cwnd = state.snd_cwnd;
+    msg->snd_ssthresh = state.snd_ssthresh;
+    msg->srtt_us = state.srtt_us;
+    msg->mss = tcp->mss;
+    msg->snd_wscale = tcp->snd_wscale;
+    msg->rcv_wscale = tcp->rcv_wscale;
+    msg->options = tcp->options;
+    msg->first = state.regions == 1;
+
+    return NGX_OK;
+}
+
+/* 0: the region has begun, else the counter of why not */
+static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                              ngx_http_shunt_tcp_t *tcp, struct shunt_handoff *msg)
+{
+    ngx_connection_t *c = r->connection;
+    struct shunt_begin begin;
+
+    if (ngx_http_shunt_kernel_tcp(c->fd, tcp) == -1 || !tcp->established || tcp->notsent) {
+        return SHUNT_COUNT_fetched_unsent;
+    }
+
+    ctx->ring = ngx_http_shunt_agent_ring();
+
+    if (ctx->ring == NULL || !ngx_http_shunt_agent_ready() ||
+        ngx_http_shunt_addresses(c, msg) != NGX_OK) {
+        ctx->ring = NULL;
+        return SHUNT_COUNT_fetched_begin;
+    }
+
+    ctx->id = ngx_http_shunt_pending_add(ctx);
+
+    begin.peer = ctx->peer.index;
+    begin.ring = ngx_http_shunt_agent_ring_index();
+    begin.handoff = ctx->id;
+    begin.length = ctx->payload.length;
+
+    if (ctx->id == 0 || ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
+        ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused");
+        ngx_http_shunt_pending_remove(ctx->id);
+        ctx->id = 0;
+        ctx->ring = NULL;
+        return SHUNT_COUNT_fetched_begin;
+    }
+
+    ngx_http_shunt_ring_hold(ctx->ring);
+    ctx->mode = SHUNT_MODE_ACTIVE;
+
+    return 0;
+}
+
+static void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    ctx->progress_at = ngx_current_msec;
+    ctx->progress.data = ctx;
+    ctx->progress.handler = ngx_http_shunt_progress_handler;
+    ctx->progress.log = r->connection->log;
+
+    /* a quarter, so that the connection's own send_timeout, extended here, never comes first */
+    ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
+}
+
+/* The late body filter has the end of the response, and the payload before it is the backend's. */
+ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_http_output_body_filter_pt output)
+{
+    ngx_int_t rc;
+    ngx_uint_t reason;
+    ngx_http_shunt_tcp_t tcp;
+    struct shunt_handoff msg;
+
+    rc = ngx_http_shunt_flush_header(r, output);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(&msg, sizeof(msg));
+    reason =
+        rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx, &tcp, &msg) : SHUNT_COUNT_fetched_unsent;
+
+    if (reason) {
+        ngx_http_shunt_outcome(r, reason);
+        ctx->mode = SHUNT_MODE_FETCH_LATE;
+        return ngx_http_shunt_fetch_begin(ctx, output);
+    }
+
+    ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
+    ngx_http_shunt_watch_progress(r, ctx);
+    r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
+
+    if (ngx_http_shunt_describe(r, ctx, &tcp, &msg) != NGX_OK ||
+        ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning");
+        ngx_http_shunt_fail(ctx);
+    }
+
+    return NGX_AGAIN;
+}
+
+/* ---- ending ---- */
+
+static void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
+{
+    ctx->bytes = acked;
+    ctx->request->connection->sent += acked; /* $bytes_sent and $body_bytes_sent */
+    ngx_http_shunt_count(SHUNT_COUNT_shortcut_bytes, acked);
+}
+
+static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_request_t *r = ctx->request;
+
+    ngx_http_shunt_count_acked(ctx, ctx->payload.length);
+    ngx_http_shunt_pending_remove(ctx->id);
+    ctx->id = 0;
+    ctx->mode = SHUNT_MODE_COMPLETE;
+
+    if (ctx->progress.timer_set) {
+        ngx_del_timer(&ctx->progress);
+    }
+
+    /* ngx_http_writer() finds nothing buffered any more and finishes the request. The last buf,
+       which the late filter took, has no bytes and nobody after it. */
+    r->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
+    ngx_post_event(r->connection->write, &ngx_posted_events);
+}
+
+void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_event *event)
+{
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
+        return;
+    }
+
+    if (event->kind == SHUNT_EVENT_COMPLETE) {
+        ngx_http_shunt_complete(ctx);
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
+                  "shunt: client reset the connection after %uL of %uL payload bytes", event->acked,
+                  ctx->payload.length);
+
+    ngx_http_shunt_fail(ctx);
+}
+
+/* The agent, or the loss of it, has ended a handoff or a fetch. */
+void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    ngx_uint_t level;
+    struct shunt_state state;
+    ngx_connection_t *c = ctx->request->connection;
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_kernel_state(c->fd, &state) == 0 &&
+        state.handoff == ctx->id && state.status == SHUNT_REGION_COMPLETE) {
+        ngx_http_shunt_complete(ctx); /* the kernel's event has crossed the agent's message */
+        return;
+    }
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        level = reason == SHUNT_REASON_CLIENT_GONE ? NGX_LOG_INFO : NGX_LOG_ERR;
+        ngx_log_error(level, c->log, 0, "shunt: handoff ended, reason %ui, offer %016xL of \"%V\"",
+                      reason, ctx->payload.number, &ctx->payload.backend);
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
+
+    if (ctx->mode == SHUNT_MODE_FETCH_EARLY || ctx->mode == SHUNT_MODE_FETCH_LATE) {
+        ngx_log_error(NGX_LOG_ERR, c->log, 0,
+                      "shunt: fetch failed, reason %ui, offer %016xL of \"%V\"", reason,
+                      ctx->payload.number, &ctx->payload.backend);
+        ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
+        ngx_http_shunt_fail(ctx);
+    }
+}
+
+static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
+{
+    struct shunt_state state;
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_http_request_t *r = ctx->request;
+    ngx_connection_t *c = r->connection;
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
+
+    if (ngx_http_shunt_kernel_state(c->fd, &state) == 0 && state.handoff == ctx->id) {
+
+        if (state.status == SHUNT_REGION_COMPLETE) { /* its event had no room in the ring */
+            ngx_http_shunt_complete(ctx);
+            return;
+        }
+
+        if (state.acked > ctx->acked) {
+            ctx->acked = state.acked;
+            ctx->progress_at = ngx_current_msec;
+        }
+    }
+
+    if (ngx_current_msec - ctx->progress_at >= clcf->send_timeout) {
+        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out");
+        c->timedout = 1;
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
+
+    if (!c->write->delayed) {
+        ngx_add_timer(c->write, clcf->send_timeout);
+    }
+
+    ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
+}
+
+static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_connection_t *c = ctx->request->connection;
+    struct shunt_state state;
+    struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
+
+    if (ngx_http_shunt_kernel_state(c->fd, &state) == 0 && state.handoff == ctx->id) {
+        ngx_http_shunt_count_acked(ctx, state.acked);
+    }
+
+    ngx_http_shunt_count(SHUNT_COUNT_aborted, 1);
+
+    (void) ngx_http_shunt_kernel_cancel(c->fd);
+    (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
+    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
+
+    ctx->mode = SHUNT_MODE_DONE;
+}
+
+/* Whatever state the request is in, nothing refers to it afterwards. May be called again. */
+void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
+{
+    struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
+
+    if (ctx->failure.posted) {
+        ngx_delete_posted_event(&ctx->failure);
+    }
+
+    if (ctx->progress.timer_set) {
+        ngx_del_timer(&ctx->progress);
+    }
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        ngx_http_shunt_give_up_active(ctx);
+
+    } else if (ctx->id) {
+        (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* a fetch */
+    }
+
+    ngx_http_shunt_fetch_close(ctx);
+    ngx_http_shunt_pending_remove(ctx->id);
+    ctx->id = 0;
+
+    if (ctx->ring) {
+        ngx_http_shunt_ring_release(ctx->ring);
+        ctx->ring = NULL;
+    }
+
+    ctx->request->buffered &= ~NGX_HTTP_SHUNT_BUFFERED;
+}
+
+/* Callable from anywhere, filters included: the end itself comes when the event loop is back. */
+void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx)
+{
+    ctx->failure.data = ctx;
+    ctx->failure.handler = ngx_http_shunt_failure_handler;
+    ctx->failure.log = ctx->request->connection->log;
+
+    if (!ctx->failure.posted) {
+        ngx_post_event(&ctx->failure, &ngx_posted_events);
+    }
+}
+
+/* Nothing of the response has been written: an error page in its place, as
+   ngx_http_filter_finalize_request() does it, but with the request fully in our hands, so that the
+   connection survives. */
+static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_clean_header(r);
+    ngx_memzero(r->ctx, sizeof(void *) * ngx_http_max_module);
+    ngx_http_set_ctx(r, ctx, ngx_http_shunt_module);
+
+    ctx->mode = SHUNT_MODE_NONE;
+    ctx->header_held = 0;
+    ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
+
+    /* what filters, without their contexts now, had set for the body that does not come */
+    r->chunked = 0;
+    r->buffered = 0;
+    r->connection->buffered = 0;
+    r->filter_need_in_memory = 0;
+    r->main_filter_need_in_memory = 0;
+    r->filter_need_temporary = 0;
+
+    ngx_http_finalize_request(r, NGX_HTTP_BAD_GATEWAY);
+}
+
+static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_http_request_t *r = ctx->request;
+    ngx_connection_t *c = r->connection;
+
+    ngx_http_set_log_request(c->log, r);
+    ngx_http_shunt_release(ctx);
+
+    if (!r->header_sent && !c->error) {
+        ngx_http_shunt_bad_gateway(r, ctx);
+
+    } else {
+        (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
+        ngx_http_finalize_request(r, c->timedout ? NGX_HTTP_REQUEST_TIME_OUT : NGX_ERROR);
+    }
+
+    ngx_http_run_posted_requests(c);
+}

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Shunt's nginx module: its directives, its configuration, and what ties the other files together.
+ * docs/nginx.md describes the directives.
+ */
+#include "ngx_http_shunt.h"
+
+static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf);
+static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle);
+static void ngx_http_shunt_exit_process(ngx_cycle_t *cycle);
+static void *ngx_http_shunt_create_main_conf(ngx_conf_t *cf);
+static char *ngx_http_shunt_init_main_conf(ngx_conf_t *cf, void *conf);
+static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf);
+static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child);
+static char *ngx_http_shunt_role(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *ngx_http_shunt_agent(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+static void ngx_http_shunt_cleanup(void *data);
+
+#define NGX_HTTP_SHUNT_ANYWHERE NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_HTTP_LOC_CONF
+
+static ngx_command_t ngx_http_shunt_commands[] = {
+
+    {ngx_string("shunt_agent"), NGX_HTTP_MAIN_CONF | NGX_CONF_TAKE1, ngx_http_shunt_agent,
+     NGX_HTTP_MAIN_CONF_OFFSET, 0, NULL},
+
+    {ngx_string("shunt"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_FLAG, ngx_http_shunt_role,
+     NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, shunt), NULL},
+
+    {ngx_string("shunt_trust"), NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_CONF_1MORE,
+     ngx_http_shunt_trust, NGX_HTTP_LOC_CONF_OFFSET, 0, NULL},
+
+    {ngx_string("shunt_consent"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_FLAG, ngx_conf_set_flag_slot,
+     NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, consent), NULL},
+
+    {ngx_string("shunt_offer"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_FLAG, ngx_http_shunt_role,
+     NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, offer), NULL},
+
+    {ngx_string("shunt_offer_min_length"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_TAKE1,
+     ngx_conf_set_size_slot, NGX_HTTP_LOC_CONF_OFFSET,
+     offsetof(ngx_http_shunt_loc_conf_t, offer_min_length), NULL},
+
+    {ngx_string("shunt_offer_types"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_1MORE, ngx_http_types_slot,
+     NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, offer_types_keys), NULL},
+
+    ngx_null_command};
+
+static ngx_http_module_t ngx_http_shunt_module_ctx = {
+    ngx_http_shunt_add_variables,     /* preconfiguration */
+    ngx_http_shunt_postconfiguration, /* postconfiguration */
+    ngx_http_shunt_create_main_conf,  /* create main configuration */
+    ngx_http_shunt_init_main_conf,    /* init main configuration */
+    NULL,                             /* create server configuration */
+    NULL,                             /* merge server configuration */
+    ngx_http_shunt_create_loc_conf,   /* create location configuration */
+    ngx_http_shunt_merge_loc_conf     /* merge location configuration */
+};
+
+ngx_module_t ngx_http_shunt_module = {NGX_MODULE_V1,
+                                      &ngx_http_shunt_module_ctx,  /* module context */
+                                      ngx_http_shunt_commands,     /* module directives */
+                                      NGX_HTTP_MODULE,             /* module type */
+                                      NULL,                        /* init master */
+                                      NULL,                        /* init module */
+                                      ngx_http_shunt_init_process, /* init process */
+                                      NULL,                        /* init thread */
+                                      NULL,                        /* exit thread */
+                                      ngx_http_shunt_exit_process, /* exit process */
+                                      NULL,                        /* exit master */
+                                      NGX_MODULE_V1_PADDING};
+
+static ngx_http_module_t ngx_http_shunt_late_module_ctx = {
+    NULL,                     /* preconfiguration */
+    ngx_http_shunt_late_init, /* postconfiguration */
+    NULL,                     /* create main configuration */
+    NULL,                     /* init main configuration */
+    NULL,                     /* create server configuration */
+    NULL,                     /* merge server configuration */
+    NULL,                     /* create location configuration */
+    NULL                      /* merge location configuration */
+};
+
+ngx_module_t ngx_http_shunt_late_module = {NGX_MODULE_V1,
+                                           &ngx_http_shunt_late_module_ctx, /* module context */
+                                           NULL,                            /* module directives */
+                                           NGX_HTTP_MODULE,                 /* module type */
+                                           NULL,                            /* init master */
+                                           NULL,                            /* init module */
+                                           NULL,                            /* init process */
+                                           NULL,                            /* init thread */
+                                           NULL,                            /* exit thread */
+                                           NULL,                            /* exit process */
+                                           NULL,                            /* exit master */
+                                           NGX_MODULE_V1_PADDING};
+
+/* ---- the context of a request ---- */
+
+static ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_lost(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t *cln;
+
+    /* An internal redirect and an error page clear r->ctx; the request's cleanup list outlives
+     * them. */
+    for (cln = r->cleanup; cln; cln = cln->next) {
+        if (cln->handler == ngx_http_shunt_cleanup) {
+            ngx_http_set_ctx(r, cln->data, ngx_http_shunt_module);
+            return cln->data;
+        }
+    }
+
+    return NULL;
+}
+
+/* NULL for subrequests: a shortcut is the whole body of a response. */
+ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r)
+{
+    ngx_http_shunt_ctx_t *ctx;
+
+    if (r != r->main) {
+        return NULL;
+    }
+
+    ctx = ngx_http_get_module_ctx(r, ngx_http_shunt_module);
+
+    if (ctx == NULL && (r->internal || r->filter_finalize)) {
+        return ngx_http_shunt_ctx_lost(r);
+    }
+
+    return ctx;
+}
+
+ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r)
+{
+    ngx_http_cleanup_t *cln;
+    ngx_http_shunt_ctx_t *ctx;
+
+    ctx = ngx_http_shunt_ctx(r);
+    if (ctx) {
+        return ctx;
+    }
+
+    ctx = ngx_pcalloc(r->pool, sizeof(ngx_http_shunt_ctx_t));
+    if (ctx == NULL) {
+        return NULL;
+    }
+
+    /* not a pool cleanup: those run after the request has been logged */
+    cln = ngx_http_cleanup_add(r, 0);
+    if (cln == NULL) {
+        return NULL;
+    }
+
+    ctx->request = r;
+    ctx->outcome = -1;
+
+    cln->handler = ngx_http_shunt_cleanup;
+    cln->data = ctx;
+
+    ngx_http_set_ctx(r, ctx, ngx_http_shunt_module);
+
+    return ctx;
+}
+
+static void ngx_http_shunt_cleanup(void *data)
+{
+    ngx_http_shunt_release(data);
+}
+
+/* Counts, and remembers for $shunt. */
+void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
+{
+    ngx_http_shunt_ctx_t *ctx;
+
+    ngx_http_shunt_count(counter, 1);
+
+    if (r != r->main) {
+        return;
+    }
+
+    ctx = ngx_http_shunt_ctx_create(r);
+    if (ctx) {
+        ctx->outcome = counter;
+    }
+}
+
+ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h)
+{
+    return h->key.len >= 6 && ngx_strncasecmp(h->key.data, (u_char *) "shunt-", 6) == 0;
+}
+
+/* ---- the life of the module ---- */
+
+static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
+{
+    ngx_http_handler_pt *h;
+    ngx_http_core_main_conf_t *cmcf;
+
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    /* This module is the last one, and a phase runs its handlers backwards: realip has not changed
+       the address yet when fields are judged by it, and mirror and try_files come after the
+       consent. */
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_POST_READ_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_shunt_post_read_handler;
+
+    h = ngx_array_push(&cmcf->phases[NGX_HTTP_PRECONTENT_PHASE].handlers);
+    if (h == NULL) {
+        return NGX_ERROR;
+    }
+
+    *h = ngx_http_shunt_precontent_handler;
+
+    return ngx_http_shunt_early_init(cf);
+}
+
+static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
+{
+    ngx_http_shunt_main_conf_t *mcf;
+
+    /* not for the cache manager and loader, which are NGX_PROCESS_HELPER */
+    if (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE) {
+        return NGX_OK;
+    }
+
+    mcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_shunt_module);
+
+    if (mcf == NULL || (!mcf->frontend && !mcf->backend)) {
+        return NGX_OK;
+    }
+
+    ngx_http_shunt_consent_init();
+
+    return ngx_http_shunt_agent_init(cycle, mcf);
+}
+
+static void ngx_http_shunt_exit_process(ngx_cycle_t *cycle)
+{
+    ngx_http_shunt_agent_exit();
+}
+
+/* ---- configuration ---- */
+
+static void *ngx_http_shunt_create_main_conf(ngx_conf_t *cf)
+{
+    return ngx_pcalloc(cf->pool, sizeof(ngx_http_shunt_main_conf_t));
+}
+
+static char *ngx_http_shunt_init_main_conf(ngx_conf_t *cf, void *conf)
+{
+    ngx_http_shunt_main_conf_t *mcf = conf;
+
+    if (mcf->agent.data == NULL) {
+        ngx_str_set(&mcf->agent, "/run/shunt/shuntd.sock");
+    }
+
+    return NGX_CONF_OK;
+}
+
+static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf)
+{
+    ngx_http_shunt_loc_conf_t *conf;
+
+    conf = ngx_pcalloc(cf->pool, sizeof(ngx_http_shunt_loc_conf_t));
+    if (conf == NULL) {
+        return NULL;
+    }
+
+    conf->shunt = NGX_CONF_UNSET;
+    conf->consent = NGX_CONF_UNSET;
+    conf->offer = NGX_CONF_UNSET;
+    conf->offer_min_length = NGX_CONF_UNSET_SIZE;
+    conf->trust = NGX_CONF_UNSET_PTR;
+
+    return conf;
+}
+
+static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
+{
+    ngx_http_shunt_loc_conf_t *prev = parent;
+    ngx_http_shunt_loc_conf_t *conf = child;
+
+    ngx_conf_merge_value(conf->shunt, prev->shunt, 0);
+    ngx_conf_merge_value(conf->consent, prev->consent, 1);
+    ngx_conf_merge_value(conf->offer, prev->offer, 0);
+    ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);
+    ngx_conf_merge_ptr_value(conf->trust, prev->trust, NULL);
+
+    if (conf->offer_types_keys == NULL && prev->offer_types_keys == NULL) {
+        prev->offer_types_keys = (void *) -1; /* "*", as ngx_http_types_slot() writes it */
+    }
+
+    return ngx_http_merge_types(cf, &conf->offer_types_keys, &conf->offer_types,
+                                &prev->offer_types_keys, &prev->offer_types,
+                                ngx_http_html_default_types);
+}
+
+/* "shunt" and "shunt_offer": flags that also tell workers whether they need the agent, and for what
+ */
+static char *ngx_http_shunt_role(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    char *rv;
+    ngx_http_shunt_main_conf_t *mcf;
+
+    rv = ngx_conf_set_flag_slot(cf, cmd, conf);
+
+    if (rv != NGX_CONF_OK || *(ngx_flag_t *) ((char *) conf + cmd->offset) != 1) {
+        return rv;
+    }
+
+    mcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_shunt_module);
+
+    if (cmd->offset == offsetof(ngx_http_shunt_loc_conf_t, shunt)) {
+        mcf->frontend = 1;
+
+    } else {
+        mcf->backend = 1;
+    }
+
+    return NGX_CONF_OK;
+}
+
+static char *ngx_http_shunt_agent(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_str_t *value = cf->args->elts;
+    ngx_http_shunt_main_conf_t *mcf = conf;
+
+    if (mcf->agent.data) {
+        return "is duplicate";
+    }
+
+    mcf->agent = value[1];
+
+    if (mcf->agent.len > 5 && ngx_strncmp(mcf->agent.data, "unix:", 5) == 0) {
+        mcf->agent.data += 5;
+        mcf->agent.len -= 5;
+    }
+
+    if (mcf->agent.data[0] != '/' ||
+        mcf->agent.len >= sizeof(((struct sockaddr_un *) NULL)->sun_path)) {
+        return "needs an absolute path of less than 108 bytes";
+    }
+
+    return NGX_CONF_OK;
+}
+
+static char *ngx_http_shunt_trust_add(ngx_conf_t *cf, ngx_array_t *trust, ngx_str_t *text)
+{
+    ngx_int_t rc;
+    ngx_cidr_t *cidr;
+
+    cidr = ngx_array_push(trust);
+    if (cidr == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    ngx_memzero(cidr, sizeof(ngx_cidr_t));
+
+    if (ngx_strcmp(text->data, "unix:") == 0) {
+        cidr->family = AF_UNIX;
+        return NGX_CONF_OK;
+    }
+
+    rc = ngx_ptocidr(text, cidr);
+
+    if (rc == NGX_ERROR) {
+        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid address or network \"%V\"", text);
+        return NGX_CONF_ERROR;
+    }
+
+    if (rc == NGX_DONE) {
+        ngx_conf_log_error(NGX_LOG_WARN, cf, 0, "low address bits of %V are meaningless", text);
+    }
+
+    return NGX_CONF_OK;
+}
+
+static char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
+{
+    ngx_uint_t i, n;
+    ngx_str_t *value = cf->args->elts;
+    ngx_http_shunt_loc_conf_t *lcf = conf;
+    static ngx_str_t all[] = {ngx_string("0.0.0.0/0"), ngx_string("::/0"), ngx_string("unix:")};
+
+    if (lcf->trust != NGX_CONF_UNSET_PTR) {
+        return "is duplicate";
+    }
+
+    n = cf->args->nelts - 1;
+    value++;
+
+    if (n == 1 && ngx_strcmp(value[0].data, "none") == 0) {
+        lcf->trust = NULL;
+        return NGX_CONF_OK;
+    }
+
+    if (n == 1 && ngx_strcmp(value[0].data, "all") == 0) {
+        n = sizeof(all) / sizeof(all[0]);
+        value = all;
+    }
+
+    lcf->trust = ngx_array_create(cf->pool, n, sizeof(ngx_cidr_t));
+    if (lcf->trust == NULL) {
+        return NGX_CONF_ERROR;
+    }
+
+    for (i = 0; i < n; i++) {
+        if (ngx_http_shunt_trust_add(cf, lcf->trust, &value[i]) != NGX_CONF_OK) {
+            return NGX_CONF_ERROR;
+        }
+    }
+
+    return NGX_CONF_OK;
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The reading side of a BPF ring buffer (kernel/bpf/ringbuf.c), without libbpf:
+ *
+ *   page 0      consumer position, ours to write
+ *   page 1      producer position, the kernel's
+ *   from 2      the records, mapped twice in a row, so that none ever wraps
+ *
+ * A record is a 32-bit length (bit 31: still being written, bit 30: discarded), a 32-bit page
+ * offset, then the data, padded to 8 bytes. The kernel wakes us only for a record at the consumer's
+ * position, so reading goes on until it is empty.
+ */
+#include <sys/mman.h>
+
+#include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_RING_BUSY    0x80000000u
+#define NGX_HTTP_SHUNT_RING_DISCARD 0x40000000u
+#define NGX_HTTP_SHUNT_RING_HEADER  8
+
+struct ngx_http_shunt_ring_s {
+    ngx_connection_t *connection;
+    unsigned long *consumer;
+    unsigned long *producer;
+    u_char *records;
+    size_t size;
+    ngx_uint_t references; /* the agent's connection, and each handoff that reports here */
+};
+
+static void ngx_http_shunt_ring_handler(ngx_event_t *rev);
+
+/* max_entries of the map: /proc tells it to a process that may not use bpf(2) */
+static size_t ngx_http_shunt_ring_size(int fd)
+{
+    FILE *file;
+    char path[64], line[128];
+    unsigned long type = 0, size = 0;
+
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+
+    file = fopen(path, "re");
+    if (file == NULL) {
+        return 0;
+    }
+
+    while (fgets(line, sizeof(line), file)) {
+        (void) sscanf(line, "map_type: %lu", &type);
+        (void) sscanf(line, "max_entries: %lu", &size);
+    }
+
+    fclose(file);
+
+    return type == 27 /* BPF_MAP_TYPE_RINGBUF */ ? size : 0;
+}
+
+static void ngx_http_shunt_ring_unmap(ngx_http_shunt_ring_t *ring)
+{
+    if (ring->consumer != MAP_FAILED) {
+        munmap(ring->consumer, ngx_pagesize);
+    }
+
+    if (ring->producer != MAP_FAILED) {
+        munmap(ring->producer, ngx_pagesize + 2 * ring->size);
+    }
+
+    free(ring);
+}
+
+static ngx_int_t ngx_http_shunt_ring_map(ngx_http_shunt_ring_t *ring, int fd)
+{
+    ring->consumer = MAP_FAILED;
+    ring->producer = MAP_FAILED;
+    ring->size = ngx_http_shunt_ring_size(fd);
+
+    if (ring->size == 0) {
+        ngx_set_errno(EINVAL);
+        return NGX_ERROR;
+    }
+
+    ring->consumer = mmap(NULL, ngx_pagesize, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ring->producer =
+        mmap(NULL, ngx_pagesize + 2 * ring->size, PROT_READ, MAP_SHARED, fd, ngx_pagesize);
+
+    if (ring->consumer == MAP_FAILED || ring->producer == MAP_FAILED) {
+        return NGX_ERROR;
+    }
+
+    ring->records = (u_char *) ring->producer + ngx_pagesize;
+
+    return NGX_OK;
+}
+
+/* Takes the descriptor, also when it fails. */
+ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, ngx_log_t *log)
+{
+    ngx_connection_t *c = NULL;
+    ngx_http_shunt_ring_t *ring;
+
+    ring = calloc(1, sizeof(*ring));
+    if (ring == NULL) {
+        close(fd);
+        return NULL;
+    }
+
+    if (ngx_http_shunt_ring_map(ring, fd) != NGX_OK) {
+        ngx_log_error(NGX_LOG_ERR, log, ngx_errno, "shunt: cannot map the completion ring");
+        goto failed;
+    }
+
+    c = ngx_get_connection(fd, log);
+    if (c == NULL) {
+        goto failed;
+    }
+
+    c->data = ring;
+    c->read->handler = ngx_http_shunt_ring_handler;
+    c->read->log = log;
+    c->write->log = log;
+    c->read->channel = 1; /* no client: worker exit shall not call it a leaked connection */
+    c->write->channel = 1;
+
+    ring->connection = c;
+    ring->references = 1;
+
+    if (ngx_handle_read_event(c->read, 0) != NGX_OK) {
+        goto failed;
+    }
+
+    return ring;
+
+failed:
+
+    if (c) {
+        ngx_free_connection(c);
+    }
+
+    ngx_http_shunt_ring_unmap(ring);
+    close(fd);
+
+    return NULL;
+}
+
+void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring)
+{
+    ring->references++;
+}
+
+void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring)
+{
+    if (--ring->references > 0) {
+        return;
+    }
+
+    ngx_close_connection(ring->connection);
+    ngx_http_shunt_ring_unmap(ring);
+}
+
+static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
+{
+    struct shunt_event event;
+    ngx_http_shunt_ctx_t *ctx;
+
+    if ((length & NGX_HTTP_SHUNT_RING_DISCARD) || length < sizeof(event)) {
+        return;
+    }
+
+    ngx_memcpy(&event, record + NGX_HTTP_SHUNT_RING_HEADER, sizeof(event));
+
+    ctx = ngx_http_shunt_pending_find(event.handoff);
+    if (ctx) {
+        ngx_http_shunt_handoff_event(ctx, &event);
+    }
+}
+
+static void ngx_http_shunt_ring_handler(ngx_event_t *rev)
+{
+    u_char *record;
+    uint32_t length;
+    unsigned long consumer, producer;
+    ngx_connection_t *c = rev->data;
+    ngx_http_shunt_ring_t *ring = c->data;
+
+    consumer = __atomic_load_n(ring->consumer, __ATOMIC_RELAXED);
+
+    for (;;) {
+        producer = __atomic_load_n(ring->producer, __ATOMIC_ACQUIRE);
+
+        if (consumer == producer) {
+            break;
+        }
+
+        record = ring->records + (consumer & (ring->size - 1));
+        length = __atomic_load_n((uint32_t *) record, __ATOMIC_ACQUIRE);
+
+        if (length & NGX_HTTP_SHUNT_RING_BUSY) {
+            break; /* its commit will wake us */
+        }
+
+        /* handlers only change state and post events: they release no ring and no request here */
+        ngx_http_shunt_ring_record(record, length);
+
+        length &= ~NGX_HTTP_SHUNT_RING_DISCARD;
+        consumer += (length + NGX_HTTP_SHUNT_RING_HEADER + 7) & ~7UL;
+        __atomic_store_n(ring->consumer, consumer, __ATOMIC_SEQ_CST);
+    }
+
+    rev->ready = 0;
+    (void) ngx_handle_read_event(rev, 0);
+}

@@ -1,0 +1,281 @@
+"""A small agent for the module's tests: the local protocol of include/shunt.h, and no network.
+
+It is the agent of both ends ("self"), so what one nginx offers the same nginx can claim. A handoff is served
+by writing into the client's own socket, which kernel_shim.c passes here; its completion goes through a real
+BPF ring buffer.
+"""
+import array, ctypes, fcntl, mmap, os, socket, struct, termios, threading, time
+
+MASK = (1 << 64) - 1
+HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
+CONTROL, OFFERS = 1, 2
+BEGIN, CANCEL = 1, 2
+COMPLETE, RESET = 1, 2
+COUNTERS = """shortcuts shortcut_bytes offers offered_bytes fetched aborted forged_request_field relayed_no_agent
+relayed_no_consent relayed_no_peer relayed_too_small relayed_type relayed_not_file relayed_agent_busy relayed_cache
+relayed_protocol relayed_limit_rate_after fetched_filter fetched_unsent fetched_begin fetched_expired refused_untrusted
+refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request""".split()
+
+OFFER_FORMAT = "=IIIIQQQ16sqQ"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIHBBBBH"
+FETCH_FORMAT = "=IIIIQQQ16s"
+
+
+def siphash128(key, data):
+    def rotl(x, b):
+        return ((x << b) | (x >> (64 - b))) & MASK
+
+    def rounds(n):
+        nonlocal v0, v1, v2, v3
+        for _ in range(n):
+            v0 = (v0 + v1) & MASK; v1 = rotl(v1, 13) ^ v0; v0 = rotl(v0, 32)
+            v2 = (v2 + v3) & MASK; v3 = rotl(v3, 16) ^ v2
+            v0 = (v0 + v3) & MASK; v3 = rotl(v3, 21) ^ v0
+            v2 = (v2 + v1) & MASK; v1 = rotl(v1, 17) ^ v2; v2 = rotl(v2, 32)
+
+    k0, k1 = struct.unpack("<QQ", key)
+    v0, v1 = 0x736f6d6570736575 ^ k0, 0x646f72616e646f6d ^ k1 ^ 0xee
+    v2, v3 = 0x6c7967656e657261 ^ k0, 0x7465646279746573 ^ k1
+    tail = data[len(data) // 8 * 8:]
+    words = list(struct.unpack(f"<{len(data) // 8}Q", data[:len(data) // 8 * 8]))
+    words.append(int.from_bytes(tail, "little") | (len(data) & 255) << 56)
+    for m in words:
+        v3 ^= m; rounds(2); v0 ^= m
+    v2 ^= 0xee; rounds(4); low = v0 ^ v1 ^ v2 ^ v3
+    v1 ^= 0xdd; rounds(4)
+    return struct.pack("<QQ", low, v0 ^ v1 ^ v2 ^ v3)
+
+
+assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550293"  # the authors' vector
+
+
+class Ring:
+    """A BPF ring buffer and a program that copies 24 bytes into it. Needs root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def bpf(self, command, attr):
+        buf = ctypes.create_string_buffer(attr.ljust(144, b"\0"), 144)
+        rc = self.libc.syscall(321, command, buf, 144)
+        if rc < 0:
+            raise OSError(ctypes.get_errno(), f"bpf({command})")
+        return rc
+
+    def __init__(self):
+        self.map = self.bpf(0, struct.pack("=IIII", 27, 0, 0, 1 << 16))
+        ins = b""
+        def i(op, dst=0, src=0, off=0, imm=0):
+            nonlocal ins
+            ins += struct.pack("=BBhi", op, dst | src << 4, off, imm)
+        i(0xbf, 6, 1)
+        for k in range(3):
+            i(0x79, 1, 6, 8 * k)
+            i(0x7b, 10, 1, 8 * k - 24)
+        i(0x18, 1, 1, 0, self.map); i(0)
+        i(0xbf, 2, 10); i(0x07, 2, 0, 0, -24); i(0xb7, 3, 0, 0, 24); i(0xb7, 4)
+        i(0x85, 0, 0, 0, 130); i(0x95)
+        self.code = ctypes.create_string_buffer(ins, len(ins))
+        license = ctypes.create_string_buffer(b"GPL")
+        attr = struct.pack("=IIQQIIQII", 31, len(ins) // 8, ctypes.addressof(self.code), ctypes.addressof(license),
+                           0, 0, 0, 0, 1 << 4)
+        self.prog = self.bpf(5, attr)
+
+    def post(self, handoff, acked, kind):
+        ctx = ctypes.create_string_buffer(struct.pack("=QQII", handoff, acked, kind, 0), 24)
+        attr = struct.pack("=IIIIQQIIIIQQ", self.prog, 0, 0, 0, 0, 0, 0, 0, 24, 0, ctypes.addressof(ctx), 0)
+        self.bpf(10, attr)
+
+
+def wait_acked(fd):
+    for _ in range(20000):
+        n = array.array("i", [0])
+        fcntl.ioctl(fd, termios.TIOCOUTQ, n)
+        if n[0] == 0:
+            return True
+        time.sleep(0.0005)
+    return False
+
+
+class Agent:
+    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True):
+        self.path = os.path.join(directory, "shuntd.sock")
+        self.shim_path = os.path.join(directory, "shim.sock")
+        self.key = key
+        self.messages, self.offers, self.sockets = [], {}, {}
+        self.on_handoff = self.serve          # what a test replaces
+        self.on_fetch = self.serve_fetch
+        self.changed = threading.Condition()
+        self.ring = Ring() if with_ring else None
+        self.workers = 0
+        self.counter_maps, self.connections = [], []
+        board = os.memfd_create("board")
+        peer = lambda name: struct.pack("=II64s16s16s", 2, 1, name, key, key)
+        data = struct.pack("=IIIIII64s", 0x53424f41, 1, 1, frontend, 1, lifetime_ms, b"self") + peer(b"self")
+        os.ftruncate(board, 88 + 64 * 104)
+        os.pwrite(board, data, 0)
+        self.board = board
+        for p in (self.path, self.shim_path):
+            if os.path.exists(p):
+                os.unlink(p)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(self.path); os.chmod(self.path, 0o777)
+        self.listener.listen(64)
+        self.shim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.shim.bind(self.shim_path); os.chmod(self.shim_path, 0o777)
+        threading.Thread(target=self.accept, daemon=True).start()
+        threading.Thread(target=self.shim_loop, daemon=True).start()
+
+    def close(self):
+        os.pwrite(self.board, struct.pack("=I", 0), 8)
+        # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not
+        for s in [self.listener] + self.connections:
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            s.close()
+        os.unlink(self.path)
+
+    def accept(self):
+        while True:
+            try:
+                s, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections.append(s)
+            threading.Thread(target=self.talk, args=(s,), daemon=True).start()
+
+    def talk(self, s):
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(s, 4096, 4)
+            except OSError:
+                return
+            if not data:
+                return
+            kind, size = struct.unpack_from("=II", data)
+            assert size == len(data), (kind, size, len(data))
+            self.message(s, kind, data, fds)
+
+    def message(self, s, kind, data, fds):
+        if kind == HELLO:
+            self.welcome(s, struct.unpack_from("=IIII", data)[3])
+        elif kind == OFFER:
+            _, _, peer, epoch, number, offset, length, tag, mtime, size = struct.unpack(OFFER_FORMAT, data)
+            st = os.fstat(fds[0])
+            assert (st.st_mtime_ns, st.st_size) == (mtime, size)
+            with self.changed:
+                self.offers[number] = (fds[0], offset, length, tag)
+                self.changed.notify_all()
+        elif kind == HANDOFF:
+            f = struct.unpack(HANDOFF_FORMAT, data)
+            names = "kind size peer epoch handoff offer length rate tag client_address server_address client_port " \
+                "server_port start rcv_nxt tsval snd_wnd snd_cwnd snd_ssthresh srtt_us mss snd_wscale rcv_wscale " \
+                "options first pad".split()
+            h = dict(zip(names, f))
+            self.note("handoff", h)
+            threading.Thread(target=self.on_handoff, args=(s, h), daemon=True).start()
+        elif kind == FETCH:
+            _, _, peer, epoch, fetch, offer, length, tag = struct.unpack(FETCH_FORMAT, data)
+            self.note("fetch", fetch)
+            threading.Thread(target=self.on_fetch, args=(s, fetch, offer, length), daemon=True).start()
+        elif kind == ABORT:
+            self.note("abort", struct.unpack_from("=Q", data, 8)[0])
+
+    def note(self, *message):
+        with self.changed:
+            self.messages.append(message)
+            self.changed.notify_all()
+
+    def wait(self, kind, timeout=5):
+        """The first message of that kind, removed."""
+        end = time.time() + timeout
+        with self.changed:
+            while True:
+                for m in self.messages:
+                    if m[0] == kind:
+                        self.messages.remove(m)
+                        return m[1]
+                if not self.changed.wait(max(0, end - time.time())) and time.time() >= end:
+                    raise TimeoutError(f"no {kind}")
+
+    def welcome(self, s, channel):
+        self.workers += 1
+        counters = os.memfd_create("counters")
+        os.ftruncate(counters, 512)
+        self.counter_maps.append(mmap.mmap(counters, 512))
+        fds = [self.board, counters]
+        ring = 0xffffffff
+        if channel == CONTROL and self.ring:
+            fds.append(self.ring.map)
+            ring = 0
+        socket.send_fds(s, [struct.pack("=IIII", WELCOME, 16, self.workers, ring)], fds)
+        os.close(counters)
+
+    def counters(self):
+        total = [sum(struct.unpack_from("=Q", m, 8 * i)[0] for m in self.counter_maps) for i in range(len(COUNTERS))]
+        return dict(zip(COUNTERS, total))
+
+    def shim_loop(self):
+        while True:
+            data, fds, _, _ = socket.recv_fds(self.shim, 4096, 4)
+            what, = struct.unpack_from("=i", data)
+            if what == BEGIN:
+                _, _, handoff, length = struct.unpack("=IIQQ", data[4:])
+                with self.changed:
+                    self.sockets[handoff] = fds[0]
+                    self.changed.notify_all()
+            else:
+                handoff, = struct.unpack_from("=Q", data, 4)
+                os.close(fds[0])
+                if handoff in self.sockets:  # a copy left open would keep nginx's reset from leaving
+                    os.close(self.sockets.pop(handoff))
+                self.note("cancel", handoff)
+
+    def client_socket(self, handoff):
+        with self.changed:
+            self.changed.wait_for(lambda: handoff in self.sockets, 5)
+            return socket.socket(fileno=self.sockets.pop(handoff))
+
+    def payload(self, number, part=1.0):
+        with self.changed:  # its claim, on another connection, may be read before it
+            self.changed.wait_for(lambda: number in self.offers, 5)
+            fd, offset, length, tag = self.offers[number]
+        return os.pread(fd, int(length * part), offset)
+
+    # ---- how handoffs and fetches are served ----
+
+    def serve(self, s, h):
+        c = self.client_socket(h["handoff"])
+        data = self.payload(h["offer"])
+        assert len(data) == h["length"]
+        self.write(c, data)
+        wait_acked(c.fileno())
+        self.ring.post(h["handoff"], len(data), COMPLETE)
+        c.close()
+
+    @staticmethod
+    def write(c, data):
+        view = memoryview(data)
+        while view:
+            try:
+                n = c.send(view)
+                view = view[n:]
+            except BlockingIOError:
+                time.sleep(0.001)
+            except OSError:
+                return
+
+    def end(self, s, id, reason):
+        s.send(struct.pack("=IIQII", ENDED, 24, id, reason, 0))
+
+    def serve_fetch(self, s, fetch, offer, length, part=1.0):
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        data = self.payload(offer, part)
+        socket.send_fds(s, [struct.pack("=IIQQ", FETCHED, 24, fetch, length)], [theirs.fileno()])
+        theirs.close()
+        try:
+            ours.sendall(data)
+        except OSError:
+            pass
+        ours.close()

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Stands in for the steering programs, so that the module's shortcut can be tested without them:
+ * preloaded into nginx, it answers SHUNT_SOL itself. SHUNT_BEGIN passes the client's socket to the
+ * test's agent, which writes the payload into it, as if from elsewhere.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <netinet/in.h>
+#include <linux/tcp.h>
+
+#include "shunt.h"
+
+#define FDS 4096
+
+static struct {
+    struct shunt_state state;
+    uint64_t length;
+    uint64_t base; /* tcpi_bytes_acked when everything before the payload will be acknowledged */
+    uint32_t port; /* tells a connection from an earlier one with its descriptor */
+} regions[FDS];
+
+static char path[108];
+static int (*real_set)(int, int, int, const void *, socklen_t);
+static int (*real_get)(int, int, int, void *, socklen_t *);
+
+__attribute__((constructor)) static void shim_start(void)
+{
+    const char *p = getenv("SHUNT_SHIM");
+
+    real_set = (int (*)(int, int, int, const void *, socklen_t)) dlsym(RTLD_NEXT, "setsockopt");
+    real_get = (int (*)(int, int, int, void *, socklen_t *)) dlsym(RTLD_NEXT, "getsockopt");
+
+    if (p) {
+        strncpy(path, p, sizeof(path) - 1);
+    }
+}
+
+static void tcp(int fd, struct tcp_info *info)
+{
+    socklen_t len = sizeof(*info);
+
+    memset(info, 0, sizeof(*info));
+    real_get(fd, IPPROTO_TCP, TCP_INFO, info, &len);
+}
+
+static uint32_t peer_port(int fd)
+{
+    struct sockaddr_in6 sa;
+    socklen_t len = sizeof(sa);
+
+    memset(&sa, 0, sizeof(sa));
+    getpeername(fd, (struct sockaddr *) &sa, &len);
+    return sa.sin6_port;
+}
+
+static int tell(int what, int fd, const void *data, size_t size)
+{
+    int s, rc;
+    struct sockaddr_un sa = {.sun_family = AF_UNIX};
+    struct iovec iov[2] = {{&what, sizeof(what)}, {(void *) data, size}};
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct msghdr msg = {.msg_iov = iov,
+                         .msg_iovlen = 2,
+                         .msg_control = control,
+                         .msg_controllen = sizeof(control)};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &fd, sizeof(int));
+
+    s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    strcpy(sa.sun_path, path);
+    rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
+    if (rc == 0) {
+        rc = sendmsg(s, &msg, MSG_NOSIGNAL) == -1 ? -1 : 0;
+    }
+    close(s);
+    return rc;
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+    struct tcp_info info;
+    const struct shunt_begin *begin = value;
+
+    if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
+        return real_set(fd, level, name, value, len);
+    }
+
+    if (name == SHUNT_CANCEL) {
+        regions[fd].state.status = SHUNT_REGION_CANCELLED;
+        return tell(SHUNT_CANCEL, fd, &regions[fd].state.handoff, 8);
+    }
+
+    if (regions[fd].port != peer_port(fd)) {
+        memset(&regions[fd], 0, sizeof(regions[fd]));
+        regions[fd].port = peer_port(fd);
+    }
+
+    tcp(fd, &info);
+    regions[fd].base = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
+    regions[fd].length = begin->length;
+    regions[fd].state.handoff = begin->handoff;
+    regions[fd].state.acked = 0;
+    regions[fd].state.snd_cwnd = info.tcpi_snd_cwnd;
+    regions[fd].state.srtt_us = info.tcpi_rtt;
+    regions[fd].state.regions++;
+    regions[fd].state.status = SHUNT_REGION_ACTIVE;
+
+    if (tell(SHUNT_BEGIN, fd, begin, sizeof(*begin)) == -1) {
+        regions[fd].state.status = SHUNT_REGION_NONE;
+        errno = EPERM;
+        return -1;
+    }
+
+    return 0;
+}
+
+int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    struct tcp_info info;
+
+    if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
+        return real_get(fd, level, name, value, len);
+    }
+
+    tcp(fd, &info);
+    regions[fd].state.acked =
+        info.tcpi_bytes_acked > regions[fd].base ? info.tcpi_bytes_acked - regions[fd].base : 0;
+    if (regions[fd].state.acked > regions[fd].length) {
+        regions[fd].state.acked = regions[fd].length;
+    }
+
+    memcpy(value, &regions[fd].state, sizeof(regions[fd].state));
+    *len = sizeof(regions[fd].state);
+    return 0;
+}

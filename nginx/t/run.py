@@ -1,0 +1,735 @@
+#!/usr/bin/env python3
+"""Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
+
+Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
+127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
+"""
+import gzip, os, re, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time, unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+import agent as agents
+
+MODULE = os.path.join(HERE, "../build/ngx_http_shunt_module.so")
+SHIM = os.path.join(HERE, "build/kernel_shim.so")
+BIG = os.urandom(3 * 1024 * 1024 + 17)
+TEXT = (b"<p>needle in a haystack</p>\n" * 8000)
+RST = struct.pack("ii", 1, 0)
+
+CONF = """
+load_module {module};
+user root; worker_processes 1; pid {dir}/pid; error_log {dir}/error.log {level};
+events {{ worker_connections 512; }}
+http {{
+    shunt_agent {dir}/shuntd.sock;
+    log_format t '$server_port $request_uri $status $shunt $shunt_bytes $body_bytes_sent "$http_shunt_consent"';
+    access_log {dir}/access.log t;
+    client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c;
+    uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e;
+    proxy_cache_path {dir}/cache keys_zone=z:1m;
+    default_type application/octet-stream; types {{ text/html html; }}
+    sendfile on; send_timeout {send_timeout}; keepalive_timeout 10;
+    proxy_bind 127.0.0.9; proxy_http_version 1.1; proxy_set_header Connection "";
+    upstream backend {{ server 127.0.0.2:8083; keepalive 8; }}
+    upstream inter {{ server 127.0.0.3:8082; keepalive 8; }}
+
+    server {{ # backend
+        listen 127.0.0.2:8083; root {dir}/www; shunt_trust 127.0.0.9; shunt_offer on; charset off;
+        location /types/ {{ alias {dir}/www/; shunt_offer_types text/html; }}
+        location /cachehit/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://127.0.0.2:8083/; }}
+        location /mem/ {{ sendfile off; alias {dir}/www/; }}
+        location /redirect/ {{ add_header X-Accel-Redirect /internal/big; return 200; }}
+    }}
+    server {{ # intermediate
+        listen 127.0.0.3:8082; shunt_trust 127.0.0.9 127.0.0.2;
+        location / {{ proxy_pass http://backend; }}
+        location /no/ {{ shunt_consent off; proxy_pass http://backend/; }}
+        location /cached/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://backend/; }}
+    }}
+    server {{ # frontend
+        listen 127.0.0.4:8081; shunt_trust 127.0.0.2 127.0.0.3 127.0.0.5; shunt on;
+        error_page 502 /oops; location = /oops {{ internal; return 200 "oops page"; }}
+        location / {{ proxy_pass http://backend; }}
+        location /via/ {{ proxy_pass http://inter/; }}
+        location /unbuffered/ {{ proxy_buffering off; proxy_pass http://backend/; }}
+        location /sub/ {{ sub_filter needle thread; sub_filter_once off; proxy_pass http://backend/; }}
+        location /gzip/ {{ gzip on; gzip_proxied any; proxy_pass http://backend/; }}
+        location /cached/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://backend/; }}
+        location /after/ {{ limit_rate_after 1m; proxy_pass http://backend/; }}
+        location /rate/ {{ limit_rate 5m; proxy_pass http://backend/; }}
+        location /off/ {{ shunt off; proxy_pass http://backend/; }}
+        location /raw/ {{ proxy_pass http://127.0.0.5:8085/; }}
+        location /rawoff/ {{ shunt off; proxy_pass http://127.0.0.5:8085/; }}
+        location /strange/ {{ proxy_pass http://127.0.0.6:8085/; }}
+        location /static/ {{ alias {dir}/www/; }}
+        location /mirror/ {{ mirror /copy; proxy_pass http://backend/; }}
+        location = /copy {{ internal; proxy_pass http://127.0.0.5:8085/copy; }}
+        location /redirect/ {{ proxy_pass http://backend; }}
+        location /internal/ {{ shunt off; internal; proxy_pass http://backend/; }}
+    }}
+    server {{ # frontend behind realip
+        listen 127.0.0.4:8086; shunt_trust 127.0.0.2; shunt on; set_real_ip_from 127.0.0.1;
+        location / {{ proxy_pass http://backend; }}
+    }}
+}}
+"""
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+class Response:
+    def __init__(self, status, fields, body):
+        self.status, self.fields, self.body = status, fields, body
+
+
+class Client:
+    """One connection, HTTP/1.1 by hand, so that truncation and resets show."""
+
+    def __init__(self, host="127.0.0.4", port=8081, timeout=10, rcvbuf=0, source=None):
+        self.s = socket.socket()
+        if rcvbuf:
+            self.s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+        self.s.settimeout(timeout)
+        if source:
+            self.s.bind((source, 0))
+        self.s.connect((host, port))
+        self.f = self.s.makefile("rb")
+
+    def send(self, uri, method="GET", fields=""):
+        self.s.sendall(f"{method} {uri} HTTP/1.1\r\nHost: t\r\n{fields}\r\n".encode())
+
+    def head(self):
+        line = self.f.readline()
+        if not line:
+            raise ConnectionError("closed")
+        status = int(line.split()[1])
+        fields = {}
+        while (line := self.f.readline()) not in (b"\r\n", b""):
+            k, v = line.decode().rstrip().split(": ", 1)
+            fields.setdefault(k.lower(), v)
+        return status, fields
+
+    def receive(self, head=False):
+        status, fields = self.head()
+        if head:
+            return Response(status, fields, b"")
+        if fields.get("transfer-encoding") == "chunked":
+            body = b""
+            while n := int(self.f.readline(), 16):
+                body += self.f.read(n)
+                self.f.readline()
+            self.f.readline()
+        else:
+            n = int(fields["content-length"])
+            body = self.f.read(n)
+            if len(body) != n:
+                raise ConnectionError(f"short: {len(body)} of {n}")
+        return Response(status, fields, body)
+
+    def get(self, uri, method="GET", fields=""):
+        self.send(uri, method, fields)
+        return self.receive(method == "HEAD")
+
+    def close(self):
+        self.f.close()
+        self.s.close()
+
+
+class Base(unittest.TestCase):
+    shim = True
+    agent_options = {}
+    send_timeout = "60s"
+    start_agent = True
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
+        os.chmod(self.dir, 0o755)
+        os.makedirs(self.dir + "/www")
+        for name, data in ("big", BIG), ("text.html", TEXT), ("small", b"s" * 100), ("empty", b""):
+            with open(f"{self.dir}/www/{name}", "wb") as f:
+                f.write(data)
+        self.agent = agents.Agent(self.dir, **self.agent_options) if self.start_agent else None
+        with open(self.dir + "/conf", "w") as f:
+            f.write(CONF.format(module=MODULE, dir=self.dir, send_timeout=self.send_timeout,
+                                level=os.environ.get("LEVEL", "info")))
+        env = dict(os.environ)
+        if self.shim:
+            env.update(LD_PRELOAD=SHIM, SHUNT_SHIM=self.dir + "/shim.sock")
+        wrapper = os.environ.get("WRAPPER", "").split()
+        self.nginx = subprocess.Popen(wrapper + ["nginx", "-c", self.dir + "/conf", "-g", "daemon off;"], env=env)
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.2", 8083)).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        if self.agent:
+            self.until(lambda: self.agent.workers >= 2)
+
+    def tearDown(self):
+        self.nginx.send_signal(signal.SIGQUIT)
+        try:
+            self.nginx.wait(10)
+        except subprocess.TimeoutExpired:
+            self.nginx.terminate()
+            self.nginx.wait()
+            self.fail("nginx does not quit")
+        finally:
+            if self.agent:
+                self.agent.close()
+            log = read(self.dir + "/error.log")
+        bad = [l for l in log.splitlines() if re.search(r"\[(alert|crit|emerg)\]|signal 11|signal 6|ERROR SUMMARY: [1-9]", l)]
+        self.assertEqual(bad, [])
+        if not os.environ.get("KEEP"):
+            shutil.rmtree(self.dir)
+
+    def until(self, condition, timeout=10):
+        end = time.time() + timeout
+        while not condition():
+            self.assertLess(time.time(), end, "waited too long")
+            time.sleep(0.01)
+
+    def log(self, port=8081, n=1):
+        def lines():
+            return [l.split(" ") for l in read(self.dir + "/access.log").splitlines() if l.startswith(str(port))]
+        self.until(lambda: len(lines()) >= n)
+        return lines()[n - 1]
+
+    def outcome(self, port=8081, n=1):
+        return self.log(port, n)[3]
+
+    def assertClean(self, r):
+        self.assertEqual([k for k in r.fields if k.startswith("shunt") or k.startswith("x-accel")], [])
+
+
+class Raw(threading.Thread):
+    """An upstream that answers what a test wants; answer(request) gives the bytes."""
+
+    def __init__(self, answer, host="127.0.0.5"):
+        super().__init__(daemon=True)
+        self.answer, self.requests, self.closed = answer, [], False
+        self.s = socket.create_server((host, 8085))
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                c, _ = self.s.accept()
+            except OSError:
+                return
+            data = b""
+            while b"\r\n\r\n" not in data:
+                data += c.recv(65536)
+            if self.closed:
+                return
+            self.requests.append(data.decode())
+            c.sendall(self.answer(data.decode()))
+            c.close()
+
+    def close(self):
+        self.s.shutdown(socket.SHUT_RDWR)
+        self.s.close()
+        self.join()
+
+
+def field(request, name):
+    m = re.search(rf"^{name}: (.*)\r$", request, re.M | re.I)
+    return m and m.group(1)
+
+
+class Shortcut(Base):
+    def test_body_is_equal_and_logged(self):
+        c = Client()
+        r = c.get("/big")
+        self.assertEqual((r.status, r.body == BIG), (200, True))
+        self.assertClean(r)
+        self.assertEqual(r.fields["content-length"], str(len(BIG)))
+        self.assertEqual(self.log()[2:6], ["200", "shortcut", str(len(BIG)), str(len(BIG))])
+        backend = self.log(8083)
+        self.assertEqual(backend[2:6], ["200", "offered", str(len(BIG)), "0"])
+        h = self.agent.wait("handoff")
+        self.assertEqual((h["first"], h["length"], h["rate"], h["peer"]), (1, len(BIG), 0, 0))
+        self.assertEqual(h["client_address"][12:], b"\x7f\0\0\1")
+        self.assertEqual(h["server_address"][10:], b"\xff\xff\x7f\0\0\4")
+        self.assertEqual(struct.unpack(">H", h["server_port"])[0], 8081)
+        self.assertEqual(struct.unpack(">H", h["client_port"])[0], c.s.getsockname()[1])
+        self.assertTrue(h["options"] & 1 and h["tsval"] and h["snd_wnd"] > 1000 and h["mss"] > 500)
+
+    def test_keepalive_and_counters(self):
+        c = Client()
+        for i in range(5):
+            self.assertEqual(c.get("/big").body, BIG)
+            self.assertEqual(c.get("/small").body, b"s" * 100)
+            self.assertEqual(c.get("/text.html").body, TEXT)
+        self.until(lambda: self.agent.counters()["shortcut_bytes"] == 5 * (len(BIG) + len(TEXT)))
+        n = self.agent.counters()
+        self.assertEqual((n["shortcuts"], n["offers"], n["relayed_too_small"]), (10, 10, 5))
+        self.assertEqual([self.agent.wait("handoff")["first"] for _ in range(10)], [1] + [0] * 9)
+
+    def test_pipelining(self):
+        c = Client()
+        for uri in "/big", "/small", "/big", "/text.html":
+            c.send(uri)
+        for body in BIG, b"s" * 100, BIG, TEXT:
+            self.assertEqual(c.receive().body, body)
+
+    def test_concurrent(self):
+        bad = []
+        def one():
+            c = Client()
+            for _ in range(10):
+                if c.get("/text.html").body != TEXT:
+                    bad.append(1)
+        threads = [threading.Thread(target=one) for _ in range(16)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        self.assertEqual((bad, self.agent.counters()["shortcuts"]), ([], 160))
+
+    def test_http_1_0_and_connection_close(self):
+        c = Client()
+        c.s.sendall(b"GET /big HTTP/1.0\r\n\r\n")
+        self.assertEqual(c.receive().body, BIG)
+        self.assertEqual(c.s.recv(1), b"")
+        self.assertEqual(self.outcome(), "shortcut")
+
+    def test_intermediate(self):
+        r = Client().get("/via/big")
+        self.assertEqual(r.body, BIG)
+        self.assertClean(r)
+        self.assertEqual((self.outcome(), self.log(8082)[5]), ("shortcut", "0"))
+
+    def test_intermediate_that_does_not_consent(self):
+        self.assertEqual(Client().get("/via/no/big").body, BIG)
+        self.assertEqual((self.outcome(), self.outcome(8083)), ("-", "relayed:no_consent"))
+
+    def test_caching_intermediate_keeps_its_cache(self):
+        for _ in range(2):
+            self.assertEqual(Client().get("/via/cached/big").body, BIG)
+        self.assertEqual(self.outcome(8082), "relayed:cache")
+        self.assertEqual(self.agent.counters()["offers"], 0)
+
+    def test_answer_out_of_a_cache_is_offered(self):
+        c = Client()
+        for _ in range(3):
+            self.assertEqual(c.get("/cachehit/big").body, BIG)
+        self.assertEqual(self.outcome(n=3), "shortcut")
+        self.assertEqual(c.get("/cachehit/big", fields="Range: bytes=5-200004\r\n").body, BIG[5:200005])
+        self.assertEqual(self.outcome(n=4), "shortcut")
+
+    def test_without_sendfile_it_is_relayed(self):
+        self.assertEqual(Client().get("/mem/big").body, BIG)
+        self.assertEqual(self.outcome(8083), "relayed:not_file")
+
+    def test_range(self):
+        r = Client().get("/big", fields="Range: bytes=1000-200999\r\n")
+        self.assertEqual((r.status, r.body == BIG[1000:201000]), (206, True))
+        self.assertEqual(r.fields["content-range"], f"bytes 1000-200999/{len(BIG)}")
+        self.assertEqual(self.outcome(), "shortcut")
+
+    def test_several_ranges_are_relayed(self):
+        r = Client().get("/big", fields="Range: bytes=0-99999,200000-299999\r\n")
+        self.assertEqual(r.status, 206)
+        self.assertIn(BIG[200000:300000], r.body)
+        self.assertEqual(self.outcome(8083), "relayed:not_file")
+
+    def test_head_not_modified_and_empty(self):
+        c = Client()
+        r = c.get("/big", "HEAD")
+        self.assertEqual(r.fields["content-length"], str(len(BIG)))
+        etag = r.fields["etag"]
+        self.assertEqual(c.get("/big", "HEAD", f"If-None-Match: {etag}\r\n").status, 304)
+        self.assertEqual(c.get("/empty").body, b"")
+        self.assertEqual(c.get("/big").fields["etag"], etag)
+
+    def test_unbuffered(self):
+        self.assertEqual(Client().get("/unbuffered/big").body, BIG)
+        self.assertEqual(self.outcome(), "shortcut")
+
+    def test_limit_rate_goes_with_the_handoff(self):
+        self.assertEqual(Client().get("/rate/text.html").body, TEXT)
+        self.assertEqual(self.agent.wait("handoff")["rate"], 5 << 20)
+
+    def test_realip_does_not_change_the_connection(self):
+        c = Client(port=8086)
+        self.assertEqual(c.get("/big", fields="X-Real-IP: 9.9.9.9\r\n").body, BIG)
+        self.assertEqual(self.agent.wait("handoff")["client_address"][12:], b"\x7f\0\0\1")
+
+    def test_reasons_to_relay(self):
+        c = Client()
+        for i, (uri, why) in enumerate([("/after/big", "relayed:limit_rate_after"), ("/cached/big", "relayed:cache"),
+                                        ("/off/big", "-"), ("/static/big", "relayed:no_consent")]):
+            self.assertEqual(c.get(uri).body, BIG)
+            if uri != "/static/big":
+                self.assertEqual(self.outcome(n=i + 1), why)
+        self.assertEqual(c.get("/types/big").body, BIG)
+        self.assertEqual(c.get("/types/text.html").body, TEXT)
+        self.assertEqual(self.agent.counters()["relayed_type"], 1)
+
+    def test_x_accel_redirect_leaves_no_consent(self):
+        self.assertEqual(Client().get("/redirect/x").body, BIG)
+        self.assertEqual(self.agent.counters()["offers"], 0)
+
+    def test_mirror_gets_no_consent(self):
+        raw = Raw(lambda q: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        self.assertEqual(Client().get("/mirror/big").body, BIG)
+        self.until(lambda: raw.requests)
+        raw.close()
+        self.assertIsNone(field(raw.requests[0], "Shunt-Consent"))
+        self.assertEqual(self.agent.counters()["shortcuts"], 1)
+
+    def test_reload_and_quit_during_a_handoff(self):
+        go = threading.Event()
+        self.agent.on_handoff = lambda s, h: (go.wait(10), self.agent.serve(s, h))
+        c = Client()
+        c.send("/big")
+        self.agent.wait("handoff")
+        self.nginx.send_signal(signal.SIGHUP)
+        self.until(lambda: self.agent.workers >= 4)
+        time.sleep(0.3)
+        go.set()
+        self.assertEqual(c.receive().body, BIG)
+        self.assertEqual(Client().get("/big").body, BIG)
+
+
+class Filters(Base):
+    def test_sub_filter_gets_the_body(self):
+        r = Client().get("/sub/text.html")
+        self.assertEqual(r.body, TEXT.replace(b"needle", b"thread"))
+        self.assertEqual(self.outcome(), "fetched:filter")
+
+    def test_gzip_gets_the_body(self):
+        c = Client()
+        for _ in range(2):
+            r = c.get("/gzip/text.html", fields="Accept-Encoding: gzip\r\n")
+            self.assertEqual(gzip.decompress(r.body), TEXT)
+        self.assertEqual(self.outcome(), "fetched:filter")
+
+    def test_fetch_that_fails_is_a_502(self):
+        self.agent.on_fetch = lambda s, id, offer, length: self.agent.end(s, id, 2)
+        c = Client()
+        for uri in "/gzip/text.html", "/sub/text.html":
+            r = c.get(uri, fields="Accept-Encoding: gzip\r\n")
+            self.assertEqual((r.status, r.body), (502, b"oops page"))
+            self.assertNotIn("content-encoding", r.fields)
+        self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(self.agent.counters()["fetch_failed"], 2)
+
+    def test_fetch_cut_short_resets(self):
+        self.agent.on_fetch = lambda *a: self.agent.serve_fetch(*a, part=0.5)
+        with self.assertRaises((ConnectionError, ValueError)):
+            Client().get("/sub/text.html")
+
+    def test_agent_lost_during_a_fetch(self):
+        self.agent.on_fetch = lambda s, *a: s.shutdown(socket.SHUT_RDWR)
+        self.assertEqual(Client().get("/sub/text.html").status, 502)
+
+
+class Trouble(Base):
+    def test_agent_ends_the_handoff(self):
+        def half(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"], 0.1))
+            c.close()
+            self.agent.end(s, h["handoff"], 5)
+        self.agent.on_handoff = half
+        with self.assertRaises(ConnectionResetError):
+            Client().get("/big")
+        self.agent.wait("cancel")
+        self.agent.wait("abort")
+        self.assertEqual(self.agent.counters()["aborted"], 1)
+        self.assertEqual(self.outcome(), "shortcut")
+        self.agent.on_handoff = self.agent.serve
+        self.assertEqual(Client().get("/big").body, BIG)
+
+    def test_reset_event(self):
+        self.agent.on_handoff = lambda s, h: self.agent.ring.post(h["handoff"], 0, agents.RESET)
+        with self.assertRaises(ConnectionResetError):
+            Client().get("/big")
+        self.agent.wait("abort")
+
+    def test_client_closes(self):
+        self.agent.on_handoff = lambda s, h: None
+        for linger in False, True:
+            c = Client()
+            c.send("/big")
+            h = self.agent.wait("handoff")
+            if linger:
+                c.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
+            c.close()
+            self.assertEqual(self.agent.wait("abort"), h["handoff"])
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # too late: finds nothing
+        self.assertEqual(self.agent.counters()["aborted"], 2)
+
+    def test_unknown_events_and_ends(self):
+        self.agent.on_handoff = lambda s, h: (self.agent.ring.post(12345, 1, 1), self.agent.ring.post(MASK64, 1, 2),
+                                              self.agent.end(s, 99, 1), self.agent.serve(s, h))
+        self.assertEqual(Client().get("/big").body, BIG)
+
+    def test_agent_goes_and_comes_back(self):
+        go = threading.Event()
+        self.agent.on_handoff = lambda s, h: (go.wait(10), self.agent.serve(s, h))
+        c = Client()
+        c.send("/big")
+        self.agent.wait("handoff")
+        old = self.agent
+        old.close()
+        self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
+        self.assertEqual(Client().get("/big").body, BIG)
+        self.assertEqual(self.outcome(), "relayed:no_agent")
+        go.set()
+        self.assertEqual(c.receive().body, BIG)  # the handoff under way went on
+        self.agent = agents.Agent(self.dir)
+        self.until(lambda: self.agent.workers >= 2)
+        self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(self.agent.counters()["shortcuts"], 1)
+
+
+MASK64 = (1 << 64) - 1
+
+
+class Stall(Base):
+    send_timeout = "1s"
+
+    def test_client_without_progress_is_timed_out(self):
+        self.agent.on_handoff = lambda s, h: None
+        c = Client()
+        c.send("/big")
+        t = time.time()
+        c.head()
+        with self.assertRaises(ConnectionResetError):
+            c.s.recv(1)
+        self.assertTrue(0.9 < time.time() - t < 3)
+
+    def test_slow_progress_is_enough(self):
+        def slow(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            data = self.agent.payload(h["offer"])
+            for i in range(6):
+                self.agent.write(c, data[i * len(data) // 6:(i + 1) * len(data) // 6])
+                time.sleep(0.5)
+            agents.wait_acked(c.fileno())
+            self.agent.ring.post(h["handoff"], len(data), 1)
+            c.close()
+        self.agent.on_handoff = slow
+        self.assertEqual(Client().get("/text.html").body, TEXT)
+
+    def test_lost_completion_is_found(self):
+        def silent(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"]))
+            c.close()
+        # the shim does not set COMPLETE; this checks only that nothing hangs
+        self.agent.on_handoff = silent
+        c = Client()
+        r = c.get("/text.html")
+        self.assertEqual(r.body, TEXT)
+        with self.assertRaises(ConnectionError):
+            c.get("/small")
+
+
+class Fetch(Base):
+    """Without steering: SHUNT_BEGIN is ENOPROTOOPT, and everything is fetched after its header."""
+    shim = False
+
+    def test_body(self):
+        c = Client()
+        for _ in range(3):
+            self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(self.log()[2:6], ["200", "fetched:begin", str(len(BIG)), str(len(BIG))])
+
+    def test_pipelining_and_unbuffered(self):
+        c = Client()
+        for uri in "/big", "/unbuffered/big", "/small", "/via/text.html":
+            c.send(uri)
+        for body in BIG, BIG, b"s" * 100, TEXT:
+            self.assertEqual(c.receive().body, body)
+
+    def test_slow_client(self):
+        c = Client(rcvbuf=8192)
+        c.send("/big")
+        status, fields = c.head()
+        body = b""
+        while len(body) < len(BIG):
+            body += c.f.read(min(100000, len(BIG) - len(body)))
+            time.sleep(0.01)
+        self.assertEqual(body, BIG)
+        self.assertEqual(c.get("/small").body, b"s" * 100)
+
+    def test_rate(self):
+        t = time.time()
+        self.assertEqual(Client().get("/rate/big").body[:100], BIG[:100])
+
+    def test_cut_short_resets(self):
+        self.agent.on_fetch = lambda *a: self.agent.serve_fetch(*a, part=0.5)
+        with self.assertRaises(ConnectionResetError):
+            Client().get("/big")
+        self.assertEqual(self.agent.counters()["fetch_failed"], 1)
+
+    def test_client_closes(self):
+        for part in 0, 1:
+            self.agent.on_fetch = self.agent.serve_fetch if part else lambda *a: None
+            c = Client(rcvbuf=8192)
+            c.send("/big")
+            self.agent.wait("fetch")
+            if part:
+                c.s.recv(100000)
+            c.close()
+        self.assertEqual(Client().get("/small").body, b"s" * 100)
+
+    def test_expired(self):
+        self.agent_lifetime(0)
+        self.assertEqual(Client().get("/big").body, BIG)
+        self.assertEqual(self.outcome(), "fetched:expired")
+
+    def agent_lifetime(self, ms):
+        os.pwrite(self.agent.board, struct.pack("=I", ms), 20)
+
+
+class Refuse(Base):
+    """Offers that are not what they should be, from an upstream that answers anything."""
+
+    def offer(self, q, **change):
+        nonce = bytes.fromhex(re.search("nonce=([0-9a-f]{32})", q).group(1))
+        number, length = change.get("number", 7), change.get("length", 50000)
+        tag = agents.siphash128(change.get("key", b"K" * 16), nonce + struct.pack("<QQ", number, length))
+        return f"1; backend={change.get('name', 'self')}; offer={number:016x}; length={length}; tag={tag.hex()}"
+
+    def answer(self, value, status="200 OK", extra="", body="", length=None):
+        length = len(body) if length is None else length
+        return (f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nSet-Cookie: a=b\r\nShunt-Payload: {value}\r\n{extra}\r\n"
+                f"{body}").encode()
+
+    def refused(self, make, counter, uri="/raw/x", host="127.0.0.5"):
+        raw = Raw(make, host)
+        try:
+            r = Client().get(uri)
+        finally:
+            raw.close()
+        self.assertEqual((r.status, r.body), (502, b"oops page"))
+        self.assertClean(r)
+        self.assertNotIn("set-cookie", r.fields)
+        self.assertEqual(self.agent.counters()[counter], 1, counter)
+        return raw
+
+    def test_raw_offer(self):
+        """The consent's form; and that a good offer of a raw upstream is taken."""
+        ours = {}
+        def make(q):
+            ours["consent"] = field(q, "Shunt-Consent")
+            fd = os.open(self.dir + "/www/big", os.O_RDONLY)
+            self.agent.offers[7] = (fd, 0, 50000, b"")
+            return self.answer(self.offer(q))
+        raw = Raw(make)
+        r = Client().get("/raw/x")
+        raw.close()
+        self.assertRegex(ours["consent"], r"^1; frontend=self; nonce=[0-9a-f]{32}; tiers=1$")
+        self.assertEqual(r.body, BIG[:50000])
+        self.assertEqual(self.outcome(), "shortcut")
+
+    def test_malformed(self):
+        n = 0
+        for edit in (lambda v: v[:-1], lambda v: v + ";", lambda v: v.replace("; tag", ";tag"), lambda v: v.upper(),
+                     lambda v: v.replace("length=50000", "length=050000"), lambda v: v.replace("1;", "2;"),
+                     lambda v: v.replace("length=50000", "length=99999999999999999999"),
+                     lambda v: v.replace("length=50000", "length=0"), lambda v: v.replace("self", "s" * 64),
+                     lambda v: v.replace("self", "se/f"), lambda v: "", lambda v: v.replace("offer=0", "offer=")):
+            raw = Raw(lambda q: self.answer(edit(self.offer(q))))
+            r = Client().get("/raw/x")
+            raw.close()
+            n += 1
+            self.assertEqual((r.status, self.agent.counters()["refused_malformed"]), (502, n))
+
+    def test_two_fields(self):
+        self.refused(lambda q: self.answer(self.offer(q), extra=f"shunt-payload: {self.offer(q)}\r\n"),
+                     "refused_malformed")
+
+    def test_wrong_key(self):
+        self.refused(lambda q: self.answer(self.offer(q, key=b"X" * 16)), "refused_tag")
+
+    def test_other_nonce(self):
+        self.refused(lambda q: self.answer(self.offer("nonce=" + "0" * 32)), "refused_tag")
+
+    def test_other_length(self):
+        self.refused(lambda q: self.answer(self.offer(q).replace("50000", "50001")), "refused_tag")
+
+    def test_unknown_peer(self):
+        self.refused(lambda q: self.answer(self.offer(q, name="other")), "refused_unknown_peer")
+
+    def test_with_a_body(self):
+        self.refused(lambda q: self.answer(self.offer(q), body="hello"), "refused_body")
+
+    def test_chunked(self):
+        self.refused(lambda q: (f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nShunt-Payload: {self.offer(q)}\r\n\r\n"
+                                "0\r\n\r\n").encode(), "refused_body")
+
+    def test_untrusted_upstream(self):
+        self.refused(lambda q: self.answer(self.offer(q)), "refused_untrusted", "/strange/x", "127.0.0.6")
+
+    def test_without_consent(self):
+        raw = self.refused(lambda q: self.answer("1; anything"), "refused_untrusted", "/rawoff/x")
+        self.assertIsNone(field(raw.requests[0], "Shunt-Consent"))
+
+    def test_in_a_redirect_it_is_only_stripped(self):
+        raw = Raw(lambda q: self.answer("x", "302 Found", "Location: /y\r\nShunt-Other: z\r\n"))
+        r = Client().get("/raw/x")
+        raw.close()
+        self.assertEqual(r.status, 302)
+        self.assertClean(r)
+
+    def test_fields_of_a_client_are_stripped(self):
+        raw = Raw(lambda q: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        consent = "1; frontend=self; nonce=" + "a" * 32 + "; tiers=1"
+        c = Client()
+        c.get("/rawoff/x", fields=f"Shunt-Consent: {consent}\r\nX-A: 1\r\nSHUNT-Other: y\r\n")
+        c.get("/raw/x", fields=f"Shunt-Consent: {consent}\r\n")
+        c.get("/off/big", fields=f"Shunt-Consent: {consent}\r\n")
+        raw.close()
+        self.assertIsNone(field(raw.requests[0], "Shunt-.*?"))
+        self.assertEqual(field(raw.requests[0], "X-A"), "1")
+        self.assertEqual(len(re.findall("Shunt-Consent", raw.requests[1])), 1)
+        self.assertNotIn("a" * 32, raw.requests[1])
+        n = self.agent.counters()
+        self.assertEqual((n["forged_request_field"], n["offers"]), (4, 0))
+
+    def test_consent_of_a_trusted_tier(self):
+        good = "1; frontend=self; nonce=" + "a" * 32 + "; tiers=1"
+        for value, cl in ((good, 0), (good.replace("self", "other"), len(BIG)), (good + ";", len(BIG)), (good[:-1] + "0", len(BIG)),
+                          (good.replace("aaaa", "AAAA"), len(BIG))):
+            c = Client("127.0.0.2", 8083, source="127.0.0.9")
+            c.send("/big", fields=f"Shunt-Consent: {value}\r\n")
+            status, fields = c.head()
+            self.assertEqual(fields["content-length"], str(cl), value)
+            self.assertEqual("shunt-payload" in fields, fields["content-length"] == "0")
+            c.close()
+        self.assertEqual(self.agent.counters()["relayed_no_peer"], 1)
+
+    def test_intermediate_adds_itself(self):
+        c = Client("127.0.0.3", 8082, source="127.0.0.9")
+        c.send("/big", fields="Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n")
+        status, fields = c.head()
+        self.assertRegex(fields["shunt-payload"], "^1; backend=self; offer=[0-9a-f]{16}; length=%d; tag=[0-9a-f]{32}$" % len(BIG))
+        self.assertEqual(fields["x-accel-expires"], "0")
+        c.close()
+
+
+class NoAgent(Base):
+    start_agent = False
+
+    def test_everything_is_relayed(self):
+        c = Client()
+        self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(c.get("/via/text.html").body, TEXT)
+        self.assertEqual((self.outcome(), self.outcome(8083)), ("relayed:no_agent", "relayed:no_consent"))
+        self.agent = agents.Agent(self.dir)
+        self.until(lambda: self.agent.workers >= 2)
+        self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(self.outcome(n=3), "shortcut")
+        self.assertGreater(self.agent.counters()["relayed_no_agent"], 0)  # counted before it came
+
+
+if __name__ == "__main__":
+    if os.geteuid() != 0:
+        sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
+    unittest.main(verbosity=1)
