@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * The interface between a server and Shunt on one machine: what a server says to the kernel about its own
- * connections (SHUNT_SOL), what it says to the agent (one message per SOCK_SEQPACKET packet), and the memory
+ * connections (SHUNT_SOL), what it says to the agent (over SOCK_SEQPACKET), and the memory
  * that they share (board, counters, completion ring). The Rust twin of the messages is crates/wire/src/local.rs;
  * crates/wire/tests/header.rs fails where the two differ in a size or an offset.
  *
@@ -35,9 +35,9 @@ typedef __s64 shunt_s64;
  */
 #define SHUNT_SOL 0x53485554 /* "SHUT" */
 
-/* setsockopt(SHUNT_BEGIN, struct shunt_begin): everything written so far has left (tcpi_notsent_bytes is 0); the
- * next `length` bytes of the connection come from `peer`. From here until the region is complete the server
- * writes nothing. EPERM where it is refused: no such peer or ring, a region still active, length 0. */
+/* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from `peer`. From here
+ * until the region is complete the server writes nothing. EPERM where it is refused: no such peer or ring, a region
+ * still active, length 0, or bytes of the server's own that have not left yet. */
 #define SHUNT_BEGIN 1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of what the
  * client has not acknowledged; only a reset may follow. */
@@ -59,16 +59,33 @@ struct shunt_begin {
 
 struct shunt_state {
     shunt_u64 handoff;
-    shunt_u64 acked;    /* payload bytes that the client has acknowledged */
-    shunt_u32 start;    /* client-visible sequence number of the payload's first byte */
-    shunt_u32 rcv_nxt;  /* of the connection, when the region began */
-    shunt_u32 snd_cwnd; /* of the connection, when the region began: segments */
-    shunt_u32 snd_ssthresh;
-    shunt_u32 srtt_us; /* microseconds, not shifted; 0: no sample */
+    shunt_u64 acked;   /* payload bytes that the client has acknowledged */
     shunt_u32 regions; /* how many this connection has begun, this one included */
     shunt_u32 status;  /* SHUNT_REGION_* */
-    shunt_u32 pad;
+    /* the rest is as it was when the region began, and goes into shunt_handoff as it is */
+    shunt_u8 client_address[16];
+    shunt_u8 server_address[16];
+    shunt_u16 client_port; /* network order */
+    shunt_u16 server_port; /* network order */
+    shunt_u32 start;       /* client-visible sequence number of the payload's first byte */
+    shunt_u32 rcv_nxt;
+    shunt_u32 tsval;     /* our timestamp clock, not behind what the client has echoed */
+    shunt_u32 ts_recent; /* the client's newest timestamp */
+    shunt_u32 snd_wnd;   /* bytes that the client takes from `start` on */
+    shunt_u32 snd_cwnd;  /* segments */
+    shunt_u32 snd_ssthresh;
+    shunt_u32 srtt_us; /* microseconds, not shifted; 0: no sample */
+    shunt_u16 mss;     /* bytes, without options */
+    shunt_u8 snd_wscale;
+    shunt_u8 rcv_wscale;
+    shunt_u8 options; /* SHUNT_OPTION_* */
+    shunt_u8 pad[3];
 };
+
+/* Options that the connection negotiated (RFC 7323, 2018). */
+#define SHUNT_OPTION_TIMESTAMPS 1
+#define SHUNT_OPTION_SACK 2
+#define SHUNT_OPTION_WSCALE 4
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
@@ -149,7 +166,12 @@ struct shunt_counters {
     shunt_u64 value[SHUNT_COUNTERS];
 };
 
-/* ---- messages between a server and its agent: SOCK_SEQPACKET, one message a packet ---- */
+/* ---- messages between a server and its agent: SOCK_SEQPACKET ----
+ *
+ * A packet holds one message, or several one after the other, at most SHUNT_PACKET_BYTES; one with a descriptor holds
+ * one.
+ */
+#define SHUNT_PACKET_BYTES 4096
 #define SHUNT_MSG_HELLO 1   /* server to agent, first on every connection */
 #define SHUNT_MSG_WELCOME 2 /* its answer; descriptors: board, counters, ring (control connections only) */
 #define SHUNT_MSG_OFFER 3   /* offers connection; one descriptor: the file */
@@ -209,11 +231,6 @@ struct shunt_offer {
     shunt_u64 size;      /* of the file then */
 };
 
-/* Options that the connection negotiated (RFC 7323, 2018). */
-#define SHUNT_OPTION_TIMESTAMPS 1
-#define SHUNT_OPTION_SACK 2
-#define SHUNT_OPTION_WSCALE 4
-
 struct shunt_handoff {
     struct shunt_header header;
     shunt_u32 peer;  /* the backend's agent: index into the board */
@@ -229,8 +246,9 @@ struct shunt_handoff {
     shunt_u16 server_port; /* network order */
     shunt_u32 start;       /* client-visible sequence number of the first payload byte */
     shunt_u32 rcv_nxt;
-    shunt_u32 tsval;   /* TCP_TIMESTAMP of the connection, 0 without timestamps */
-    shunt_u32 snd_wnd; /* bytes */
+    shunt_u32 tsval;
+    shunt_u32 ts_recent;
+    shunt_u32 snd_wnd;
     shunt_u32 snd_cwnd;
     shunt_u32 snd_ssthresh;
     shunt_u32 srtt_us;
@@ -239,7 +257,7 @@ struct shunt_handoff {
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
     shunt_u8 first;   /* 1: the first handoff of this connection: any older socket for it is stale */
-    shunt_u16 pad;
+    shunt_u8 pad[6];
 };
 
 struct shunt_abort {

@@ -583,41 +583,42 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
     return NGX_OK;
 }
 
-/* How many of the first messages the socket took, or -1. */
-static ngx_int_t ngx_http_shunt_send_batch(int fd, ngx_uint_t n)
+/* How many of the first messages the socket took, in one packet, or -1. */
+static ngx_int_t ngx_http_shunt_send_packet(int fd)
 {
-    int sent;
-    ngx_uint_t i;
+    ssize_t sent;
+    ngx_uint_t n;
+    size_t size = 0;
     struct iovec iov[NGX_HTTP_SHUNT_BATCH];
-    struct mmsghdr batch[NGX_HTTP_SHUNT_BATCH];
+    struct msghdr msg = {.msg_iov = iov};
 
-    ngx_memzero(batch, n * sizeof(struct mmsghdr));
+    for (n = 0; n < ngx_min(ngx_http_shunt_nmessages, NGX_HTTP_SHUNT_BATCH); n++) {
+        iov[n].iov_base = &ngx_http_shunt_messages[n];
+        iov[n].iov_len = ngx_http_shunt_messages[n].header.size;
+        size += iov[n].iov_len;
 
-    for (i = 0; i < n; i++) {
-        iov[i].iov_base = &ngx_http_shunt_messages[i];
-        iov[i].iov_len = ngx_http_shunt_messages[i].header.size;
-        batch[i].msg_hdr.msg_iov = &iov[i];
-        batch[i].msg_hdr.msg_iovlen = 1;
+        if (size > SHUNT_PACKET_BYTES) {
+            break;
+        }
     }
 
-    sent = sendmmsg(fd, batch, n, MSG_NOSIGNAL);
+    msg.msg_iovlen = n;
+    sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
 
     if (sent == -1) {
         return ngx_errno == NGX_EAGAIN || ngx_errno == NGX_EINTR ? 0 : -1;
     }
 
-    return sent;
+    return n;
 }
 
 static void ngx_http_shunt_flush_handler(ngx_event_t *ev)
 {
     ngx_int_t sent;
-    ngx_uint_t n;
     ngx_connection_t *c = ngx_http_shunt_control.connection;
 
     while (c && ngx_http_shunt_nmessages) {
-        n = ngx_min(ngx_http_shunt_nmessages, NGX_HTTP_SHUNT_BATCH);
-        sent = ngx_http_shunt_send_batch(c->fd, n);
+        sent = ngx_http_shunt_send_packet(c->fd);
 
         if (sent < 0) {
             ngx_http_shunt_channel_lost(&ngx_http_shunt_control);
@@ -628,7 +629,7 @@ static void ngx_http_shunt_flush_handler(ngx_event_t *ev)
         ngx_memmove(ngx_http_shunt_messages, ngx_http_shunt_messages + sent,
                     ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
 
-        if ((ngx_uint_t) sent < n) {
+        if (sent == 0) {
             c->write->ready = 0;
             (void) ngx_handle_write_event(c->write, 0);
             return;

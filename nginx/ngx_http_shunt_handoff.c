@@ -55,52 +55,17 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
     return rc;
 }
 
-static void ngx_http_shunt_address(struct sockaddr *sa, u_char address[16], shunt_u16 *port)
-{
-    struct sockaddr_in *sin = (struct sockaddr_in *) sa;
-    struct sockaddr_in6 *sin6 = (struct sockaddr_in6 *) sa;
-
-    if (sa->sa_family == AF_INET6) {
-        ngx_memcpy(address, &sin6->sin6_addr, 16);
-        *port = sin6->sin6_port;
-        return;
-    }
-
-    ngx_memzero(address, 10);
-    ngx_memset(address + 10, 0xff, 2);
-    ngx_memcpy(address + 12, &sin->sin_addr, 4);
-    *port = sin->sin_port;
-}
-
-/* getpeername(), for the connection's own copy may be realip's */
-static ngx_int_t ngx_http_shunt_addresses(ngx_connection_t *c, struct shunt_handoff *msg)
-{
-    ngx_sockaddr_t peer;
-    socklen_t len = sizeof(peer);
-
-    if (getpeername(c->fd, &peer.sockaddr, &len) == -1 ||
-        ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    ngx_http_shunt_address(&peer.sockaddr, msg->client_address, &msg->client_port);
-    ngx_http_shunt_address(c->local_sockaddr, msg->server_address, &msg->server_port);
-
-    return NGX_OK;
-}
-
 /* What the peer has to know, as the kernel noted it when the region began. */
 static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
-                                         ngx_http_shunt_tcp_t *tcp, struct shunt_handoff *msg)
+                                         struct shunt_handoff *msg)
 {
-    int fd = r->connection->fd;
     struct shunt_state state;
 
-    if (ngx_http_shunt_kernel_state(fd, &state) == -1 || state.handoff != ctx->id ||
-        ngx_http_shunt_kernel_timestamp(fd, tcp) == -1) {
+    if (ngx_http_shunt_kernel_state(r->connection->fd, &state) == -1 || state.handoff != ctx->id) {
         return NGX_ERROR;
     }
 
+    ngx_memzero(msg, sizeof(*msg));
     msg->header.kind = SHUNT_MSG_HANDOFF;
     msg->header.size = sizeof(*msg);
     msg->peer = ctx->peer.index;
@@ -110,37 +75,36 @@ static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_c
     msg->length = ctx->payload.length;
     msg->rate = r->limit_rate; /* the write filter has evaluated it, for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
+    ngx_memcpy(msg->client_address, state.client_address, 16);
+    ngx_memcpy(msg->server_address, state.server_address, 16);
+    msg->client_port = state.client_port;
+    msg->server_port = state.server_port;
     msg->start = state.start;
     msg->rcv_nxt = state.rcv_nxt;
-    msg->tsval = tcp->timestamp;
-    msg->snd_wnd = tcp->snd_wnd;
+    msg->tsval = state.tsval;
+    msg->ts_recent = state.ts_recent;
+    msg->snd_wnd = state.snd_wnd;
     msg->snd_cwnd = state.snd_cwnd;
     msg->snd_ssthresh = state.snd_ssthresh;
     msg->srtt_us = state.srtt_us;
-    msg->mss = tcp->mss;
-    msg->snd_wscale = tcp->snd_wscale;
-    msg->rcv_wscale = tcp->rcv_wscale;
-    msg->options = tcp->options;
+    msg->mss = state.mss;
+    msg->snd_wscale = state.snd_wscale;
+    msg->rcv_wscale = state.rcv_wscale;
+    msg->options = state.options;
     msg->first = state.regions == 1;
 
     return NGX_OK;
 }
 
 /* 0: the region has begun, else the counter of why not */
-static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
-                                              ngx_http_shunt_tcp_t *tcp, struct shunt_handoff *msg)
+static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = r->connection;
     struct shunt_begin begin;
 
-    if (ngx_http_shunt_kernel_tcp(c->fd, tcp) == -1 || !tcp->established || tcp->notsent) {
-        return SHUNT_COUNT_fetched_unsent;
-    }
-
     ctx->ring = ngx_http_shunt_agent_ring();
 
-    if (ctx->ring == NULL || !ngx_http_shunt_agent_ready() ||
-        ngx_http_shunt_addresses(c, msg) != NGX_OK) {
+    if (ctx->ring == NULL || !ngx_http_shunt_agent_ready()) {
         ctx->ring = NULL;
         return SHUNT_COUNT_fetched_begin;
     }
@@ -185,7 +149,6 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 {
     ngx_int_t rc;
     ngx_uint_t reason;
-    ngx_http_shunt_tcp_t tcp;
     struct shunt_handoff msg;
 
     rc = ngx_http_shunt_flush_header(r, output);
@@ -194,9 +157,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
         return NGX_ERROR;
     }
 
-    ngx_memzero(&msg, sizeof(msg));
-    reason =
-        rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx, &tcp, &msg) : SHUNT_COUNT_fetched_unsent;
+    reason = rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx) : SHUNT_COUNT_fetched_unsent;
 
     if (reason) {
         ngx_http_shunt_outcome(r, reason);
@@ -208,7 +169,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_watch_progress(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    if (ngx_http_shunt_describe(r, ctx, &tcp, &msg) != NGX_OK ||
+    if (ngx_http_shunt_describe(r, ctx, &msg) != NGX_OK ||
         ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning");
         ngx_http_shunt_fail(ctx);

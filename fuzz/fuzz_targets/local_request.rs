@@ -5,8 +5,13 @@ use libfuzzer_sys::fuzz_target;
 use shunt_wire::local::Request;
 
 fuzz_target!(|packet: &[u8]| {
-    if let Ok(Request::Offer(offer)) = Request::parse(packet) {
-        // What the agent relies on: the range lies in the file, and its end can be computed.
-        assert!(offer.length > 0 && offer.offset + offer.length <= offer.size);
+    let mut rest = packet;
+    while let Ok((request, after)) = Request::parse(rest) {
+        assert!(after.len() < rest.len());
+        rest = after;
+        if let Request::Offer(offer) = request {
+            // What the agent relies on: the range lies in the file, and its end can be computed.
+            assert!(offer.length > 0 && offer.offset + offer.length <= offer.size);
+        }
     }
 });

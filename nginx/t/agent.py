@@ -17,7 +17,7 @@ relayed_protocol relayed_limit_rate_after fetched_filter fetched_unsent fetched_
 refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request""".split()
 
 OFFER_FORMAT = "=IIIIQQQ16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIHBBBBH"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIIHBBBB6s"
 FETCH_FORMAT = "=IIIIQQQ16s"
 
 
@@ -152,9 +152,11 @@ class Agent:
                 return
             if not data:
                 return
-            kind, size = struct.unpack_from("=II", data)
-            assert size == len(data), (kind, size, len(data))
-            self.message(s, kind, data, fds)
+            while data:
+                kind, size = struct.unpack_from("=II", data)
+                assert 8 <= size <= len(data), (kind, size, len(data))
+                self.message(s, kind, data[:size], fds)
+                data = data[size:]
 
     def message(self, s, kind, data, fds):
         if kind == HELLO:
@@ -169,7 +171,7 @@ class Agent:
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
             names = "kind size peer epoch handoff offer length rate tag client_address server_address client_port " \
-                "server_port start rcv_nxt tsval snd_wnd snd_cwnd snd_ssthresh srtt_us mss snd_wscale rcv_wscale " \
+                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us mss snd_wscale rcv_wscale " \
                 "options first pad".split()
             h = dict(zip(names, f))
             self.note("handoff", h)

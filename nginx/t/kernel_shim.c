@@ -87,6 +87,43 @@ static int tell(int what, int fd, const void *data, size_t size)
     return rc;
 }
 
+static void address(const struct sockaddr_in6 *sa, uint8_t out[16], uint16_t *port)
+{
+    const struct sockaddr_in *in = (const struct sockaddr_in *) sa;
+
+    *port = sa->sin6_port;
+    if (sa->sin6_family == AF_INET6) {
+        memcpy(out, &sa->sin6_addr, 16);
+        return;
+    }
+
+    memset(out, 0, 10);
+    memset(out + 10, 0xff, 2);
+    memcpy(out + 12, &in->sin_addr, 4);
+}
+
+/* what the steering programs read from the kernel's socket */
+static void describe(int fd, const struct tcp_info *info, struct shunt_state *state)
+{
+    struct sockaddr_in6 sa;
+    socklen_t len = sizeof(sa);
+
+    getpeername(fd, (struct sockaddr *) &sa, &len);
+    address(&sa, state->client_address, &state->client_port);
+    len = sizeof(sa);
+    getsockname(fd, (struct sockaddr *) &sa, &len);
+    address(&sa, state->server_address, &state->server_port);
+    len = sizeof(state->tsval);
+    real_get(fd, IPPROTO_TCP, TCP_TIMESTAMP, &state->tsval, &len);
+    state->snd_wnd = info->tcpi_snd_wnd;
+    state->snd_cwnd = info->tcpi_snd_cwnd;
+    state->srtt_us = info->tcpi_rtt;
+    state->mss = info->tcpi_snd_mss;
+    state->snd_wscale = info->tcpi_snd_wscale;
+    state->rcv_wscale = info->tcpi_rcv_wscale;
+    state->options = info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
+}
+
 int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     struct tcp_info info;
@@ -111,8 +148,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
     regions[fd].length = begin->length;
     regions[fd].state.handoff = begin->handoff;
     regions[fd].state.acked = 0;
-    regions[fd].state.snd_cwnd = info.tcpi_snd_cwnd;
-    regions[fd].state.srtt_us = info.tcpi_rtt;
+    describe(fd, &info, &regions[fd].state);
     regions[fd].state.regions++;
     regions[fd].state.status = SHUNT_REGION_ACTIVE;
 

@@ -92,7 +92,8 @@ impl Agent {
         let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
         let (is_frontend, is_backend) = (config.frontend.is_some(), config.backend.is_some());
         let board = Board::new(&config.name, is_frontend, is_backend, lifetime.as_millis() as u32, &names)?;
-        let frontend = config.frontend.as_ref().map(|_| FrontendSteering::load(&config)).transpose()?;
+        let frontend = config.frontend.as_ref();
+        let frontend = frontend.map(|frontend| FrontendSteering::load(&config, &frontend.interfaces)).transpose()?;
         let senders = Self::load_senders(&config)?;
         let peer_listener = TcpListener::bind(config.listen)
             .map_err(|error| AgentError::Listen { address: config.listen, error })?;
@@ -139,7 +140,8 @@ impl Agent {
             park: backend.park,
             progress: backend.progress,
         };
-        Ok(Some(Senders::new(BackendSteering::load(config)?, limits)))
+        let programs = BackendSteering::load(config, &backend.interfaces, backend.ports.0.clone())?;
+        Ok(Some(Senders::new(programs, limits)))
     }
 
     /// Works until a termination signal.

@@ -104,8 +104,7 @@ impl Agent {
     fn deliver_fetch(&mut self, index: usize) {
         let out = self.fetches_out.remove(index);
         self.poll.remove(out.transport.descriptor());
-        let (socket, rest) = out.transport.into_parts();
-        debug_assert!(rest.is_empty(), "no more than the answer was read");
+        let socket = out.transport.into_socket();
         let fetched = Fetched { header: Fetched::HEADER, fetch: out.fetch, length: out.length };
         let Some(server) = self.servers.get(out.server) else {
             return;
@@ -149,7 +148,7 @@ impl Agent {
         }
         let flushed = matches!(transport.flush(), Ok(true));
         if let (Ok(payload), true) = (claimed, flushed) {
-            let (socket, _) = transport.into_parts();
+            let socket = transport.into_socket();
             let deadline = self.now + PATIENCE;
             let index = self.fetches_in.insert(FetchIn { socket, payload, deadline });
             self.on_fetch_in(index);

@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use shunt_wire::local::MAX_MESSAGE_BYTES;
+use shunt_wire::local::MAX_PACKET_BYTES;
 
 /// Most descriptors in one packet: board, counters, ring.
 const MAX_DESCRIPTORS: usize = 3;
@@ -78,7 +78,7 @@ pub enum Received {
 ///
 /// # Errors
 /// The kernel's.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_MESSAGE_BYTES]) -> io::Result<Received> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_PACKET_BYTES]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -134,7 +134,7 @@ mod tests {
         file.rewind().unwrap();
         assert!(send(&client, b"first", &[file.as_fd()]).unwrap());
         assert!(send(&client, b"second", &[]).unwrap());
-        let mut buffer = [0; MAX_MESSAGE_BYTES];
+        let mut buffer = [0; MAX_PACKET_BYTES];
         let Received::Packet(5, Some(mut got)) = receive(&server, &mut buffer).unwrap() else { panic!("first") };
         let mut text = String::new();
         got.read_to_string(&mut text).unwrap();

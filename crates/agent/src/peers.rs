@@ -42,6 +42,8 @@ pub(crate) struct Session {
     pub(crate) transport: Transport,
     /// Our address on it: what the peer steers to.
     pub(crate) local: IpAddr,
+    /// Where the peer's senders are: its address on this session, and the port from its HELLO; 0: it has none.
+    senders: (IpAddr, u16),
     /// The peer did not take all of the last turn's frames.
     blocked: bool,
 }
@@ -188,7 +190,7 @@ impl Agent {
         self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
-        peer.link = Link::Up(Session { transport, local, blocked: false });
+        peer.link = Link::Up(Session { transport, local, senders: (remote, hello.sender_port.get()), blocked: false });
         let our_key = peer.offer_key;
         if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get()) {
             if let Err(error) = frontend.set_peer(index as u32, remote, port, local) {
@@ -205,6 +207,11 @@ impl Agent {
     pub(crate) fn lose_peer(&mut self, index: usize, why: &str) {
         let peer = &mut self.peers[index];
         let was_up = peer.is_up();
+        if let (Some(frontend), Link::Up(Session { local, senders: (address, port @ 1..), .. })) =
+            (&mut self.frontend, &peer.link)
+        {
+            frontend.drop_peer(index as u32, *address, *port, *local);
+        }
         if was_up {
             tracing::warn!(peer = peer.name, why, "session lost");
         } else {
@@ -216,9 +223,6 @@ impl Agent {
             return;
         }
         let _ = self.board.down(index);
-        if let Some(frontend) = &mut self.frontend {
-            frontend.drop_peer(index as u32);
-        }
         if let Some(senders) = &mut self.senders {
             senders.forget_peer(index as u32);
         }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use shunt_wire::local::{Channel, Ended, MAX_MESSAGE_BYTES, Reason, Request, Welcome};
+use shunt_wire::local::{Channel, Ended, MAX_PACKET_BYTES, Reason, Request, Welcome};
 use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
@@ -14,8 +14,6 @@ use crate::poll::{Interest, Source};
 
 /// No ring: `shunt_welcome.ring` of an offers connection, or where all rings are taken.
 const NO_RING: u32 = u32::MAX;
-/// Packets of one server that are read before others get their turn.
-const PACKETS_AT_ONCE: usize = 64;
 
 /// What a connection turned out to be.
 pub(crate) enum Role {
@@ -55,20 +53,17 @@ impl Agent {
         entry.insert(Server { socket, worker, role: Role::Unknown });
     }
 
+    /// One packet: the poll is level-triggered, and a worker puts all of a turn's messages into one.
     pub(crate) fn on_server(&mut self, index: usize) {
-        for _ in 0..PACKETS_AT_ONCE {
-            if !self.read_server(index) {
-                return;
-            }
-        }
+        self.read_server(index);
     }
 
-    /// Reads and does one packet: whether there may be more.
+    /// Reads one packet and does what it says: whether there may be more.
     fn read_server(&mut self, index: usize) -> bool {
         let Some(server) = self.servers.get(index) else {
             return false;
         };
-        let mut buffer = [0; MAX_MESSAGE_BYTES];
+        let mut buffer = [0; MAX_PACKET_BYTES];
         match packets::receive(&server.socket, &mut buffer) {
             Ok(Received::Packet(bytes, file)) => self.obey(index, &buffer[..bytes], file),
             Ok(Received::Nothing) => false,
@@ -80,17 +75,20 @@ impl Agent {
         }
     }
 
-    fn obey(&mut self, index: usize, packet: &[u8], file: Option<File>) -> bool {
-        let done = Request::parse(packet).and_then(|request| self.do_request(index, request, file));
-        match done {
-            Ok(()) => true,
-            Err(reason) => {
+    fn obey(&mut self, index: usize, mut packet: &[u8], mut file: Option<File>) -> bool {
+        while !packet.is_empty() {
+            let done = Request::parse(packet).and_then(|(request, rest)| {
+                packet = rest;
+                self.do_request(index, request, file.take())
+            });
+            if let Err(reason) = done {
                 self.counts.malformed_local += 1;
                 tracing::warn!(%reason, "closing a server's connection");
                 self.tell_server(index, 0, reason);
-                self.remove_server(index)
+                return self.remove_server(index);
             }
         }
+        true
     }
 
     /// # Errors

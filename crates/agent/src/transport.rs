@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use shunt_wire::peer::Frame;
 
 /// Most bytes that wait for a peer that does not read.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
-const READ_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 16 << 10;
 
 /// Why a connection between agents ended.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +36,10 @@ pub enum TransportError {
 #[derive(Debug)]
 pub struct Transport {
     stream: TcpStream,
-    input: Vec<u8>,
-    consumed: usize,
+    /// Allocated once: clearing it for each read would cost more than the read.
+    input: Box<[u8]>,
+    /// What of it was read from the stream, and not yet given out as frames.
+    unread: Range<usize>,
     output: Vec<u8>,
 }
 
@@ -63,7 +66,8 @@ impl Transport {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
-        Ok(Self { stream, input: Vec::new(), consumed: 0, output: Vec::new() })
+        let input = vec![0; READ_BYTES].into_boxed_slice();
+        Ok(Self { stream, input, unread: 0..0, output: Vec::new() })
     }
 
     /// What a pending connect came to, once the socket is writable.
@@ -103,15 +107,16 @@ impl Transport {
     /// # Errors
     /// See [`TransportError`].
     pub fn fill_at_most(&mut self, most: usize) -> Result<(), TransportError> {
-        self.input.drain(..self.consumed);
-        self.consumed = 0;
-        let before = self.input.len();
-        self.input.resize(before + most, 0);
-        let read = self.stream.read(&mut self.input[before..]);
-        self.input.truncate(before + *read.as_ref().unwrap_or(&0));
-        match read {
+        // What is left is less than a frame, and the buffer holds many.
+        self.input.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        let end = self.input.len().min(self.unread.end + most);
+        match self.stream.read(&mut self.input[self.unread.end..end]) {
             Ok(0) => Err(TransportError::Closed),
-            Ok(_) => Ok(()),
+            Ok(bytes) => {
+                self.unread.end += bytes;
+                Ok(())
+            }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -122,9 +127,9 @@ impl Transport {
     /// # Errors
     /// [`TransportError::Refused`]: nothing after it can be read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, TransportError> {
-        match Frame::parse(&self.input[self.consumed..]).map_err(TransportError::Refused)? {
+        match Frame::parse(&self.input[self.unread.clone()]).map_err(TransportError::Refused)? {
             Some((frame, length)) => {
-                self.consumed += length;
+                self.unread.start += length;
                 Ok(Some(frame))
             }
             None => Ok(None),
@@ -157,9 +162,10 @@ impl Transport {
         Ok(self.output.is_empty())
     }
 
-    /// The connection itself, for a payload that follows the last frame; the bytes of it that were read already.
-    pub fn into_parts(mut self) -> (OwnedFd, Vec<u8>) {
-        (self.stream.into(), self.input.split_off(self.consumed))
+    /// The connection itself, for a payload that follows the last frame. None of that may have been read.
+    pub fn into_socket(self) -> OwnedFd {
+        debug_assert!(self.unread.is_empty(), "bytes of the payload were read as frames");
+        self.stream.into()
     }
 }
 

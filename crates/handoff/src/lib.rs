@@ -1,1 +1,23 @@
+//! The shortcut: who may send on a client's connection, and how the packets find their way.
+//!
+//! * [`frontend`], [`backend`]: the steering programs (bpf/), loaded, attached and talked to. They outlive their
+//!   loader: a restarted agent takes them over.
+//! * [`sender`], [`payload`]: the backend's socket for a client that is not its own.
 
+#[doc(hidden)]
+pub mod bpf;
+
+mod attach;
+pub mod backend;
+pub mod counters;
+pub mod error;
+pub mod frontend;
+pub mod payload;
+mod pins;
+pub mod sender;
+
+pub use attach::{detach_all, until_not_interrupted};
+pub use backend::{Backend, BackendConfig};
+pub use counters::Counter;
+pub use error::SteeringError;
+pub use frontend::{Frontend, FrontendConfig};

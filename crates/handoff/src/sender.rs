@@ -20,13 +20,17 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
-use shunt_sys::repair::{Restored, close_silently, restore};
+use shunt_sys::repair::{RepairError, Restored, clock_ms, close_silently, restore, set_window};
 use shunt_sys::sockopt::{set_max_pacing_rate, unacknowledged};
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::Claim;
 use shunt_wire::{Address, Endpoint};
 
 use crate::payload::Payload;
+
+/// Bytes that a sender's socket says it could receive: it never does, and a window that a client has seen may not
+/// become smaller than this.
+const RCV_WND: u32 = 65535;
 
 /// What identifies a sender's packets in its own machine: the client, and our port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,12 +54,15 @@ pub struct Slot {
     pub rcv_nxt: u32,
     pub ack: u32,
     pub snd_cwnd: u32,
+    pub ts_recent: u32,
 }
 
 /// Where the steering programs look senders up: BPF maps, or a table in a test.
 pub trait SenderTable {
     /// Writes a slot. The programs may read it at once.
     fn write_slot(&mut self, index: u32, slot: &Slot);
+    /// Window field of the newest ACK that a slot's sender got: its socket's idea of the client's window.
+    fn window(&self, index: u32) -> u32;
     /// Lets packets of `key` find the slot.
     ///
     /// # Errors
@@ -127,8 +134,8 @@ struct Sender {
     write_seq: u32,
     /// Constant: the socket never receives data.
     rcv_nxt: u32,
-    /// Our timestamp clock: its value when the socket was made, and that time.
-    tsval: (u32, Instant),
+    /// Of the socket's timestamp clock from [`clock_ms`].
+    ts_offset: u32,
     ts_delta: u32,
     mss: u16,
     paced: bool,
@@ -305,10 +312,16 @@ impl<T: SenderTable> Senders<T> {
     }
 
     fn reuse(&mut self, index: usize, claim: &Claim, claimant: Claimant, now: Instant) -> Result<usize, Reason> {
+        let window = self.table.window(index as u32);
         let sender = &mut self.slots[index];
         sender.claimant = claimant;
         sender.progress = (0, now);
-        sender.ts_delta = sender.raised_ts_delta(claim.tsval.get(), now);
+        sender.ts_delta = sender.raised_ts_delta(claim);
+        if let Err(error) = sender.correct_window(claim, window) {
+            tracing::warn!(%error, "cannot correct a parked socket's window");
+            self.discard(index);
+            return Err(Reason::Socket);
+        }
         let slot = sender.slot(claim);
         self.table.write_slot(index as u32, &slot);
         self.counts.reused += 1;
@@ -335,10 +348,12 @@ impl<T: SenderTable> Senders<T> {
             live: true,
             start: claim.start.get(),
             seq_delta: 0,
-            ts_delta: 0,
+            // The socket takes only an even clock (Restored::tsval); the client sees the frontend's.
+            ts_delta: claim.tsval.get() & 1,
             rcv_nxt: claim.rcv_nxt.get(),
             ack: claim.rcv_nxt.get(),
             snd_cwnd: claim.snd_cwnd.get(),
+            ts_recent: claim.ts_recent.get(),
         };
         // The slot and the key first: the programs must know the socket before its first segment.
         self.table.write_slot(index as u32, &slot);
@@ -349,14 +364,14 @@ impl<T: SenderTable> Senders<T> {
             snd_nxt: claim.start.get(),
             rcv_nxt: claim.rcv_nxt.get(),
             snd_wnd: claim.snd_wnd.get(),
-            rcv_wnd: 65535,
+            rcv_wnd: RCV_WND,
             mss: claim.mss.get(),
             window_scale: (claim.options & Handoff::WSCALE != 0).then_some((claim.snd_wscale, claim.rcv_wscale)),
             sack: claim.options & Handoff::SACK != 0,
-            tsval: timestamps.then_some(claim.tsval.get()),
+            tsval: timestamps.then_some(claim.tsval.get() & !1),
         });
-        let socket = match restored {
-            Ok(socket) => socket,
+        let (socket, ts_offset) = match restored {
+            Ok(made) => made,
             Err(error) => {
                 tracing::warn!(client = ?key.client, %error, "cannot restore a connection");
                 self.table.remove(&key);
@@ -373,8 +388,8 @@ impl<T: SenderTable> Senders<T> {
             state: State::Parked,
             write_seq: claim.start.get(),
             rcv_nxt: claim.rcv_nxt.get(),
-            tsval: (claim.tsval.get(), now),
-            ts_delta: 0,
+            ts_offset,
+            ts_delta: slot.ts_delta,
             mss: claim.mss.get(),
             paced: false,
             progress: (0, now),
@@ -453,15 +468,27 @@ impl Sender {
             rcv_nxt: self.rcv_nxt,
             ack: claim.rcv_nxt.get(),
             snd_cwnd: 0,
+            ts_recent: claim.ts_recent.get(),
         }
     }
 
-    /// The client must never see our timestamps go back (RFC 7323, 5.3): follow the frontend's clock forward only.
-    fn raised_ts_delta(&self, frontend: u32, now: Instant) -> u32 {
-        let elapsed = now.duration_since(self.tsval.1).as_millis() as u32;
-        let ours = self.tsval.0.wrapping_add(elapsed).wrapping_add(self.ts_delta);
-        let behind = frontend.wrapping_sub(ours) as i32;
+    /// The client must never see our timestamps go back (RFC 7323, 5.3): follow the frontend's clock, forward only.
+    fn raised_ts_delta(&self, claim: &Claim) -> u32 {
+        let ours = clock_ms().wrapping_add(self.ts_offset).wrapping_add(self.ts_delta);
+        let behind = claim.tsval.get().wrapping_sub(ours) as i32;
         self.ts_delta.wrapping_add(behind.max(0) as u32)
+    }
+
+    /// The socket knows the window as its last ACK had it; since then the frontend has sent into it, and the client
+    /// may have opened it. Where that matters for this payload, the socket is told.
+    fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
+        let scale = if claim.options & Handoff::WSCALE != 0 { claim.snd_wscale } else { 0 };
+        let (believed, really) = (u64::from(field) << scale, u64::from(claim.snd_wnd.get()));
+        let length = claim.length.get();
+        if believed.min(length) == really.min(length) {
+            return Ok(());
+        }
+        set_window(&self.socket, self.rcv_nxt, claim.snd_wnd.get(), RCV_WND)
     }
 
     fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {

@@ -85,6 +85,8 @@ pub(crate) struct Flow {
     server_ack: u64,
     received: Ranges,
     newest_timestamp: Option<u32>,
+    /// The client's TS.Recent (RFC 7323, 4.3).
+    ts_recent: Option<u32>,
     newest_client_timestamp: Option<u32>,
     last: Duration,
     untold: u64,
@@ -122,6 +124,7 @@ impl Flow {
             server_ack: 0,
             received: Ranges::default(),
             newest_timestamp: None,
+            ts_recent: None,
             newest_client_timestamp: None,
             last: first,
             untold: 0,
@@ -216,7 +219,7 @@ impl Flow {
                 self.violation(segment, format!("the server sent a segment {why} ({start} to {end})"));
             }
         }
-        self.check_timestamps(segment);
+        self.check_timestamps(segment, start);
         self.on_server_ack(segment);
         if end > start {
             let new = self.received.add(start, end);
@@ -228,8 +231,8 @@ impl Flow {
     }
 
     fn why_ignored(&self, segment: &Segment, start: u64, end: u64) -> Option<Ignored> {
-        if let (Some((value, _)), Some(newest)) = (segment.options.timestamps, self.newest_timestamp)
-            && after(newest, value)
+        if let (Some((value, _)), Some(recent)) = (segment.options.timestamps, self.ts_recent)
+            && after(recent, value)
         {
             return Some(Ignored::OldTimestamp);
         }
@@ -250,7 +253,9 @@ impl Flow {
         None
     }
 
-    fn check_timestamps(&mut self, segment: &Segment) {
+    /// Timestamps go on in the order of the bytes: the network may bring an earlier segment later, and between cores a
+    /// veth pair does.
+    fn check_timestamps(&mut self, segment: &Segment, start: u64) {
         let Some((value, echo)) = segment.options.timestamps else {
             if self.newest_timestamp.is_some() {
                 self.violation(segment, "the server sent a segment without the timestamps that were agreed".into());
@@ -258,10 +263,15 @@ impl Flow {
             return;
         };
         match self.newest_timestamp {
+            Some(newest) if after(newest, value) && start < self.received.last_end() => {}
             Some(newest) if after(newest, value) => {
                 self.violation(segment, format!("the server's TSval went back from {newest} to {value}"));
             }
             _ => self.newest_timestamp = Some(value),
+        }
+        // RFC 7323, 5.3, R3: only what begins at or before the last ACK counts as the peer's newest.
+        if start <= self.client_ack && self.ts_recent.is_none_or(|recent| after(value, recent)) {
+            self.ts_recent = Some(value);
         }
         if let Some(newest) = self.newest_client_timestamp
             && segment.has(flag::ACK)

@@ -28,7 +28,11 @@ impl Cost {
         let cpu = CpuMeter::start(lab.cores().measured)?;
         let report = load.run(lab.client())?;
         let cpu = cpu.read()?;
-        ensure!(report.errors() == 0, "{} of {} answers were errors", report.errors(), report.requests);
+        let WrkReport { socket_errors, status_errors, requests, .. } = report;
+        ensure!(
+            report.errors() == 0,
+            "beside {requests} answers wrk saw {socket_errors} broken or late connections and {status_errors} error statuses"
+        );
         ensure!(report.requests > 0, "no answer came");
         let bytes = meters.iter().map(|(tier, meter)| Ok(((*tier).to_owned(), meter.total()?)));
         Ok(Self { cpu, bytes: bytes.collect::<Result<_>>()?, report })

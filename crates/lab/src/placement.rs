@@ -36,7 +36,7 @@ pub struct Cores {
 impl Default for Cores {
     /// Core 1 is measured: device interrupts land on core 0.
     fn default() -> Self {
-        Self { measured: 1, rest: 0, link: Some(0) }
+        Self { measured: 1, rest: 0, link: None }
     }
 }
 

@@ -95,6 +95,38 @@ impl<'lab> Service<'lab> {
         self.chain.as_ref().expect("a started service has servers")
     }
 
+    /// Its servers, to do something to them.
+    ///
+    /// # Panics
+    /// Never: a started service has them.
+    pub fn chain_mut(&mut self) -> &mut Chain {
+        self.chain.as_mut().expect("a started service has servers")
+    }
+
+    /// Ends a host's agent as a crash would, with SIGKILL; what it loaded stays.
+    ///
+    /// # Errors
+    /// When the host has no agent.
+    pub fn kill_agent(&mut self, host: &Host) -> Result<()> {
+        self.agent_mut(host)?.kill();
+        Ok(())
+    }
+
+    /// Starts a killed agent again and waits for its sessions.
+    ///
+    /// # Errors
+    /// When the host has no agent, or it does not start.
+    pub fn restart_agent(&mut self, host: &Host) -> Result<()> {
+        let agent = self.agent_mut(host)?;
+        agent.restart()?;
+        agent.wait_for_peers()
+    }
+
+    fn agent_mut(&mut self, host: &Host) -> Result<&mut Agent<'lab>> {
+        let agent = self.agents.iter_mut().find(|agent| agent.host().name() == host.name());
+        agent.with_context(|| format!("{} has no agent", host.name()))
+    }
+
     /// What the agent of a host counted.
     ///
     /// # Errors
@@ -110,6 +142,20 @@ impl<'lab> Service<'lab> {
     /// When an agent does not answer.
     pub fn all_stats(&self) -> Result<Stats> {
         self.agents.iter().try_fold(Stats::default(), |sum, agent| Ok(sum.plus(&agent.stats()?)))
+    }
+
+    /// What the agents counted and wrote last: to stand under an error of a load.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let mut text = String::new();
+        for agent in &self.agents {
+            let counters = agent.stats().map(|stats| stats.flat()).unwrap_or_default();
+            let counters =
+                counters.iter().filter(|(_, value)| **value > 0).map(|(name, value)| format!("{name} {value}"));
+            let counters = counters.collect::<Vec<_>>().join(", ");
+            text.push_str(&format!("\nshuntd on {}: {counters}\n{}", agent.host().name(), agent.log_end()));
+        }
+        text
     }
 
     /// Fails with the end of a log if a server or an agent has ended.

@@ -44,7 +44,7 @@ fn curl_over_one_connection() -> Result<()> {
     start(1, |service| {
         compare(service, |client, urls, directory| {
             let mut curl = Command::new("curl");
-            curl.args(["--silent", "--show-error", "--fail", "--write-out", "%{num_connects}\n"]);
+            curl.args(["--max-time", "30", "--silent", "--show-error", "--fail", "--write-out", "%{num_connects}\n"]);
             for (index, (_, url)) in urls.iter().enumerate() {
                 curl.args(["--output", &format!("{directory}/{index}"), url]);
             }

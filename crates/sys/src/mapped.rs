@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// An array of `T`, shared with the kernel's programs.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct MappedArray<T> {
 // SAFETY: the memory belongs to no thread; writes go through `&mut self`.
 unsafe impl<T: Send> Send for MappedArray<T> {}
 
-impl<T: IntoBytes + Immutable + Copy> MappedArray<T> {
+impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
     /// Maps a whole array map of `entries` values.
     ///
     /// # Errors
@@ -35,6 +35,17 @@ impl<T: IntoBytes + Immutable + Copy> MappedArray<T> {
         }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
         Ok(Self { base, entries, values: PhantomData })
+    }
+
+    /// Reads one element. Programs on other cores may be writing a part of it.
+    ///
+    /// # Panics
+    /// Where `index` is out of bounds.
+    pub fn read(&self, index: usize) -> T {
+        assert!(index < self.entries, "index {index} of {}", self.entries);
+        // SAFETY: inside the mapping, aligned (pages are); any bytes make a `T`, and a volatile read makes no assumption
+        // about other writers.
+        unsafe { self.base.as_ptr().add(index).read_volatile() }
     }
 
     /// Writes one element. Programs on other cores may see a part of it.

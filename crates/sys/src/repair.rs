@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::sockopt::{set, set_i32};
 
@@ -47,7 +48,8 @@ pub struct Restored {
     pub window_scale: Option<(u8, u8)>,
     /// Selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Our timestamp clock now, where negotiated (RFC 7323).
+    /// Our timestamp clock now, where negotiated (RFC 7323). Even: since Linux 6.7 the lowest bit of TCP_TIMESTAMP asks
+    /// for a clock in microseconds.
     pub tsval: Option<u32>,
 }
 
@@ -65,11 +67,12 @@ fn at<T, E: Into<io::Error>>(call: &'static str, result: Result<T, E>) -> Result
     result.map_err(|errno| RepairError { call, errno: errno.into() })
 }
 
-/// Makes the socket: non-blocking, ESTABLISHED, able to send at once.
+/// Makes the socket: non-blocking, ESTABLISHED, able to send at once. With it comes the offset of its timestamp clock
+/// from [`clock_ms`], 0 without timestamps.
 ///
 /// # Errors
 /// The first call that failed. Needs CAP_NET_ADMIN.
-pub fn restore(connection: &Restored) -> Result<OwnedFd, RepairError> {
+pub fn restore(connection: &Restored) -> Result<(OwnedFd, u32), RepairError> {
     let family = if connection.remote.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = at("socket", rustix::net::socket_with(family, SocketType::STREAM, flags, None))?;
@@ -83,11 +86,30 @@ pub fn restore(connection: &Restored) -> Result<OwnedFd, RepairError> {
     sequence(&socket, TCP_RECV_QUEUE, connection.rcv_nxt)?;
     at("connect", rustix::net::connect(&socket, &connection.remote))?;
     options(&socket, connection, clamp)?;
+    let offset = connection.tsval.map_or(Ok(0), |now| timestamps_from(&socket, now))?;
     window(&socket, connection)?;
     tcp(&socket, "setsockopt(TCP_REPAIR, off)", libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)?;
     at("setsockopt(SO_REUSEADDR)", sockopt::set_socket_reuseaddr(&socket, true))?;
     at("setsockopt(TCP_NODELAY)", sockopt::set_tcp_nodelay(&socket, true))?;
-    Ok(socket)
+    Ok((socket, offset))
+}
+
+/// The kernel's `tcp_clock_ms`: every connection's timestamp clock is this plus an offset of its own.
+pub fn clock_ms() -> u32 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000) as u32
+}
+
+/// Lets the timestamp clock go on from `now`, and returns its offset.
+fn timestamps_from(socket: &OwnedFd, now: u32) -> Result<u32, RepairError> {
+    loop {
+        let before = clock_ms();
+        tcp(socket, "setsockopt(TCP_TIMESTAMP)", libc::TCP_TIMESTAMP, now as i32)?;
+        // Once more where a millisecond began in between: the kernel may have used either.
+        if clock_ms() == before {
+            return Ok(now.wrapping_sub(before));
+        }
+    }
 }
 
 fn tcp(socket: &OwnedFd, call: &'static str, option: i32, value: i32) -> Result<(), RepairError> {
@@ -111,21 +133,32 @@ fn options(socket: &OwnedFd, connection: &Restored, mss: u32) -> Result<(), Repa
     if connection.tsval.is_some() {
         list.push([TCPOPT_TIMESTAMP, 0]);
     }
-    at("setsockopt(TCP_REPAIR_OPTIONS)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS, list.as_slice()))?;
-    match connection.tsval {
-        Some(now) => tcp(socket, "setsockopt(TCP_TIMESTAMP)", libc::TCP_TIMESTAMP, now as i32),
-        None => Ok(()),
-    }
+    at("setsockopt(TCP_REPAIR_OPTIONS)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS, list.as_slice()))
 }
 
-/// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup.
 fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
-    let window =
-        [connection.rcv_nxt, connection.snd_wnd, connection.snd_wnd, connection.rcv_wnd, connection.rcv_nxt];
+    repair_window(socket, connection.rcv_nxt, connection.snd_wnd, connection.rcv_wnd)
+}
+
+/// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. The first bounds which later segments
+/// may change the window (RFC 9293, 3.10.7.4).
+fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
+    let window = [rcv_nxt, snd_wnd, snd_wnd.max(1), rcv_wnd, rcv_nxt];
     at(
         "setsockopt(TCP_REPAIR_WINDOW)",
         set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()),
     )
+}
+
+/// Tells a socket that has nothing outstanding what its peer's window is now.
+///
+/// # Errors
+/// The first call that failed. Needs CAP_NET_ADMIN.
+pub fn set_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
+    tcp(socket, "setsockopt(TCP_REPAIR, on)", libc::TCP_REPAIR, 1)?;
+    repair_window(socket, rcv_nxt, snd_wnd, rcv_wnd)?;
+    tcp(socket, "setsockopt(TCP_REPAIR, off)", libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)?;
+    at("setsockopt(SO_REUSEADDR)", sockopt::set_socket_reuseaddr(socket, true))
 }
 
 /// Ends a socket without a word to the client: nothing that is still queued is sent, and no FIN or RST.

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `setsockopt` with any plain value.
 ///
@@ -56,17 +56,15 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
 /// # Errors
 /// The kernel's.
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
-    let mut cookie = 0u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes into `cookie`, which is that long.
+    get(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
+}
+
+fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> io::Result<T> {
+    let mut value = T::new_zeroed();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a `T`.
     let status = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &mut length,
-        )
+        libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut value).cast(), &mut length)
     };
-    if status == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    if status == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,4 +1,4 @@
-//! Messages between a server and the agent of its machine: one per `SOCK_SEQPACKET` packet, in the machine's byte
+//! Messages between a server and the agent of its machine: one or more per `SOCK_SEQPACKET` packet, in the machine's byte
 //! order, ports and addresses in network order. `include/shunt.h` is the same in C and documents every field;
 //! `tests/header.rs` holds the two against each other.
 
@@ -17,8 +17,8 @@ pub const BOARD_PEERS: usize = 64;
 pub const BOARD_MAGIC: u32 = 0x5342_4f41;
 /// `SHUNT_COUNTERS`.
 pub const COUNTERS: usize = 64;
-/// No message is longer than this, except the text of `STATS_TEXT`.
-pub const MAX_MESSAGE_BYTES: usize = 512;
+/// No packet is longer than this (`SHUNT_PACKET_BYTES`), except that with the text of `STATS_TEXT`.
+pub const MAX_PACKET_BYTES: usize = 4096;
 
 /// `SHUNT_MSG_*`.
 pub mod kind {
@@ -157,8 +157,8 @@ message!(
     Handoff, kind::HANDOFF, {
         peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
         client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
-        start: u32, rcv_nxt: u32, tsval: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32, srtt_us: u32,
-        mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: u16,
+        start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
+        srtt_us: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6],
     });
 message!(
     /// The server gave a handoff up.
@@ -205,17 +205,19 @@ pub enum Request {
 }
 
 impl Request {
-    /// Reads one packet from a server.
+    /// Reads the first message of a packet from a server: itself, and what follows it.
     ///
     /// # Errors
     /// [`Reason::Malformed`] where kind, size or a field is out of range, [`Reason::Version`] for a HELLO of another
     /// version.
-    pub fn parse(packet: &[u8]) -> Result<Self, Reason> {
+    pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), Reason> {
         let (header, _) = Header::read_from_prefix(packet).map_err(|_| Reason::Malformed)?;
-        if header.size as usize != packet.len() {
-            return Err(Reason::Malformed);
-        }
-        match header.kind {
+        let (message, rest) = packet.split_at_checked(header.size as usize).ok_or(Reason::Malformed)?;
+        Ok((Self::parse_message(header.kind, message)?, rest))
+    }
+
+    fn parse_message(kind: u32, packet: &[u8]) -> Result<Self, Reason> {
+        match kind {
             kind::HELLO => Self::parse_hello(exactly(packet)?),
             kind::OFFER => exactly::<Offer>(packet)?.checked().map(Request::Offer),
             kind::HANDOFF => exactly::<Handoff>(packet)?.checked().map(Request::Handoff),
@@ -313,15 +315,27 @@ mod tests {
     fn hello_of_another_version_is_named() {
         assert_eq!(Request::parse(hello(2, 1).as_bytes()).unwrap_err(), Reason::Version);
         assert_eq!(Request::parse(hello(1, 3).as_bytes()).unwrap_err(), Reason::Malformed);
-        assert!(matches!(Request::parse(hello(1, 2).as_bytes()), Ok(Request::Hello(Channel::Offers))));
+        assert!(matches!(Request::parse(hello(1, 2).as_bytes()), Ok((Request::Hello(Channel::Offers), []))));
     }
 
     #[test]
-    fn a_size_that_is_not_the_packets_is_malformed() {
-        let mut long = hello(1, 1).as_bytes().to_vec();
-        long.push(0);
-        assert_eq!(Request::parse(&long).unwrap_err(), Reason::Malformed);
+    fn a_size_that_is_not_the_messages_is_malformed() {
+        let mut hello = hello(1, 1);
+        hello.header.size += 4;
+        assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
+        assert_eq!(Request::parse(&[hello.as_bytes(), &[0; 4]].concat()).unwrap_err(), Reason::Malformed);
+        hello.header.size = 0;
+        assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
         assert_eq!(Request::parse(&[]).unwrap_err(), Reason::Malformed);
+    }
+
+    #[test]
+    fn a_packet_holds_several_messages() {
+        let packet = [hello(1, 1).as_bytes(), hello(1, 2).as_bytes()].concat();
+        let (first, rest) = Request::parse(&packet).unwrap();
+        let (second, rest) = (Request::parse(rest).unwrap().0, &rest[16..]);
+        assert!(matches!((first, second), (Request::Hello(Channel::Control), Request::Hello(Channel::Offers))));
+        assert!(rest.is_empty());
     }
 
     #[test]

@@ -121,7 +121,9 @@ body!(
         rcv_nxt: U32,
         /// The frontend's timestamp clock now.
         tsval: U32,
-        /// The client's window in bytes.
+        /// The client's newest timestamp.
+        ts_recent: U32,
+        /// Bytes that the client takes from `start` on.
         snd_wnd: U32,
         /// Segments.
         snd_cwnd: U32,
@@ -290,6 +292,7 @@ impl Claim {
             start: handoff.start.into(),
             rcv_nxt: handoff.rcv_nxt.into(),
             tsval: handoff.tsval.into(),
+            ts_recent: handoff.ts_recent.into(),
             snd_wnd: handoff.snd_wnd.into(),
             snd_cwnd: handoff.snd_cwnd.into(),
             snd_ssthresh: handoff.snd_ssthresh.into(),

@@ -24,6 +24,7 @@ fn constants(out: &mut String) {
         ("SHUNT_BOARD_MAGIC", BOARD_MAGIC as u64),
         ("SHUNT_BOARD_PEERS", BOARD_PEERS as u64),
         ("SHUNT_NAME_BYTES", NAME_BYTES as u64),
+        ("SHUNT_PACKET_BYTES", MAX_PACKET_BYTES as u64),
         ("SHUNT_COUNTERS", COUNTERS as u64),
         ("SHUNT_CHANNEL_CONTROL", Channel::Control.number() as u64),
         ("SHUNT_CHANNEL_OFFERS", Channel::Offers.number() as u64),
@@ -59,7 +60,7 @@ fn the_c_header_has_the_same_layout() {
         Handoff,
         [
             header, peer, epoch, handoff, offer, length, rate, tag, client_address, server_address, client_port,
-            server_port, start, rcv_nxt, tsval, snd_wnd, snd_cwnd, snd_ssthresh, srtt_us, mss, snd_wscale, rcv_wscale,
+            server_port, start, rcv_nxt, tsval, ts_recent, snd_wnd, snd_cwnd, snd_ssthresh, srtt_us, mss, snd_wscale, rcv_wscale,
             options, first,
         ]
     );

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use super::case::Shape;
 use crate::chain::Chain;
@@ -21,7 +21,7 @@ use crate::wrk::Wrk;
 const SIZES: [u64; 7] = [0, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 /// See [`Plan::background`].
-const PATIENCE: u32 = 10;
+const PATIENCE: u32 = 6;
 
 /// Who is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,10 @@ impl Bed<'_> {
     pub(super) fn load(&self, side: Side, size: u64, connections: u32, time: Duration) -> Result<Cost> {
         let (lab, chain) = self.target(side)?;
         let url = chain.url(&format!("/{}", size_name(size)));
-        Cost::of(lab, &Wrk::new(url).connections(connections).duration(time)).with_context(|| format!("{side:?}"))
+        Cost::of(lab, &Wrk::new(url).connections(connections).duration(time)).map_err(|error| {
+            let counters = if side == Side::Ours { self.ours.explain() } else { String::new() };
+            anyhow!("{side:?}: {error:#}{counters}")
+        })
     }
 
     /// Loads the baseline's backend, past its proxies.

@@ -17,7 +17,8 @@ impl Effort {
     pub(super) fn rounds(self, case: Case) -> usize {
         match self {
             Self::Full => 3,
-            Self::Quick if Target::of(case).is_some() => 2,
+            // Of the tiers' CPU, the growth from the smaller body is judged.
+            Self::Quick if Target::of(case).is_some() || matches!(case, Case::TierCpu { .. }) => 2,
             Self::Quick => 1,
         }
     }

@@ -62,7 +62,8 @@ fn report(data: &std::path::Path, sort: &str, children: &str) -> Result<()> {
     ensure!(output.status.success(), "perf report: {}", String::from_utf8_lossy(&output.stderr).trim());
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
-    lines.take(50).for_each(|line| println!("{}", line.trim_end()));
+    // perf ends a line with two empty columns.
+    lines.take(50).for_each(|line| println!("{}", line.trim_end_matches([' ', '-'])));
     println!();
     Ok(())
 }

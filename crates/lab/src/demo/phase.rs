@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use super::bodies::{Body, fetch_and_compare, long_fetches};
 use crate::load::{Background, Cost};
@@ -88,7 +88,8 @@ fn load_tiers(
     for tier in lab.tiers() {
         progress.step(&format!("{name}: wrk fetches {body} bodies, {} on a core of its own", tier.name()));
         lab.place(&Placement::Tier(tier.name().to_owned()))?;
-        let cost = Cost::of(lab, &Wrk::new(service.chain().url(&format!("/{body}"))).duration(LOAD_TIME))?;
+        let cost = Cost::of(lab, &Wrk::new(service.chain().url(&format!("/{body}"))).duration(LOAD_TIME));
+        let cost = cost.map_err(|error| anyhow!("{body} bodies from {name}: {error:#}{}", service.explain()))?;
         uses.push(TierUse {
             tier: tier.name().to_owned(),
             bytes: cost.tier_bytes(tier.name()),

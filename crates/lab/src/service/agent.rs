@@ -20,6 +20,8 @@ const PORT: u16 = 7440;
 /// Long enough for a dialer that lost the race with its listener to try again.
 const PEERS_LIMIT: Duration = Duration::from_secs(15);
 
+const LOG_END_LINES: usize = 8;
+
 #[derive(Debug)]
 pub(super) struct Agent<'lab> {
     host: &'lab Host,
@@ -53,6 +55,22 @@ impl<'lab> Agent<'lab> {
         agent_stats(&ShuntPart::agent_socket(self.host))
     }
 
+    pub(super) fn kill(&mut self) {
+        self.process = None; // dropping it is SIGKILL
+    }
+
+    pub(super) fn restart(&mut self) -> Result<()> {
+        self.process = Some(self.host.spawn(self.command())?);
+        Ok(())
+    }
+
+    /// The last lines of its log.
+    pub(super) fn log_end(&self) -> String {
+        let log = self.process.as_ref().map(Process::log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_END_LINES)..].iter().map(|line| format!("  {line}\n")).collect()
+    }
+
     pub(super) fn check_running(&mut self) -> Result<()> {
         self.process.as_mut().map_or(Ok(()), Process::check_running)
     }
@@ -65,8 +83,8 @@ impl<'lab> Agent<'lab> {
             match self.stats() {
                 Ok(stats) if stats.all_peers_up() => return Ok(()),
                 Ok(_) if Instant::now() > deadline => {
-                    let log = self.process.as_ref().map(Process::log).unwrap_or_default();
-                    bail!("shuntd on {} found no peer within {PEERS_LIMIT:?}; its log:\n{log}", self.host.name());
+                    let (host, log) = (self.host.name(), self.log_end());
+                    bail!("shuntd on {host} found no peer within {PEERS_LIMIT:?}; its log ends:\n{log}");
                 }
                 Err(error) if Instant::now() > deadline => return Err(error),
                 _ => std::thread::sleep(Duration::from_millis(10)),

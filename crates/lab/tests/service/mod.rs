@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use shunt_lab::{Lab, Options, Service, Stats, Wire};
+use shunt_lab::{Cores, Lab, Options, Placement, Service, Stats, Wire};
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -34,7 +34,10 @@ pub struct Running<'lab> {
 
 /// Starts one with so many intermediates on the `mtu` wire, runs the test, and looks whether all still work.
 pub fn start(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    let lab = Lab::builder().intermediates(intermediates).wire(Wire::Mtu).build()?;
+    // One core for all: between cores a veth pair reorders packets, and TCP retransmits what was only late.
+    let cores = Cores { measured: 0, rest: 0, link: None };
+    let builder = Lab::builder().intermediates(intermediates).wire(Wire::Mtu);
+    let lab = builder.placement(Placement::WholeService).cores(cores).build()?;
     let files = lab.files(FILES)?;
     let service = Service::start(&lab, &files, Options::shunt())?;
     let mut running = Running { lab: &lab, files, service };

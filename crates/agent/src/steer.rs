@@ -1,0 +1,237 @@
+//! The steering programs, as the agent's configuration wants them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+use shunt_handoff::frontend::{FlowKey, SteerPeer};
+use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
+use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
+use shunt_wire::{Address, Endpoint};
+
+use crate::config::Config;
+use crate::host;
+
+/// Completion rings: one per control connection.
+const RINGS: u32 = 64;
+/// Between two looks at flows that have ended.
+const GARBAGE_EVERY: Duration = Duration::from_secs(10);
+/// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Why steering could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum SteerError {
+    /// An interface of the configuration.
+    #[error("interface \"{name}\": {error}; `ip link` lists those that are there")]
+    Interface {
+        /// Its name.
+        name: String,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The machine is not as it has to be.
+    #[error("{what}: {error}")]
+    Host {
+        /// What was asked.
+        what: &'static str,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The programs and maps.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
+}
+
+/// Where programs are attached.
+struct Place {
+    cgroup: PathBuf,
+    netns_cookie: u64,
+    interfaces: Vec<u32>,
+}
+
+impl Place {
+    fn of(config: &Config, names: &[String]) -> Result<Self, SteerError> {
+        let host = |what| move |error| SteerError::Host { what, error };
+        let cgroup = match &config.cgroup {
+            Some(path) => path.clone(),
+            None => host::cgroup_root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?,
+        };
+        let index = |name: &String| {
+            host::interface_index(name).map_err(|error| SteerError::Interface { name: name.clone(), error })
+        };
+        Ok(Self {
+            cgroup,
+            netns_cookie: host::netns_cookie().map_err(host("asking for the network namespace's cookie"))?,
+            interfaces: names.iter().map(index).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// The frontend's programs, and which rings are in use.
+pub struct FrontendSteering {
+    programs: Frontend,
+    free_rings: BTreeSet<u32>,
+    next_look: Option<Instant>,
+}
+
+impl FrontendSteering {
+    /// Loads them, or takes them over.
+    ///
+    /// # Errors
+    /// See [`SteerError`].
+    pub fn load(config: &Config, interfaces: &[String]) -> Result<Self, SteerError> {
+        let Place { cgroup, netns_cookie, interfaces } = Place::of(config, interfaces)?;
+        let pin_dir = config.pins.clone();
+        let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
+        Ok(Self { programs, free_rings: (0..RINGS).collect(), next_look: None })
+    }
+
+    /// A ring for a worker, and its number; `None` where all are taken.
+    pub fn open_ring(&mut self) -> Option<(u32, OwnedFd)> {
+        let number = self.free_rings.pop_first()?;
+        match self.programs.create_ring(number) {
+            Ok(ring) => Some((number, ring)),
+            Err(error) => {
+                tracing::error!(error = chain(&error), "cannot make a completion ring");
+                self.free_rings.insert(number);
+                None
+            }
+        }
+    }
+
+    /// Its worker is gone.
+    pub fn close_ring(&mut self, number: u32) {
+        if number < RINGS && self.programs.remove_ring(number).is_ok() {
+            self.free_rings.insert(number);
+        }
+    }
+
+    /// Handoffs to this peer may begin: its senders have `port` at `address`, and `local` is our address towards it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_peer(&mut self, index: u32, address: IpAddr, port: u16, local: IpAddr) -> io::Result<()> {
+        let peer = SteerPeer {
+            address: Address::from(address).0,
+            port: port.to_be(),
+            up: 1,
+            ifindex: host::interface_of(local)?,
+        };
+        self.programs.set_peer(index, &peer).map_err(io::Error::other)
+    }
+
+    /// No new handoff to this peer. Those in progress are still steered: its kernel may have all it needs.
+    pub fn drop_peer(&mut self, index: u32, address: IpAddr, port: u16, local: IpAddr) {
+        let ifindex = host::interface_of(local).unwrap_or(0);
+        let peer = SteerPeer { address: Address::from(address).0, port: port.to_be(), up: 0, ifindex };
+        if let Err(error) = self.programs.set_peer(index, &peer) {
+            tracing::error!(error = chain(&error), "cannot close a peer to handoffs");
+        }
+    }
+
+    /// Now and then: forgets flows whose connections are gone.
+    pub fn tend(&mut self, now: Instant) {
+        if self.next_look.is_some_and(|when| now < when) {
+            return;
+        }
+        self.next_look = Some(now + GARBAGE_EVERY);
+        let mut connections = None;
+        let collected = self.programs.collect_garbage(QUIET, |key| {
+            // Read once, and only where a flow is quiet. Where it cannot be read, every flow is alive.
+            let connections = connections.get_or_insert_with(|| host::connections().ok());
+            connections.as_ref().is_none_or(|all| all.contains(&ends(key)))
+        });
+        match collected {
+            Ok(0) => {}
+            Ok(flows) => tracing::debug!(flows, "forgot flows whose connections are gone"),
+            Err(error) => tracing::error!(error = chain(&error), "cannot look through the flows"),
+        }
+    }
+
+    /// What the programs counted.
+    pub fn counters(&self) -> Value {
+        let mut counters = named(self.programs.counters());
+        counters.insert("flows".into(), Value::from(self.programs.flows().count()));
+        Value::Object(counters)
+    }
+}
+
+/// Ours first, as /proc/net/tcp has them.
+fn ends(key: &FlowKey) -> (SocketAddr, SocketAddr) {
+    let end = |address, port: u16| Endpoint { address: Address(address), port_be: port.to_ne_bytes() }.socket_addr();
+    (end(key.server_address, key.server_port), end(key.client_address, key.client_port))
+}
+
+/// The backend's programs.
+pub struct BackendSteering(Backend);
+
+impl BackendSteering {
+    /// Loads them, or takes them over.
+    ///
+    /// # Errors
+    /// See [`SteerError`].
+    pub fn load(
+        config: &Config,
+        interfaces: &[String],
+        ports: std::ops::RangeInclusive<u16>,
+    ) -> Result<Self, SteerError> {
+        let Place { cgroup, netns_cookie, interfaces } = Place::of(config, interfaces)?;
+        let pin_dir = config.pins.clone();
+        Ok(Self(Backend::load(&BackendConfig { pin_dir, netns_cookie, cgroup, interfaces, ports })?))
+    }
+
+    /// What the programs counted.
+    pub fn counters(&self) -> Value {
+        Value::Object(named(self.0.counters()))
+    }
+}
+
+impl SenderTable for BackendSteering {
+    fn write_slot(&mut self, index: u32, slot: &Slot) {
+        self.0.write_slot(index, slot);
+    }
+
+    fn window(&self, index: u32) -> u32 {
+        self.0.window(index)
+    }
+
+    fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()> {
+        self.0.insert(key, index)
+    }
+
+    fn remove(&mut self, key: &SenderKey) {
+        self.0.remove(key);
+    }
+}
+
+fn named(counters: Result<Vec<Counter>, SteeringError>) -> Map<String, Value> {
+    let counters = counters.unwrap_or_else(|error| {
+        tracing::error!(error = chain(&error), "cannot read the steering programs' counters");
+        Vec::new()
+    });
+    counters.into_iter().map(|counter| (counter.name.to_owned(), Value::from(counter.value))).collect()
+}
+
+/// An error with everything behind it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+/// Takes everything out of the kernel.
+///
+/// # Errors
+/// See [`SteerError`].
+pub fn detach(config: &Config) -> Result<(), SteerError> {
+    Ok(shunt_handoff::detach_all(&config.pins)?)
+}

@@ -1,0 +1,96 @@
+//! `shunt`: the command line. A thin main; what it starts is in the other crates.
+#![forbid(unsafe_code)]
+
+mod stats;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use shunt_lab::bench::Bench;
+use shunt_lab::cli::LabCommand;
+use shunt_lab::demo::Demo;
+
+use stats::StatsCommand;
+
+/// Large response bodies go straight from the backend to the client, past every tier that only forwards them.
+///
+/// Exit codes: 0 all is well; 1 something failed or a check found a fault; 2 wrong use, or not root.
+/// Colours are off with NO_COLOR=1 and where the output is no terminal.
+#[derive(Debug, Parser)]
+#[command(name = "shunt", version, arg_required_else_help = true, subcommand_required = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watch real nginx tiers serve real files, without Shunt and with it, and see what that saves
+    ///
+    /// Builds four hosts as network namespaces (client, frontend, intermediate, backend), starts Debian's nginx in
+    /// them, and has curl fetch 1 KiB to 64 MiB over one keepalive connection and wrk load the service. Every body is
+    /// compared with its file by SHA-256. Ends with a table of every tier's bytes and CPU, and writes a picture of it.
+    ///
+    /// Needs root. Takes less than a minute. Fails if a byte differs or if a body that should have taken the
+    /// shortcut went through the tiers.
+    Demo(Demo),
+    /// Measure Shunt against plain nginx, HAProxy and the physical limit
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Show the counters of a running agent
+    ///
+    /// Asks the agent (shuntd) of this machine what it, its servers and its steering programs counted since it
+    /// started. Counters that are zero are left out, except with --all.
+    Stats(StatsCommand),
+    /// Build test hosts as network namespaces, and run commands in them
+    #[command(subcommand)]
+    Lab(LabCommand),
+}
+
+/// How a command ended that could do its work.
+enum Outcome {
+    Good,
+    /// It has said what it found wrong.
+    Faulty,
+}
+
+fn main() -> ExitCode {
+    let command = Arguments::parse().command;
+    if let Some(what) = command.needs_root()
+        && !rustix::process::geteuid().is_root()
+    {
+        eprintln!("shunt: {what} needs root: it makes network namespaces and loads BPF programs. Try sudo.");
+        return ExitCode::from(2);
+    }
+    match command.run() {
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Faulty) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("shunt: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Command {
+    fn needs_root(&self) -> Option<&'static str> {
+        match self {
+            Self::Demo(_) => Some("the demo"),
+            Self::Bench(bench) => (!bench.only_lists()).then_some("the benchmark"),
+            Self::Stats(_) | Self::Lab(LabCommand::List) => None,
+            Self::Lab(_) => Some("the lab"),
+        }
+    }
+
+    fn run(self) -> Result<Outcome> {
+        match self {
+            Self::Demo(demo) if !demo.run()?.0.is_empty() => return Ok(Outcome::Faulty),
+            Self::Demo(_) => {}
+            Self::Bench(bench) => bench.run()?,
+            Self::Stats(stats) => stats.run()?,
+            Self::Lab(lab) => lab.run()?,
+        }
+        Ok(Outcome::Good)
+    }
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Steering at a backend: what the agent's sockets send goes out as the frontend's, and what fe_in
+ * steers here comes in as their client's. Attached to the interfaces that lead to clients and
+ * frontends (tc, be_in and be_out) and to a cgroup (be_connected).
+ *
+ * A range of ports belongs to the agent's sockets alone. What has one of them and no live sender
+ * is dropped on both ways: a kernel that has closed its socket would answer with a reset, and the
+ * client would get it under the frontend's name.
+ */
+#include "headers.h"
+
+/* Set by the loader. */
+const volatile __u64 netns_cookie = 0;
+const volatile __u16 sender_port_low = 0; /* host order, both ends included */
+const volatile __u16 sender_port_high = 0;
+
+#include "counters.h"
+#include "packet.h"
+#include "parse.h"
+#include "sack.h"
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, MAX_SENDERS);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct sender_key);
+    __type(value, __u32);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} senders SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, MAX_SENDERS);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __type(key, __u32);
+    __type(value, struct sender_slot);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} sender_slots SEC(".maps");
+
+static __always_inline bool is_reserved(__u16 port)
+{
+    return port >= sender_port_low && port <= sender_port_high;
+}
+
+/* The live sender of a client and one of our ports, or NULL. */
+static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
+                                                       __be16 port)
+{
+    struct sender_key key = {.client_port = client_port, .port = port};
+    __builtin_memcpy(key.client_address, client, sizeof(key.client_address));
+    __u32 *index = bpf_map_lookup_elem(&senders, &key);
+    if (!index)
+        return NULL;
+    struct sender_slot *slot = bpf_map_lookup_elem(&sender_slots, index);
+    return slot && slot->live ? slot : NULL;
+}
+
+static __always_inline bool put_timestamps(struct __sk_buff *skb, const struct packet *p,
+                                           struct edit *e, __u32 tsval, __u32 tsecr)
+{
+    __u32 at = p->timestamps;
+    __be32 *option = tcp_field(skb, p, at, 2 * sizeof(*option));
+    if (!option)
+        return false;
+    put_option32(&e->plain, at, &option[0], bpf_htonl(tsval));
+    put_option32(&e->plain, at, &option[1], bpf_htonl(tsecr));
+    return true;
+}
+
+/* ---- out ---- */
+
+/* A socket that has been restored has no timestamp of its client until an ACK brings one, and one
+ * that was parked has an old one. */
+static __always_inline __u32 tsecr_of(const struct packet *p, const struct sender_slot *slot)
+{
+    bool stale = p->tsecr == 0 || is_before(p->tsecr, slot->ts_recent);
+    return stale ? slot->ts_recent : p->tsecr;
+}
+
+static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet *p,
+                                      const struct sender_slot *slot)
+{
+    struct edit e = {};
+    __u32 server[4];
+
+    __builtin_memcpy(server, slot->server_address, sizeof(server));
+    if (!put_address(skb, p, &e, SOURCE, server))
+        return false;
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    put16(&e.plain, &tcp->source, slot->server_port);
+    put32(&e.plain, &tcp->seq, bpf_htonl(p->seq + slot->seq_delta));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(slot->ack));
+    if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval + slot->ts_delta, tsecr_of(p, slot)))
+        return false;
+    return sums_follow(skb, p, &e);
+}
+
+SEC("tc")
+int be_out(struct __sk_buff *skb)
+{
+    struct packet p;
+
+    if (skb->ingress_ifindex || !parse(skb, &p) || !is_reserved(bpf_ntohs(p.source_port)))
+        return PASS;
+    struct sender_slot *slot = live_sender(p.destination, p.destination_port, p.source_port);
+    if (!slot) {
+        count(BE_DROP_STRAY_OUT);
+        return TC_ACT_SHOT;
+    }
+    if (p.flags & (TH_FIN | TH_RST | TH_SYN)) {
+        count(BE_DROP_FIN);
+        return TC_ACT_SHOT;
+    }
+    if (!send_as_server(skb, &p, slot)) {
+        count(BE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    count(BE_OUT_SENT);
+    return PASS;
+}
+
+/* ---- in ---- */
+
+static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet *p, __u32 seq_delta,
+                                     struct edit *e)
+{
+    struct sack sack = {};
+    sack.blocks = load_sack(skb, p, &sack);
+    for (int i = 0; i < SACK_BLOCKS_MAX; i++) {
+        sack.left[i] -= seq_delta;
+        sack.right[i] -= seq_delta;
+    }
+    return store_sack(skb, p, e, &sack);
+}
+
+static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct packet *p,
+                                         struct sender_slot *slot)
+{
+    struct edit e = {};
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    /* A parked socket's late ACK of an older payload lies in front of the header between. */
+    __u32 ack = is_before(p->ack, slot->start) ? slot->start : p->ack;
+    if (is_before(slot->ack, p->seq))
+        slot->ack = p->seq;
+    slot->window = p->window;
+    put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack - slot->seq_delta));
+    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
+    if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval, p->tsecr - slot->ts_delta))
+        return false;
+    if (p->sack && slot->seq_delta && sack_to_sender(skb, p, slot->seq_delta, &e))
+        return false;
+    if (p->payload_bytes == 0)
+        return sums_follow(skb, p, &e);
+    count(BE_STRIPPED);
+    return cut_payload(skb, p, &e) == 0;
+}
+
+SEC("tc")
+int be_in(struct __sk_buff *skb)
+{
+    struct packet p;
+
+    if (!parse(skb, &p) || !is_reserved(bpf_ntohs(p.destination_port)))
+        return PASS;
+    struct sender_slot *slot = live_sender(p.source, p.source_port, p.destination_port);
+    if (!slot || p.flags & TH_SYN) {
+        count(BE_DROP_STRAY_IN);
+        return TC_ACT_SHOT;
+    }
+    if (!receive_as_sender(skb, &p, slot)) {
+        count(BE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    count(BE_IN_STEERED);
+    return PASS;
+}
+
+/* ---- a sender's socket, as it leaves repair mode ---- */
+
+SEC("sockops")
+int be_connected(struct bpf_sock_ops *ops)
+{
+    if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB || !is_reserved(ops->local_port) ||
+        (netns_cookie && bpf_get_netns_cookie(ops) != netns_cookie))
+        return 1;
+
+    __u32 client[4] = {};
+    if (ops->family == AF_INET) {
+        __be32 ipv4 = ops->remote_ip4;
+        barrier_var(ipv4); /* one load for both branches is not one that the verifier takes */
+        map_ipv4(client, ipv4);
+    } else {
+        client[0] = ops->remote_ip6[0];
+        client[1] = ops->remote_ip6[1];
+        client[2] = ops->remote_ip6[2];
+        client[3] = ops->remote_ip6[3];
+    }
+    __be16 client_port = bpf_htons(bpf_ntohl(ops->remote_port));
+    struct sender_slot *slot = live_sender(client, client_port, bpf_htons(ops->local_port));
+    if (slot && slot->snd_cwnd) {
+        int cwnd = slot->snd_cwnd;
+        bpf_setsockopt(ops, IPPROTO_TCP, TCP_BPF_IW, &cwnd, sizeof(cwnd));
+    }
+    return 1;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";

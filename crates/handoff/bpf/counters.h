@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/* What the programs count. One per-CPU slot each: no atomics, summed when somebody asks. */
+#ifndef COUNTERS_H
+#define COUNTERS_H
+
+enum steer_counter {
+#define STEER_COUNTER_ENUM(name, meaning) name,
+    STEER_COUNTER_LIST(STEER_COUNTER_ENUM)
+#undef STEER_COUNTER_ENUM
+    STEER_COUNTERS
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, STEER_COUNTERS);
+    __type(key, __u32);
+    __type(value, __u64);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} counters SEC(".maps");
+
+/* STEERING_LAYOUT of whoever made the pinned maps. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, __u32);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} layout SEC(".maps");
+
+static __always_inline void count(enum steer_counter which)
+{
+    __u32 index = which;
+    __u64 *value = bpf_map_lookup_elem(&counters, &index);
+    if (value)
+        (*value)++;
+}
+
+#endif

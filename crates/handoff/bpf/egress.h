@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Segments of the frontend's kernel on their way to a client: from LOCAL to CLIENT space. While a
+ * region is open the frontend has nothing to send but headers again, pure ACKs, and a reset.
+ */
+#ifndef EGRESS_H
+#define EGRESS_H
+
+/* What becomes of a segment. */
+enum fate {
+    TRANSLATED,
+    ACK_MOVED,  /* a pure ACK: to the right edge of the client's window, never old, never data */
+    RST_MOVED,  /* to the client's next sequence number, the only one that resets (RFC 5961) */
+    FIN_TO_RST, /* the server left its client with half a response: say so */
+    UNTOUCHED,
+    DROPPED,
+};
+
+struct departure {
+    enum fate fate;
+    __u32 seq;
+    __u32 tsval;
+    bool cancelled;
+};
+
+/* ---- the decision, under the flow's lock ---- */
+
+static __always_inline void cancel_region(struct flow *flow, struct departure *d)
+{
+    d->cancelled = flow->spaces.status == SHUNT_REGION_ACTIVE;
+    flow->spaces.status = SHUNT_REGION_CANCELLED;
+}
+
+static __always_inline void translate(struct flow *flow, __u32 seq, __u32 end, struct departure *d)
+{
+    d->fate = to_client(&flow->spaces, seq, end, &d->seq) ? TRANSLATED : DROPPED;
+}
+
+static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
+                                        struct departure *d)
+{
+    __u32 local = nth_break(&flow->spaces, 0)->local;
+
+    d->seq = flow->client_ack;
+    if (p->flags & (TH_RST | TH_FIN)) {
+        d->fate = p->flags & TH_RST ? RST_MOVED : FIN_TO_RST;
+        cancel_region(flow, d);
+    } else if (p->payload_bytes) {
+        if (flow->spaces.status == SHUNT_REGION_CANCELLED || is_before(local, end))
+            d->fate = DROPPED;
+        else
+            translate(flow, p->seq, end, d);
+    } else if (is_before(p->seq, local)) {
+        /* A keepalive probe: let the next ACK through, or the kernel takes its client for dead. */
+        translate(flow, p->seq, end, d);
+        flow->flags &= ~FLOW_START_ACKED;
+    } else {
+        d->fate = ACK_MOVED;
+        d->seq = client_edge(flow);
+    }
+}
+
+static __always_inline void depart(struct flow *flow, const struct packet *p, struct departure *d)
+{
+    __u32 end = p->seq + p->payload_bytes;
+
+    if (p->flags & TH_ACK && is_before(flow->server_ack, p->ack))
+        flow->server_ack = p->ack;
+    d->tsval = p->tsval;
+    if (p->timestamps && flow->flags & FLOW_TIMESTAMPS && is_before(p->tsval, flow->client_tsecr))
+        d->tsval = flow->client_tsecr;
+
+    if (p->flags & TH_RST && flow->flags & FLOW_RESET) {
+        d->fate = UNTOUCHED; /* made from the client's own numbers, which fe_in let through */
+    } else if (is_open(&flow->spaces)) {
+        depart_open(flow, p, end, d);
+    } else {
+        translate(flow, p->seq, end, d);
+        if (d->fate == TRANSLATED && p->payload_bytes)
+            move_anchor(&flow->spaces, p->seq, d->seq);
+    }
+    if (p->flags & TH_RST)
+        flow->flags |= FLOW_RESET;
+    if (p->flags & TH_FIN)
+        flow->flags |= FLOW_SERVER_FIN;
+}
+
+/* ---- the rewriting ---- */
+
+static __always_inline void count_departure(const struct packet *p, const struct departure *d)
+{
+    if (d->fate == TRANSLATED)
+        count(FE_OUT_TRANSLATED);
+    else if (d->fate == ACK_MOVED)
+        count(FE_OUT_ACK_MOVED);
+    else if (d->fate == RST_MOVED)
+        count(FE_OUT_RST_MOVED);
+    else if (d->fate == FIN_TO_RST)
+        count(FE_OUT_FIN_TO_RST);
+    else if (d->fate == DROPPED)
+        count(FE_DROP_EARLY_WRITE);
+    if (d->cancelled)
+        count(FE_CANCELLED);
+    if (d->tsval != p->tsval)
+        count(FE_OUT_TS_RAISED);
+}
+
+static __noinline bool rewrite_departure(struct __sk_buff *skb, const struct packet *p,
+                                         const struct departure *d)
+{
+    struct edit e = {};
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    if (d->seq != p->seq)
+        put32(&e.plain, &tcp->seq, bpf_htonl(d->seq));
+    if (d->fate == FIN_TO_RST)
+        put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_RST | TH_ACK);
+    if (d->tsval != p->tsval) {
+        __be32 *tsval = tcp_field(skb, p, p->timestamps, sizeof(*tsval));
+        if (!tsval)
+            return false;
+        put_option32(&e.plain, p->timestamps, tsval, bpf_htonl(d->tsval));
+    }
+    if (d->fate == FIN_TO_RST && p->payload_bytes)
+        return cut_payload(skb, p, &e) == 0;
+    return sums_follow(skb, p, &e);
+}
+
+SEC("tc")
+int fe_out(struct __sk_buff *skb)
+{
+    struct packet p;
+    struct flow_key key = {};
+
+    /* What this machine forwards may be a backend's segment: it has its place already. */
+    if (skb->ingress_ifindex || !parse(skb, &p))
+        return PASS;
+    __builtin_memcpy(key.client_address, p.destination, sizeof(key.client_address));
+    __builtin_memcpy(key.server_address, p.source, sizeof(key.server_address));
+    key.client_port = p.destination_port;
+    key.server_port = p.source_port;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow || p.flags & TH_SYN)
+        return PASS;
+
+    __u64 now = bpf_ktime_get_coarse_ns();
+    struct departure d = {};
+    bpf_spin_lock(&flow->lock);
+    flow->last_seen_ns = now;
+    depart(flow, &p, &d);
+    bpf_spin_unlock(&flow->lock);
+
+    count_departure(&p, &d);
+    if (d.fate == DROPPED)
+        return TC_ACT_SHOT;
+    if (d.fate == UNTOUCHED)
+        return PASS;
+    if (!rewrite_departure(skb, &p, &d)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    return PASS;
+}
+
+#endif

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Client packets as they arrive at the frontend: who gets which. With an active region:
+ *
+ *   packet                                   frontend's stack           its backend
+ *   ACK at or below the region's start       yes, old delta             only if its SACK blocks
+ *                                                                       lie in the region
+ *   first ACK past the start                 yes, clamped to it         yes
+ *   later pure ACKs inside                   no                         yes, each
+ *   ACK at the end                           yes, new delta: complete   yes
+ *   ACK past the end                         nobody: nobody sent that   no
+ *   data, FIN, URG                           yes, ACK clamped           its ACK part
+ *   RST at the next sequence number          yes                        yes
+ *
+ * Without one, all goes to the frontend, translated; a report of duplicates in an older region
+ * (RFC 2883) also to that region's backend, which has missed the client's last ACK.
+ *
+ * What goes to both is cloned into this interface's ingress with a mark, and on its second way
+ * through here it becomes the backend's copy. The original, whose data the frontend waits for, is
+ * neither delayed nor reordered by that.
+ */
+#ifndef INGRESS_H
+#define INGRESS_H
+
+/* skb->mark of a clone; the low bits say which of the flow's breaks it belongs to. */
+#define COPY_MARK 0x53480000
+#define COPY_MARK_MASK 0xffff0000
+
+struct route {
+    bool server;   /* the frontend's stack gets it */
+    bool nobody;   /* drop: acknowledges what nobody has sent */
+    bool clamped;  /* the frontend's ACK number is the region's start */
+    bool late;     /* the copy is a report of late duplicates */
+    int copy;      /* index of the break whose backend gets a copy, or NO_BREAK */
+    __u32 ack;     /* for the frontend: LOCAL */
+    __u32 ring;
+    struct shunt_event event; /* kind 0: none */
+};
+
+static __always_inline int break_index(const struct spaces *s, __u32 n)
+{
+    return (s->made - 1 - n) & (BREAKS - 1);
+}
+
+/* ---- the decision, under the flow's lock ---- */
+
+static __always_inline void note_client(struct flow *flow, const struct packet *p)
+{
+    if (!is_before(p->ack, flow->client_ack)) {
+        flow->client_ack = p->ack;
+        flow->client_window = p->window;
+    }
+    if (p->timestamps) {
+        bool first = !(flow->flags & FLOW_TIMESTAMPS);
+        if (first || is_before(flow->client_tsval, p->tsval))
+            flow->client_tsval = p->tsval;
+        if (first || is_before(flow->client_tsecr, p->tsecr))
+            flow->client_tsecr = p->tsecr;
+        flow->flags |= FLOW_TIMESTAMPS;
+    }
+    if (p->flags & TH_FIN)
+        flow->flags |= FLOW_CLIENT_FIN;
+}
+
+static __always_inline void end_region(struct flow *flow, struct route *r, __u32 status, __u32 kind)
+{
+    flow->spaces.status = status;
+    r->event.kind = kind;
+    r->event.handoff = flow->handoff;
+    r->event.acked = flow->spaces.acked;
+    r->ring = flow->ring;
+}
+
+/* Only the next sequence number that we expect makes a reset one (RFC 5961, 3.2). */
+static __always_inline void route_reset(struct flow *flow, const struct packet *p, struct route *r)
+{
+    if (p->seq != flow->server_ack)
+        return;
+    flow->flags |= FLOW_RESET;
+    if (nth_break(&flow->spaces, 0)->length)
+        r->copy = break_index(&flow->spaces, 0);
+    if (flow->spaces.status == SHUNT_REGION_ACTIVE)
+        end_region(flow, r, SHUNT_REGION_CANCELLED, SHUNT_EVENT_RESET);
+}
+
+/* A first block below the ACK number reports duplicates. */
+static __always_inline void route_late(const struct spaces *s, const struct packet *p,
+                                       const struct sack *sack, struct route *r)
+{
+    if (sack->blocks == 0 || !is_before(sack->left[0], sack->right[0]) ||
+        is_before(p->ack, sack->right[0]))
+        return;
+    int n = region_of(s, sack->left[0], sack->right[0]);
+    if (n == NO_BREAK)
+        return;
+    r->copy = break_index(s, n);
+    r->late = true;
+}
+
+static __always_inline bool reaches_region(const struct spaces *s, const struct sack *sack)
+{
+    for (int i = 0; i < SACK_BLOCKS_MAX; i++)
+        if (i < sack->blocks && nth_position(s, 0, sack->right[i]) > 0)
+            return true;
+    return false;
+}
+
+static __always_inline void route_active(struct flow *flow, const struct packet *p,
+                                         const struct sack *sack, struct route *r)
+{
+    struct spaces *s = &flow->spaces;
+    __s64 at = nth_position(s, 0, p->ack);
+    __s64 length = nth_break(s, 0)->length;
+    bool pure = p->payload_bytes == 0 && !(p->flags & (TH_FIN | TH_URG));
+
+    if (at > length) {
+        r->nobody = true;
+        return;
+    }
+    r->server = true;
+    if (at <= 0) {
+        if (reaches_region(s, sack))
+            r->copy = break_index(s, 0);
+        else
+            route_late(s, p, sack, r);
+        return;
+    }
+    r->copy = break_index(s, 0);
+    if (at > (__s64) s->acked)
+        s->acked = at;
+    if (at == length) {
+        end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
+        return;
+    }
+    r->server = !pure || !(flow->flags & FLOW_START_ACKED);
+    r->clamped = r->server;
+    flow->flags |= FLOW_START_ACKED;
+}
+
+static __always_inline void route_ack(struct flow *flow, const struct packet *p,
+                                      const struct sack *sack, struct route *r)
+{
+    if (flow->spaces.status == SHUNT_REGION_ACTIVE) {
+        route_active(flow, p, sack, r);
+        if (r->nobody)
+            return;
+    } else {
+        r->server = true;
+        route_late(&flow->spaces, p, sack, r);
+    }
+    note_client(flow, p);
+}
+
+/* ---- to the frontend's stack ---- */
+
+static __noinline int sack_to_local(struct __sk_buff *skb, const struct packet *p,
+                                    struct flow *flow, struct edit *e)
+{
+    struct sack sack = {};
+    sack.blocks = load_sack(skb, p, &sack);
+    bpf_spin_lock(&flow->lock);
+    for (int i = 0; i < SACK_BLOCKS_MAX; i++) {
+        sack.left[i] = to_local(&flow->spaces, sack.left[i]);
+        sack.right[i] = to_local(&flow->spaces, sack.right[i]);
+    }
+    bpf_spin_unlock(&flow->lock);
+    return store_sack(skb, p, e, &sack);
+}
+
+static __noinline int to_server(struct __sk_buff *skb, const struct packet *p, struct flow *flow,
+                                __u32 ack)
+{
+    struct edit e = {};
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return TC_ACT_SHOT;
+    if (ack != p->ack)
+        put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
+    if (p->sack) {
+        count(FE_IN_SACK);
+        if (sack_to_local(skb, p, flow, &e))
+            return TC_ACT_SHOT;
+    }
+    if (!sums_follow(skb, p, &e)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    return PASS;
+}
+
+/* ---- to a backend ---- */
+
+static __noinline int sack_to_region(struct __sk_buff *skb, const struct packet *p,
+                                     const struct region *region, __u32 ack, struct edit *e)
+{
+    struct sack sack = {};
+    sack.blocks = load_sack(skb, p, &sack);
+    for (int i = 0; i < SACK_BLOCKS_MAX; i++) {
+        sack.left[i] = clamp_to(region, sack.left[i]);
+        sack.right[i] = clamp_to(region, sack.right[i]);
+        /* A lost header leaves a block from the region's first byte on, where the ACK number is
+         * too. RFC 2018 has no such block and the kernel ignores one: give up its first byte. */
+        if (sack.left[i] == ack && is_before(ack, sack.right[i]))
+            sack.left[i]++;
+    }
+    return store_sack(skb, p, e, &sack);
+}
+
+/*
+ * Turns the packet into the ACK that a backend gets: of its region alone, without data, and with
+ * the frontend's newest ACK number in the sequence field, from where be_in takes it.
+ */
+static __noinline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
+                                    const struct steer_peer *peer, const struct region *region,
+                                    __u32 server_ack)
+{
+    struct edit e = {};
+    __u32 ack = clamp_to(region, p->ack);
+
+    if (!put_address(skb, p, &e, DESTINATION, (const __u32 *) peer->address) ||
+        !put_fresh_ttl(skb, p))
+        return false;
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    put16(&e.plain, &tcp->dest, peer->port);
+    put32(&e.plain, &tcp->seq, bpf_htonl(server_ack));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
+    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
+    put16(&e.plain, &tcp->urg_ptr, 0);
+    if (p->sack && sack_to_region(skb, p, region, ack, &e))
+        return false;
+    if (p->payload_bytes == 0)
+        return sums_follow(skb, p, &e);
+    count(FE_IN_STRIPPED);
+    return cut_payload(skb, p, &e) == 0;
+}
+
+static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, struct flow *flow,
+                                 __u32 index)
+{
+    bpf_spin_lock(&flow->lock);
+    __u32 n = (flow->spaces.made - 1 - index) & (BREAKS - 1);
+    struct region region = nth_region(&flow->spaces, n);
+    __u32 server_ack = flow->server_ack;
+    bpf_spin_unlock(&flow->lock);
+
+    struct steer_peer *peer = bpf_map_lookup_elem(&peers, &region.payload.peer);
+    if (!peer)
+        return TC_ACT_SHOT;
+    if (!rewrite_copy(skb, p, peer, &region, server_ack)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    /* Routes and asks for the neighbour as for a packet of our own. bpf_fib_lookup would need the
+     * interface to be a router's (sysctl forwarding). */
+    return bpf_redirect_neigh(peer->ifindex, NULL, 0, 0);
+}
+
+/* ---- the program ---- */
+
+/* Whether the kernel has a connection for it already: then a SYN means nothing (RFC 5961, 4). */
+static __noinline bool has_connection(struct __sk_buff *skb, const struct packet *p)
+{
+    struct bpf_sock_tuple t = {};
+    __u32 bytes = sizeof(t.ipv4);
+
+    if (is_ipv6(p)) {
+        bytes = sizeof(t.ipv6);
+        __builtin_memcpy(t.ipv6.saddr, p->source, sizeof(t.ipv6.saddr));
+        __builtin_memcpy(t.ipv6.daddr, p->destination, sizeof(t.ipv6.daddr));
+        t.ipv6.sport = p->source_port;
+        t.ipv6.dport = p->destination_port;
+    } else {
+        t.ipv4.saddr = p->source[3];
+        t.ipv4.daddr = p->destination[3];
+        t.ipv4.sport = p->source_port;
+        t.ipv4.dport = p->destination_port;
+    }
+    struct bpf_sock *sk = bpf_skc_lookup_tcp(skb, &t, bytes, BPF_F_CURRENT_NETNS, 0);
+    if (!sk)
+        return false;
+    __u32 state = sk->state;
+    bpf_sk_release(sk);
+    return state != BPF_TCP_LISTEN && state != BPF_TCP_TIME_WAIT && state != BPF_TCP_NEW_SYN_RECV;
+}
+
+static __always_inline void report(const struct route *r)
+{
+    if (r->event.kind == SHUNT_EVENT_COMPLETE)
+        count(FE_COMPLETED);
+    else
+        count(FE_CLIENT_RESET);
+    emit(r->ring, &r->event);
+}
+
+/* A clone of this packet comes back to fe_in, marked. */
+static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
+{
+    __u32 mark = skb->mark;
+    skb->mark = COPY_MARK | index;
+    if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+        count(FE_DROP_REWRITE);
+    skb->mark = mark;
+}
+
+static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, struct flow *flow)
+{
+    __u64 now = bpf_ktime_get_coarse_ns();
+    struct route r = {.copy = NO_BREAK};
+    struct sack sack = {};
+    if (p->sack)
+        sack.blocks = load_sack(skb, p, &sack);
+
+    bpf_spin_lock(&flow->lock);
+    flow->last_seen_ns = now;
+    bool untouched = flow->flags & FLOW_RESET || !(p->flags & (TH_ACK | TH_RST));
+    r.ack = p->ack;
+    if (!untouched && p->flags & TH_RST) {
+        r.server = true;
+        route_reset(flow, p, &r);
+    } else if (!untouched) {
+        route_ack(flow, p, &sack, &r);
+    }
+    if (p->flags & TH_ACK)
+        r.ack = to_local(&flow->spaces, p->ack);
+    bpf_spin_unlock(&flow->lock);
+
+    if (untouched)
+        return PASS; /* a socket that is gone answers with what it is told */
+    if (r.event.kind)
+        report(&r);
+    if (r.nobody) {
+        count(FE_DROP_BAD_ACK);
+        return TC_ACT_SHOT;
+    }
+    if (r.clamped)
+        count(FE_IN_CLAMPED);
+    if (r.late)
+        count(FE_IN_DSACK);
+    if (!r.server) {
+        count(FE_IN_BACKEND);
+        return to_backend(skb, p, flow, r.copy);
+    }
+    count(r.copy == NO_BREAK ? FE_IN_SERVER : FE_IN_BOTH);
+    if (r.copy != NO_BREAK)
+        send_copy(skb, r.copy);
+    return to_server(skb, p, flow, r.ack);
+}
+
+SEC("tc")
+int fe_in(struct __sk_buff *skb)
+{
+    bool is_copy = (skb->mark & COPY_MARK_MASK) == COPY_MARK;
+    __u32 index = skb->mark & (BREAKS - 1);
+    struct packet p;
+    struct flow_key key = {};
+
+    if (is_copy)
+        skb->mark = 0;
+    if (!parse(skb, &p))
+        return PASS;
+    __builtin_memcpy(key.client_address, p.source, sizeof(key.client_address));
+    __builtin_memcpy(key.server_address, p.destination, sizeof(key.server_address));
+    key.client_port = p.source_port;
+    key.server_port = p.destination_port;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (is_copy)
+        return flow ? to_backend(skb, &p, flow, index) : TC_ACT_SHOT;
+    if (!flow)
+        return PASS;
+    if (p.flags & TH_SYN) {
+        if (!has_connection(skb, &p))
+            bpf_map_delete_elem(&flows, &key);
+        return PASS;
+    }
+    return steer(skb, &p, flow);
+}
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * One TCP packet: reading it, and changing it with its checksums.
+ *
+ * Fields are written in place, through direct packet access, and every change is added up in a
+ * struct edit; one or two helper calls at the end bring the TCP checksum up to date. They know
+ * what the program cannot see: whether skb->csum is CHECKSUM_PARTIAL, where the field holds the
+ * pseudo header's sum only (net/core/utils.c, inet_proto_csum_replace_by_diff).
+ *
+ * Every helper call invalidates packet pointers, so none is kept across functions.
+ */
+#ifndef PACKET_H
+#define PACKET_H
+
+/* Not in the headers of every floor kernel's libc. */
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86DD
+#define IP_MF_OR_OFFSET 0x3fff
+
+/* The filters after ours decide: we are not alone on an interface. */
+#define PASS TC_ACT_UNSPEC
+
+#define TCP_HEADER_MIN 20
+#define TCP_HEADER_MAX 60
+#define TCP_CHECKSUM_AT 16
+/* Ethernet, IPv6, TCP with all its options. */
+#define HEADERS_MAX (14 + 40 + TCP_HEADER_MAX)
+
+/* Byte 13 of the TCP header (RFC 9293, 3.1). */
+#define TH_FIN 0x01
+#define TH_SYN 0x02
+#define TH_RST 0x04
+#define TH_PSH 0x08
+#define TH_ACK 0x10
+#define TH_URG 0x20
+
+/* In the machine's order, addresses and ports excepted. */
+struct packet {
+    __u32 source[4]; /* IPv4 mapped */
+    __u32 destination[4];
+    __be16 source_port;
+    __be16 destination_port;
+    __u32 transport;     /* offset of the TCP header in the frame */
+    __u32 header_bytes;  /* of the TCP header, with options */
+    __u32 payload_bytes;
+    __u32 seq;
+    __u32 ack;
+    __u32 tsval;
+    __u32 tsecr;
+    __u16 window;
+    __u8 flags;      /* TH_* */
+    __u8 timestamps; /* offset of the option's TSval in the TCP header, 0: none (RFC 7323) */
+    __u8 sack;       /* offset of the option's kind in the TCP header, 0: none (RFC 2018) */
+    __u8 sack_blocks;
+    __u8 pad[2];
+};
+
+/* Sums of what a packet's TCP checksum has to follow, in the packet's byte order (RFC 1624). */
+struct edit {
+    __u64 pseudo; /* addresses and length */
+    __u64 plain;  /* all that is in the TCP header */
+};
+
+static __always_inline bool is_ipv6(const struct packet *p)
+{
+    return p->transport != sizeof(struct ethhdr) + sizeof(struct iphdr);
+}
+
+static __always_inline void map_ipv4(__u32 *address, __be32 ipv4)
+{
+    address[0] = 0;
+    address[1] = 0;
+    address[2] = bpf_htonl(0xffff);
+    address[3] = ipv4;
+}
+
+/* ---- writing ---- */
+
+static __always_inline void put16(__u64 *sum, __be16 *field, __be16 value)
+{
+    *sum += (__u16) ~*field;
+    *sum += value;
+    *field = value;
+}
+
+static __always_inline void put32(__u64 *sum, __be32 *field, __be32 value)
+{
+    *sum += (__u32) ~*field;
+    *sum += value;
+    *field = value;
+}
+
+/* A field among the options may lie at an odd offset: its bytes then count in swapped halves. */
+static __always_inline __u64 at_offset(__u32 word, __u32 offset)
+{
+    return offset & 1 ? (word >> 8 | word << 24) : word;
+}
+
+static __always_inline void put_option32(__u64 *sum, __u32 offset, __be32 *field, __be32 value)
+{
+    *sum += at_offset(~*field, offset);
+    *sum += at_offset(value, offset);
+    *field = value;
+}
+
+static __always_inline __u32 fold32(__u64 sum)
+{
+    sum = (sum & 0xffffffff) + (sum >> 32);
+    sum = (sum & 0xffffffff) + (sum >> 32);
+    return sum;
+}
+
+static __always_inline __u16 fold16(__u64 sum)
+{
+    __u32 folded = fold32(sum);
+    folded = (folded & 0xffff) + (folded >> 16);
+    folded = (folded & 0xffff) + (folded >> 16);
+    return folded;
+}
+
+/* The fixed part of the TCP header; NULL never happens after parse(), but the verifier asks. */
+static __always_inline struct tcphdr *tcp_header(struct __sk_buff *skb, const struct packet *p)
+{
+    void *end = (void *) (long) skb->data_end;
+    struct tcphdr *tcp = (void *) (long) skb->data + (p->transport & 63);
+    return (void *) (tcp + 1) > end ? NULL : tcp;
+}
+
+/* `bytes` of the TCP header at `offset`, or NULL. */
+static __always_inline void *tcp_field(struct __sk_buff *skb, const struct packet *p, __u32 offset,
+                                       __u32 bytes)
+{
+    void *end = (void *) (long) skb->data_end;
+    void *field = (void *) (long) skb->data + (p->transport & 63) + (offset & 63);
+    return field + bytes > end ? NULL : field;
+}
+
+static __always_inline struct iphdr *ipv4_header(struct __sk_buff *skb)
+{
+    void *end = (void *) (long) skb->data_end;
+    struct iphdr *ip = (void *) (long) skb->data + sizeof(struct ethhdr);
+    return (void *) (ip + 1) > end ? NULL : ip;
+}
+
+static __always_inline struct ipv6hdr *ipv6_header(struct __sk_buff *skb)
+{
+    void *end = (void *) (long) skb->data_end;
+    struct ipv6hdr *ip = (void *) (long) skb->data + sizeof(struct ethhdr);
+    return (void *) (ip + 1) > end ? NULL : ip;
+}
+
+/* The IPv4 header has a sum of its own; nothing offloads it. */
+static __always_inline void ipv4_sum_follows(struct iphdr *ip, __u64 change)
+{
+    ip->check = ~fold16((__u16) ~ip->check + change);
+}
+
+enum direction { SOURCE, DESTINATION };
+
+static __always_inline bool put_address(struct __sk_buff *skb, const struct packet *p,
+                                        struct edit *e, enum direction which, const __u32 *address)
+{
+    if (is_ipv6(p)) {
+        struct ipv6hdr *ip = ipv6_header(skb);
+        if (!ip)
+            return false;
+        __be32 *field = which == SOURCE ? ip->saddr.in6_u.u6_addr32 : ip->daddr.in6_u.u6_addr32;
+        for (int i = 0; i < 4; i++)
+            put32(&e->pseudo, &field[i], address[i]);
+        return true;
+    }
+    struct iphdr *ip = ipv4_header(skb);
+    if (!ip)
+        return false;
+    __u64 change = 0;
+    put32(&change, which == SOURCE ? &ip->saddr : &ip->daddr, address[3]);
+    ipv4_sum_follows(ip, change);
+    e->pseudo += change;
+    return true;
+}
+
+/* As of a packet that starts here: it is not forwarded, it arrived and goes to another stack. */
+static __always_inline bool put_fresh_ttl(struct __sk_buff *skb, const struct packet *p)
+{
+    if (is_ipv6(p)) {
+        struct ipv6hdr *ip = ipv6_header(skb);
+        if (!ip)
+            return false;
+        ip->hop_limit = 64;
+        return true;
+    }
+    struct iphdr *ip = ipv4_header(skb);
+    if (!ip)
+        return false;
+    __u64 change = 0;
+    __be16 *ttl_and_protocol = (__be16 *) &ip->ttl;
+    put16(&change, ttl_and_protocol, bpf_htons(64 << 8 | IPPROTO_TCP));
+    ipv4_sum_follows(ip, change);
+    return true;
+}
+
+/* Flags in the 13th byte of the TCP header; the 12th, its length, goes with it for the sum. */
+static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 clear, __u8 set)
+{
+    __be16 *field = (__be16 *) ((void *) tcp + 12);
+    put16(&e->plain, field, (*field & ~bpf_htons(clear)) | bpf_htons(set));
+}
+
+/* ---- checksums ---- */
+
+static __always_inline __u32 checksum_offset(const struct packet *p)
+{
+    return p->transport + TCP_CHECKSUM_AT;
+}
+
+static __always_inline bool sums_follow(struct __sk_buff *skb, const struct packet *p,
+                                        const struct edit *e)
+{
+    __u32 at = checksum_offset(p);
+    if (e->plain && bpf_l4_csum_replace(skb, at, 0, fold32(e->plain), 0))
+        return false;
+    return !e->pseudo || !bpf_l4_csum_replace(skb, at, 0, fold32(e->pseudo), BPF_F_PSEUDO_HDR);
+}
+
+static __always_inline __s32 load_checksum(struct __sk_buff *skb, const struct packet *p)
+{
+    __sum16 *field = tcp_field(skb, p, TCP_CHECKSUM_AT, sizeof(*field));
+    return field ? *field : -1;
+}
+
+/* CHECKSUM_PARTIAL packets ignore a change that is not of the pseudo header: try one. */
+static __always_inline bool is_partial(struct __sk_buff *skb, const struct packet *p)
+{
+    __s32 before = load_checksum(skb, p);
+    bpf_l4_csum_replace(skb, checksum_offset(p), 0, 1, 0);
+    return load_checksum(skb, p) == before;
+}
+
+/* The sum over a TCP packet without data, pseudo header included. */
+static __noinline int header_sum(struct __sk_buff *skb, const struct packet *p)
+{
+    __u64 sum = bpf_htons(IPPROTO_TCP);
+    sum += bpf_htons(p->header_bytes);
+
+    if (is_ipv6(p)) {
+        struct ipv6hdr *ip = ipv6_header(skb);
+        if (!ip)
+            return 0;
+        for (int i = 0; i < 4; i++)
+            sum += (__u64) ip->saddr.in6_u.u6_addr32[i] + ip->daddr.in6_u.u6_addr32[i];
+    } else {
+        struct iphdr *ip = ipv4_header(skb);
+        if (!ip)
+            return 0;
+        sum += (__u64) ip->saddr + ip->daddr;
+    }
+    for (__u32 at = 0; at < TCP_HEADER_MAX && at < p->header_bytes; at += 4) {
+        __u32 *word = tcp_field(skb, p, at, sizeof(*word));
+        if (!word)
+            return 0;
+        sum += *word;
+    }
+    return fold16(sum);
+}
+
+/*
+ * Cuts a packet off behind its TCP header and brings length and checksum up to date, with the
+ * changes of `e`. What was cut off is not read: a real checksum is computed anew.
+ */
+static __noinline int cut_payload(struct __sk_buff *skb, const struct packet *p, struct edit *e)
+{
+    __be16 old_bytes = bpf_htons(p->header_bytes + p->payload_bytes);
+    __be16 new_bytes = bpf_htons(p->header_bytes);
+
+    if (bpf_skb_change_tail(skb, p->transport + p->header_bytes, 0))
+        return -1;
+    if (is_ipv6(p)) {
+        struct ipv6hdr *ip = ipv6_header(skb);
+        if (!ip)
+            return -1;
+        ip->payload_len = new_bytes;
+    } else {
+        struct iphdr *ip = ipv4_header(skb);
+        if (!ip)
+            return -1;
+        __u64 change = 0;
+        put16(&change, &ip->tot_len, bpf_htons(sizeof(*ip) + p->header_bytes));
+        ipv4_sum_follows(ip, change);
+    }
+    put16(&e->pseudo, &old_bytes, new_bytes);
+    if (is_partial(skb, p)) {
+        e->plain = 0;
+        return sums_follow(skb, p, e) ? 0 : -1;
+    }
+    __sum16 *field = tcp_field(skb, p, TCP_CHECKSUM_AT, sizeof(*field));
+    if (!field)
+        return -1;
+    *field = 0;
+    __u16 sum = ~header_sum(skb, p);
+    field = tcp_field(skb, p, TCP_CHECKSUM_AT, sizeof(*field));
+    if (!field)
+        return -1;
+    *field = sum;
+    return 0;
+}
+
+#endif

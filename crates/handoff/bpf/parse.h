@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/* From bytes to a struct packet. */
+#ifndef PARSE_H
+#define PARSE_H
+
+#define TCPOPT_EOL 0
+#define TCPOPT_NOP 1
+#define TCPOPT_SACK 5
+#define TCPOPT_TIMESTAMP 8
+/* What nearly every packet's options are: two NOPs, then timestamps (RFC 7323, appendix A). */
+#define USUAL_OPTIONS bpf_htonl(0x0101080a)
+#define USUAL_HEADER_BYTES 32
+
+enum parsed {
+    PARSED_TCP,
+    PARSED_OTHER, /* not TCP, or not whole: not ours */
+    PARSED_SHORT, /* the headers are not all in the linear part of the skb */
+};
+
+static __always_inline void load_timestamps(struct __sk_buff *skb, struct packet *p, __u32 tsval_at)
+{
+    __be32 *option = tcp_field(skb, p, tsval_at, 2 * sizeof(*option));
+    if (!option)
+        return;
+    p->timestamps = tsval_at;
+    p->tsval = bpf_ntohl(option[0]);
+    p->tsecr = bpf_ntohl(option[1]);
+}
+
+static __always_inline void note_option(struct __sk_buff *skb, struct packet *p, __u32 at,
+                                        __u8 kind, __u8 bytes)
+{
+    if (kind == TCPOPT_TIMESTAMP && bytes == 10)
+        load_timestamps(skb, p, at + 2);
+    if (kind == TCPOPT_SACK && bytes >= 10 && bytes <= 34 && bytes % 8 == 2) {
+        p->sack = at;
+        p->sack_blocks = bytes / 8;
+    }
+}
+
+/*
+ * Options in any order and at any offset. A malformed one ends the search, as in the kernel. Not
+ * static: the verifier then looks at it once, and not once for each caller.
+ */
+__noinline int scan_options(struct __sk_buff *skb, struct packet *p)
+{
+    __u32 at = TCP_HEADER_MIN;
+
+    if (!p)
+        return PARSED_OTHER;
+
+    for (int i = 0; i < TCP_HEADER_MAX - TCP_HEADER_MIN; i++) {
+        /* Changes nothing, but every round then looks the same to the verifier. */
+        at &= 63;
+        barrier_var(at);
+        if (at >= p->header_bytes)
+            break;
+        __u8 *option = tcp_field(skb, p, at, 1);
+        if (!option || option[0] == TCPOPT_EOL)
+            break;
+        if (option[0] == TCPOPT_NOP) {
+            at++;
+            continue;
+        }
+        option = tcp_field(skb, p, at, 2);
+        if (!option || option[1] < 2 || at + option[1] > p->header_bytes)
+            break;
+        note_option(skb, p, at, option[0], option[1]);
+        at += option[1];
+    }
+    return PARSED_TCP;
+}
+
+static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet *p,
+                                            __u32 *segment_bytes)
+{
+    struct ethhdr *eth = (void *) (long) skb->data;
+    if ((void *) (eth + 1) > (void *) (long) skb->data_end)
+        return PARSED_SHORT;
+    if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+        struct iphdr *ip = ipv4_header(skb);
+        if (!ip)
+            return PARSED_SHORT;
+        if (ip->protocol != IPPROTO_TCP || ip->ihl != sizeof(*ip) / 4 ||
+            ip->frag_off & bpf_htons(IP_MF_OR_OFFSET))
+            return PARSED_OTHER;
+        map_ipv4(p->source, ip->saddr);
+        map_ipv4(p->destination, ip->daddr);
+        p->transport = sizeof(struct ethhdr) + sizeof(*ip);
+        *segment_bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
+        return PARSED_TCP;
+    }
+    if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+        struct ipv6hdr *ip = ipv6_header(skb);
+        if (!ip)
+            return PARSED_SHORT;
+        if (ip->nexthdr != IPPROTO_TCP)
+            return PARSED_OTHER;
+        __builtin_memcpy(p->source, &ip->saddr, sizeof(p->source));
+        __builtin_memcpy(p->destination, &ip->daddr, sizeof(p->destination));
+        p->transport = sizeof(struct ethhdr) + sizeof(*ip);
+        *segment_bytes = bpf_ntohs(ip->payload_len);
+        return PARSED_TCP;
+    }
+    return PARSED_OTHER;
+}
+
+static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
+{
+    __u32 segment_bytes = 0;
+    enum parsed parsed = parse_ip(skb, p, &segment_bytes);
+    if (parsed != PARSED_TCP)
+        return parsed;
+
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return PARSED_SHORT;
+    p->header_bytes = tcp->doff * 4;
+    /* A packet larger than its length field (BIG TCP) has 0 there: the frame's own length. */
+    if (segment_bytes == 0 || skb->len > 0xffff)
+        segment_bytes = skb->len - p->transport;
+    if (p->header_bytes < TCP_HEADER_MIN || p->header_bytes > segment_bytes ||
+        p->transport + segment_bytes > skb->len)
+        return PARSED_OTHER;
+    if ((void *) (long) skb->data + (p->transport & 63) + (p->header_bytes & 63) >
+        (void *) (long) skb->data_end)
+        return PARSED_SHORT;
+    p->payload_bytes = segment_bytes - p->header_bytes;
+    p->source_port = tcp->source;
+    p->destination_port = tcp->dest;
+    p->seq = bpf_ntohl(tcp->seq);
+    p->ack = bpf_ntohl(tcp->ack_seq);
+    p->window = bpf_ntohs(tcp->window);
+    p->flags = ((__u8 *) tcp)[13];
+
+    if (p->header_bytes == TCP_HEADER_MIN)
+        return PARSED_TCP;
+    __be32 *options = tcp_field(skb, p, TCP_HEADER_MIN, sizeof(*options));
+    if (options && p->header_bytes == USUAL_HEADER_BYTES && *options == USUAL_OPTIONS)
+        load_timestamps(skb, p, TCP_HEADER_MIN + 4);
+    else
+        return scan_options(skb, p);
+    return PARSED_TCP;
+}
+
+/* False: not a TCP packet that the programs look at. Invalidates packet pointers. */
+static __always_inline bool parse(struct __sk_buff *skb, struct packet *p)
+{
+    __builtin_memset(p, 0, sizeof(*p));
+    int parsed = parse_linear(skb, p);
+    if (parsed != PARSED_SHORT)
+        return parsed == PARSED_TCP;
+    __u32 wanted = skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX;
+    return !bpf_skb_pull_data(skb, wanted) && parse_linear(skb, p) == PARSED_TCP;
+}
+
+#endif

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * SHUNT_BEGIN, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as cgroup programs: they run in the
+ * system call of whoever owns the socket, with the socket locked, so that nothing can be sent
+ * between reading snd_nxt and the region being there.
+ */
+#ifndef SOCKOPT_H
+#define SOCKOPT_H
+
+#define REFUSED 0 /* EPERM */
+#define ALLOWED 1
+
+#define LENGTH_MAX (1ull << 48)
+/* Where an option's value is longer than the kernel shows to programs, they must say that they
+ * have not touched it, or the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
+#define VISIBLE_BYTES 4096
+
+static __always_inline bool is_ours(struct bpf_sockopt *ctx)
+{
+    return !netns_cookie || bpf_get_netns_cookie(ctx) == netns_cookie;
+}
+
+static __always_inline int not_ours(struct bpf_sockopt *ctx)
+{
+    if (ctx->optlen > VISIBLE_BYTES)
+        ctx->optlen = 0;
+    return ALLOWED;
+}
+
+/* False: not a connection that can be handed off. */
+static __always_inline bool flow_key_of(struct bpf_sock *sk, struct flow_key *key)
+{
+    __u32 *client = (__u32 *) key->client_address;
+    __u32 *server = (__u32 *) key->server_address;
+
+    if (sk->protocol != IPPROTO_TCP)
+        return false;
+    if (sk->state != BPF_TCP_ESTABLISHED && sk->state != BPF_TCP_CLOSE_WAIT)
+        return false;
+    if (sk->family == AF_INET) {
+        map_ipv4(client, sk->dst_ip4);
+        map_ipv4(server, sk->src_ip4);
+    } else if (sk->family == AF_INET6) { /* IPv4 on a dual-stack socket is mapped already */
+        client[0] = sk->dst_ip6[0];
+        client[1] = sk->dst_ip6[1];
+        client[2] = sk->dst_ip6[2];
+        client[3] = sk->dst_ip6[3];
+        server[0] = sk->src_ip6[0];
+        server[1] = sk->src_ip6[1];
+        server[2] = sk->src_ip6[2];
+        server[3] = sk->src_ip6[3];
+    } else {
+        return false;
+    }
+    key->client_port = sk->dst_port;
+    key->server_port = bpf_htons(sk->src_port);
+    return true;
+}
+
+static __always_inline bool is_mapped(const __u8 *address)
+{
+    const __u32 *word = (const __u32 *) address;
+    return word[0] == 0 && word[1] == 0 && word[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool is_reachable(__u32 index, const struct flow_key *key)
+{
+    struct steer_peer *peer = bpf_map_lookup_elem(&peers, &index);
+    return peer && peer->up && is_mapped(peer->address) == is_mapped(key->client_address);
+}
+
+/* A flow whose sequence spaces are still the same. */
+static __always_inline struct flow *find_or_insert(const struct flow_key *key)
+{
+    struct flow *flow = bpf_map_lookup_elem(&flows, key);
+    if (flow)
+        return flow;
+    struct flow fresh = {.spaces.status = SHUNT_REGION_COMPLETE};
+    bpf_map_update_elem(&flows, key, &fresh, BPF_NOEXIST);
+    return bpf_map_lookup_elem(&flows, key);
+}
+
+static __always_inline __u32 later(__u32 a, __u32 b)
+{
+    return is_before(a, b) ? b : a;
+}
+
+/* First byte that the client has no room for, CLIENT space. */
+static __always_inline __u32 client_edge(const struct flow *flow)
+{
+    return flow->client_ack + ((__u32) flow->client_window << flow->snd_wscale);
+}
+
+/* Of the socket, brought up to date by what has passed by it: while a region is active its ACKs,
+ * with window and timestamps, go to a backend. */
+static __always_inline void note_connection(struct flow *flow, const struct connection *c)
+{
+    bool passed = flow->flags & FLOW_TIMESTAMPS;
+    __u32 edge = client_edge(flow);
+
+    flow->tsval = passed ? later(c->tsval, flow->client_tsecr) : c->tsval;
+    flow->ts_recent = passed ? later(c->ts_recent, flow->client_tsval) : c->ts_recent;
+    flow->snd_wnd = is_before(flow->start, edge) ? edge - flow->start : 0;
+    flow->rcv_wscale = c->rcv_wscale;
+    flow->options = c->options;
+}
+
+static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_sock *tcp)
+{
+    flow->rcv_nxt = tcp->rcv_nxt;
+    flow->server_ack = tcp->rcv_nxt;
+    flow->snd_cwnd = tcp->snd_cwnd;
+    flow->snd_ssthresh = tcp->snd_ssthresh;
+    flow->srtt_us = tcp->srtt_us >> 3;
+    flow->mss = tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter begin_region(struct flow *flow,
+                                                       const struct shunt_begin *begin,
+                                                       const struct bpf_tcp_sock *tcp,
+                                                       const struct connection *c)
+{
+    struct spaces *s = &flow->spaces;
+    __u32 local = tcp->snd_nxt;
+    __u32 start = local;
+
+    if (s->status == SHUNT_REGION_ACTIVE)
+        return FE_REFUSED_ACTIVE;
+    if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
+        return FE_REFUSED_ENDED;
+    if (c->write_seq != local)
+        return FE_REFUSED_UNSENT;
+
+    if (s->made == 0) {
+        flow->client_ack = tcp->snd_una;
+        flow->snd_wscale = c->snd_wscale;
+        flow->client_window = c->snd_wnd >> c->snd_wscale;
+    }
+    to_client(s, local, local, &start);
+    struct flow_break *b = next_break(s);
+    b->local = local;
+    b->start = start;
+    b->length = begin->length;
+    b->peer = begin->peer;
+    s->acked = 0;
+    s->status = SHUNT_REGION_ACTIVE;
+
+    flow->regions++;
+    flow->handoff = begin->handoff;
+    flow->ring = begin->ring;
+    flow->start = start;
+    note_socket(flow, tcp);
+    note_connection(flow, c);
+    flow->flags &= ~FLOW_START_ACKED;
+    if (tcp->snd_una == local)
+        flow->flags |= FLOW_START_ACKED;
+    return FE_BEGUN;
+}
+
+static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    struct shunt_begin *value = ctx->optval;
+    if ((void *) (value + 1) > ctx->optval_end)
+        return FE_REFUSED_ARGUMENT;
+    struct shunt_begin begin = *value;
+    struct flow_key key = {};
+    if (begin.length == 0 || begin.length >= LENGTH_MAX || !flow_key_of(sk, &key) ||
+        !bpf_map_lookup_elem(&rings, &begin.ring))
+        return FE_REFUSED_ARGUMENT;
+    if (!is_reachable(begin.peer, &key))
+        return FE_REFUSED_PEER;
+    struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
+    if (!tcp)
+        return FE_REFUSED_ARGUMENT;
+    struct connection connection;
+    load_connection(sk, &connection);
+    if (!connection.usable)
+        return FE_REFUSED_ARGUMENT;
+
+    struct flow *flow = find_or_insert(&key);
+    if (!flow)
+        return FE_REFUSED_FULL;
+    flow->last_seen_ns = bpf_ktime_get_ns();
+    bpf_spin_lock(&flow->lock);
+    enum steer_counter result = begin_region(flow, &begin, tcp, &connection);
+    bpf_spin_unlock(&flow->lock);
+    return result;
+}
+
+static __always_inline void cancel(struct bpf_sock *sk)
+{
+    struct flow_key key = {};
+    struct flow *flow = flow_key_of(sk, &key) ? bpf_map_lookup_elem(&flows, &key) : NULL;
+    if (!flow)
+        return;
+    bpf_spin_lock(&flow->lock);
+    bool was_active = flow->spaces.status == SHUNT_REGION_ACTIVE;
+    if (was_active)
+        flow->spaces.status = SHUNT_REGION_CANCELLED;
+    bpf_spin_unlock(&flow->lock);
+    if (was_active)
+        count(FE_CANCELLED);
+}
+
+SEC("cgroup/setsockopt")
+int fe_setsockopt(struct bpf_sockopt *ctx)
+{
+    if (ctx->level != SHUNT_SOL || !is_ours(ctx))
+        return not_ours(ctx);
+
+    struct bpf_sock *sk = ctx->sk;
+    if (!sk)
+        return REFUSED;
+    if (ctx->optname == SHUNT_BEGIN) {
+        enum steer_counter result = begin(ctx, sk);
+        count(result);
+        if (result != FE_BEGUN)
+            return REFUSED;
+    } else if (ctx->optname == SHUNT_CANCEL) {
+        cancel(sk);
+    } else {
+        return ALLOWED; /* to the kernel, which says ENOPROTOOPT */
+    }
+    ctx->optlen = -1; /* all done: the kernel need not look */
+    return ALLOWED;
+}
+
+static __always_inline void describe(struct flow *flow, struct shunt_state *state)
+{
+    bpf_spin_lock(&flow->lock);
+    state->handoff = flow->handoff;
+    state->acked = flow->spaces.acked;
+    state->regions = flow->regions;
+    state->status = flow->regions ? flow->spaces.status : SHUNT_REGION_NONE;
+    state->start = flow->start;
+    state->rcv_nxt = flow->rcv_nxt;
+    state->tsval = flow->tsval;
+    state->ts_recent = flow->ts_recent;
+    state->snd_wnd = flow->snd_wnd;
+    state->snd_cwnd = flow->snd_cwnd;
+    state->snd_ssthresh = flow->snd_ssthresh;
+    state->srtt_us = flow->srtt_us;
+    state->mss = flow->mss;
+    state->snd_wscale = flow->snd_wscale;
+    state->rcv_wscale = flow->rcv_wscale;
+    state->options = flow->options;
+    bpf_spin_unlock(&flow->lock);
+}
+
+SEC("cgroup/getsockopt")
+int fe_getsockopt(struct bpf_sockopt *ctx)
+{
+    if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_STATE || !is_ours(ctx))
+        return not_ours(ctx);
+
+    struct bpf_sock *sk = ctx->sk;
+    struct shunt_state *value = ctx->optval;
+    struct flow_key key = {};
+    if (!sk || (void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
+        return ALLOWED;
+
+    struct shunt_state state;
+    __builtin_memset(&state, 0, sizeof(state)); /* padding too: it leaves the kernel */
+    __builtin_memcpy(state.client_address, key.client_address, sizeof(state.client_address));
+    __builtin_memcpy(state.server_address, key.server_address, sizeof(state.server_address));
+    state.client_port = key.client_port;
+    state.server_port = key.server_port;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (flow)
+        describe(flow, &state);
+    *value = state;
+    ctx->optlen = sizeof(state);
+    barrier(); /* or the compiler stores both at once, which the verifier does not take */
+    ctx->retval = 0;
+    return ALLOWED;
+}
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Sequence numbers between the LOCAL and the CLIENT space of a flow (steering.h).
+ *
+ * Serial arithmetic (RFC 1982) tells before from after only within 2^31, and a region may be
+ * longer than that. So a CLIENT number is compared with a point of the region that is known to be
+ * near to it: its end, or what the client has acknowledged so far while it is active. And where a
+ * flow goes on for 2^30 bytes behind its last region, an anchor, a break of length 0, takes that
+ * region's place as the point to compare with.
+ */
+#ifndef SPACES_H
+#define SPACES_H
+
+#define ANCHOR_BYTES (1u << 30)
+#define NO_BREAK (-1)
+
+/* The n-th newest break. */
+static __always_inline const struct flow_break *nth_break(const struct spaces *s, __u32 n)
+{
+    return &s->breaks[(s->made - 1 - n) & (BREAKS - 1)];
+}
+
+static __always_inline struct flow_break *next_break(struct spaces *s)
+{
+    return &s->breaks[s->made++ & (BREAKS - 1)];
+}
+
+/* Whether the newest break's payload is not all with the client. */
+static __always_inline bool is_open(const struct spaces *s)
+{
+    return s->status != SHUNT_REGION_COMPLETE;
+}
+
+/* Where in a break's payload a CLIENT number lies: bytes from its start, negative before it. */
+static __always_inline __s64 position(const struct flow_break *b, __u64 reached, __u32 seq)
+{
+    return (__s64) reached + (__s32) (seq - (b->start + (__u32) reached));
+}
+
+static __always_inline __s64 nth_position(const struct spaces *s, __u32 n, __u32 seq)
+{
+    const struct flow_break *b = nth_break(s, n);
+    return position(b, n == 0 && is_open(s) ? s->acked : b->length, seq);
+}
+
+/* CLIENT to LOCAL. All of a payload is one point in LOCAL space: where it was inserted. */
+static __always_inline __u32 to_local(const struct spaces *s, __u32 seq)
+{
+    __u32 delta = 0;
+
+    for (__u32 n = 0; n < BREAKS && n < s->made; n++) {
+        const struct flow_break *b = nth_break(s, n);
+        __s64 at = nth_position(s, n, seq);
+        if (at > 0) {
+            bool behind = at > (__s64) b->length && !(n == 0 && is_open(s));
+            return b->local + (behind ? (__u32) (at - b->length) : 0);
+        }
+        delta = b->start - b->local;
+    }
+    return seq - delta;
+}
+
+/*
+ * LOCAL to CLIENT, for a segment [seq, end) outside an open region. A segment that lies on both
+ * sides of a break has no place in CLIENT space: false.
+ */
+static __always_inline bool to_client(const struct spaces *s, __u32 seq, __u32 end, __u32 *client)
+{
+    __u32 delta = 0;
+
+    for (__u32 n = 0; n < BREAKS && n < s->made; n++) {
+        const struct flow_break *b = nth_break(s, n);
+        delta = b->start - b->local;
+        if (!is_before(seq, b->local)) {
+            delta += b->length;
+            break;
+        }
+        if (b->length && is_before(b->local, end))
+            return false;
+    }
+    *client = seq + delta;
+    return true;
+}
+
+/* A region and a number in it, for a copy to its backend. */
+struct region {
+    struct flow_break payload;
+    __u64 reached;
+};
+
+static __always_inline struct region nth_region(const struct spaces *s, __u32 n)
+{
+    struct region r = {.payload = *nth_break(s, n)};
+    r.reached = n == 0 && is_open(s) ? s->acked : r.payload.length;
+    return r;
+}
+
+/* The CLIENT number within the region that is nearest to `seq`. */
+static __always_inline __u32 clamp_to(const struct region *r, __u32 seq)
+{
+    __s64 at = position(&r->payload, r->reached, seq);
+    if (at < 0)
+        at = 0;
+    if (at > (__s64) r->payload.length)
+        at = r->payload.length;
+    return r->payload.start + (__u32) at;
+}
+
+/* Which complete region, as the n-th newest, holds a block of bytes; NO_BREAK: none. */
+static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 right)
+{
+    for (__u32 n = 0; n < BREAKS && n < s->made; n++) {
+        if (n == 0 && is_open(s))
+            continue;
+        if (nth_position(s, n, left) >= 0 &&
+            nth_position(s, n, right) <= (__s64) nth_break(s, n)->length)
+            return n;
+    }
+    return NO_BREAK;
+}
+
+/*
+ * See the head of this file. Told by the frontend's own segments, not by the client's ACKs: those
+ * a stranger could make up.
+ */
+static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 client)
+{
+    if (is_open(s) || (__s32) (local - nth_break(s, 0)->local) <= (__s32) ANCHOR_BYTES)
+        return;
+    struct flow_break *b = next_break(s);
+    b->local = local;
+    b->start = client;
+    b->length = 0;
+    b->peer = 0;
+}
+
+#endif

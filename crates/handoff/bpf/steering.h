@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Maps that the steering programs share with user space. The Rust types are generated from this
+ * file's BTF by the skeleton (crates/handoff/build.rs); nothing here is written twice. Include
+ * include/shunt.h first.
+ *
+ * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports and addresses in network order, sequence
+ * numbers and counts in the machine's.
+ */
+#ifndef STEERING_H
+#define STEERING_H
+
+/* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
+ * maps of its own layout. */
+#define STEERING_LAYOUT 1
+
+#define MAX_FLOWS 65536
+#define MAX_SENDERS 65536
+#define MAX_PEERS 64 /* SHUNT_BOARD_PEERS */
+#define MAX_RINGS 64
+#define RING_BYTES 65536
+/* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
+#define BREAKS 4
+
+/* A client connection, as the frontend sees it. */
+struct flow_key {
+    __u8 client_address[16];
+    __u8 server_address[16];
+    __be16 client_port;
+    __be16 server_port;
+};
+
+/*
+ * Two sequence spaces meet here. LOCAL is what the frontend's kernel counts. CLIENT is what the
+ * client sees. They differ by the payload bytes that others have sent before that point:
+ *
+ *   LOCAL   header 1 |header 2 |
+ *   CLIENT  header 1 |payload 1|header 2 |payload 2|
+ *                    ^start    ^start+length
+ *
+ * A break is one payload. CLIENT minus LOCAL is `start - local` just before it, and `length` more
+ * after it; a break of length 0 is an anchor (spaces.h).
+ */
+struct flow_break {
+    __u32 local;  /* LOCAL sequence number at which it begins */
+    __u32 start;  /* CLIENT sequence number of the payload's first byte */
+    __u64 length; /* payload bytes: may exceed 2^32 */
+    __u32 peer;   /* who sends it */
+    __u32 pad;
+};
+
+/* How the two sequence spaces of a flow map onto each other. */
+struct spaces {
+    __u32 made;   /* breaks so far; breaks[(made - 1) & (BREAKS - 1)] is the newest */
+    __u32 status; /* SHUNT_REGION_* of the newest */
+    __u64 acked;  /* of the newest region: payload bytes that the client has acknowledged */
+    struct flow_break breaks[BREAKS];
+};
+
+struct flow {
+    struct bpf_spin_lock lock;
+    __u32 regions;         /* handoffs begun so far */
+    struct spaces spaces;
+    __u64 handoff;         /* of the newest region: its owner's name for it */
+    __u64 last_seen_ns;    /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
+    __u32 ring;            /* where the newest region's completion goes */
+    /* what of the client's packets and the frontend's own has passed */
+    __u32 client_ack;      /* highest ACK number of the client, CLIENT space */
+    __u32 client_tsval;    /* newest timestamp of the client */
+    __u32 client_tsecr;    /* newest timestamp that it has echoed: ours must not go back */
+    __u32 server_ack;      /* highest ACK number of the frontend's kernel */
+    __u16 client_window;   /* window field that came with client_ack, not scaled */
+    __u8 flags;            /* FLOW_* */
+    /* as it was when the newest region began (struct shunt_state) */
+    __u8 options;          /* SHUNT_OPTION_* */
+    __u32 start;
+    __u32 rcv_nxt;
+    __u32 tsval;
+    __u32 ts_recent;
+    __u32 snd_wnd;
+    __u32 snd_cwnd;
+    __u32 snd_ssthresh;
+    __u32 srtt_us;
+    __u16 mss;
+    __u8 snd_wscale;
+    __u8 rcv_wscale;
+    __u32 pad;
+};
+#define FLOW_CLIENT_FIN 1
+#define FLOW_SERVER_FIN 2
+#define FLOW_RESET 4
+#define FLOW_START_ACKED 8 /* the frontend has been told that its header arrived */
+#define FLOW_TIMESTAMPS 16 /* client_tsval and client_tsecr hold one */
+
+/* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent. */
+struct steer_peer {
+    __u8 address[16]; /* where its agent sends from */
+    __be16 port;      /* the port that its sockets for us have */
+    __u16 up;         /* 0: SHUNT_BEGIN is refused */
+    __u32 ifindex;    /* of this machine's port towards it */
+};
+
+/* A backend's socket for a client of some frontend: its addresses as its own kernel sees them. */
+struct sender_key {
+    __u8 client_address[16];
+    __be16 client_port;
+    __be16 port; /* ours */
+};
+
+/* Index into `sender_slots`, an array that the agent maps and writes without a system call. */
+struct sender_slot {
+    __u8 server_address[16]; /* the frontend's, as the client knows it */
+    __be16 server_port;
+    __u16 live;      /* 0: drop whatever matches */
+    __u32 start;     /* CLIENT sequence number of the region: ACKs before it say no more than it */
+    __u32 seq_delta; /* CLIENT minus the socket's own sequence numbers */
+    __u32 ts_delta;  /* what to add to the socket's TSval */
+    __u32 rcv_nxt;   /* the socket's own, constant: it never receives data */
+    __u32 ack;       /* newest rcv_nxt of the frontend: what our segments acknowledge */
+    __u32 snd_cwnd;  /* for the sockops program: initial window, 0: leave it */
+    __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
+    __u16 window;    /* window field of the sender's newest ACK */
+    __u16 pad[7];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
+};
+
+/* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
+#define STEER_COUNTER_LIST(X)                                                                      \
+    X(FE_IN_SERVER, "client packets to the frontend, translated")                                  \
+    X(FE_IN_BACKEND, "client ACKs to a backend only")                                              \
+    X(FE_IN_BOTH, "client packets to both")                                                        \
+    X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")           \
+    X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                     \
+    X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")               \
+    X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                               \
+    X(FE_OUT_TRANSLATED, "frontend segments translated")                                           \
+    X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                  \
+    X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                 \
+    X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")     \
+    X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                     \
+    X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")                \
+    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                               \
+    X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
+    X(FE_BEGUN, "regions begun")                                                                   \
+    X(FE_COMPLETED, "regions complete")                                                            \
+    X(FE_CANCELLED, "regions cancelled")                                                           \
+    X(FE_CLIENT_RESET, "regions ended by the client's reset")                                      \
+    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, it is down, or of another IP version")  \
+    X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                                \
+    X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")              \
+    X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")          \
+    X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                          \
+    X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                              \
+    X(FE_EVENT_LOST, "completion events that found their ring full or gone")                       \
+    X(BE_OUT_SENT, "sender segments given the frontend's address")                                 \
+    X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                         \
+    X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                            \
+    X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                  \
+    X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                     \
+    X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
+    X(BE_STRIPPED, "steered packets with data, stripped")
+
+#endif

@@ -1,0 +1,189 @@
+//! Programs to their hooks, so that they stay when the agent ends, and a newer program takes an older one's place
+//! without a packet in between.
+//!
+//! * tc: the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically.
+//! * cgroup: a link, pinned beside the maps. A link's program is replaced atomically too.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use libbpf_rs::query::LinkTypeInfo;
+use libbpf_rs::{Link, PrintLevel, ProgramHandle, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
+use libbpf_rs::{TcHookBuilder, set_print};
+use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+
+use crate::error::SteeringError;
+
+const HANDLE: u32 = 1;
+const MAPS: [&str; 7] = ["counters", "flows", "layout", "peers", "rings", "sender_slots", "senders"];
+const LINKS: [&str; 3] = [FE_SETSOCKOPT, FE_GETSOCKOPT, BE_CONNECTED];
+
+/// Names of the cgroup programs, and of the files that their links are pinned as.
+pub(crate) const FE_SETSOCKOPT: &str = "fe_setsockopt";
+pub(crate) const FE_GETSOCKOPT: &str = "fe_getsockopt";
+pub(crate) const BE_CONNECTED: &str = "be_connected";
+
+/// Where a tc program goes. Each program passes on what is not its own, so their order does not matter; the priority
+/// says whose filter it is.
+#[derive(Clone, Copy)]
+pub(crate) struct TcPlace {
+    pub program: &'static str,
+    point: TcAttachPoint,
+    priority: u32,
+}
+
+const FE_PRIORITY: u32 = 0x5346;
+const BE_PRIORITY: u32 = 0x5342;
+pub(crate) const FE_IN: TcPlace = TcPlace { program: "fe_in", point: TC_INGRESS, priority: FE_PRIORITY };
+pub(crate) const FE_OUT: TcPlace = TcPlace { program: "fe_out", point: TC_EGRESS, priority: FE_PRIORITY };
+pub(crate) const BE_IN: TcPlace = TcPlace { program: "be_in", point: TC_INGRESS, priority: BE_PRIORITY };
+pub(crate) const BE_OUT: TcPlace = TcPlace { program: "be_out", point: TC_EGRESS, priority: BE_PRIORITY };
+
+/// libbpf writes to stderr where nobody tells it otherwise.
+pub(crate) fn log_libbpf() {
+    set_print(Some((PrintLevel::Info, |level, text| {
+        let text = text.trim_end();
+        match level {
+            PrintLevel::Debug => tracing::trace!(target: "libbpf", "{text}"),
+            PrintLevel::Info | PrintLevel::Warn => tracing::debug!(target: "libbpf", "{text}"),
+        }
+    })));
+}
+
+/// Loads programs again where the verifier was interrupted: it gives up for any signal that waits for this thread
+/// (kernel/bpf/verifier.c, EAGAIN), and libbpf tries five times only.
+#[doc(hidden)]
+pub fn until_not_interrupted<T>(mut load: impl FnMut() -> Result<T, SteeringError>) -> Result<T, SteeringError> {
+    const TRIES: usize = 20;
+    for _ in 1..TRIES {
+        match load() {
+            Err(SteeringError::Load { source, .. }) if source.kind() == libbpf_rs::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+    }
+    load()
+}
+
+fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace) -> TcHook {
+    TcHookBuilder::new(fd.as_fd())
+        .ifindex(ifindex as i32)
+        .handle(HANDLE)
+        .priority(place.priority)
+        .replace(true)
+        .hook(place.point)
+}
+
+/// Attaches a tc program to exactly these interfaces of this network namespace.
+pub(crate) fn attach_tc(program: &ProgramMut<'_>, place: TcPlace, interfaces: &[u32]) -> Result<(), SteeringError> {
+    for &ifindex in interfaces {
+        let failed = |source| SteeringError::Attach {
+            program: place.program,
+            target: format!("interface number {ifindex} (tc)"),
+            source,
+        };
+        hook(program.as_fd(), ifindex, place).create().and_then(|mut hook| hook.attach()).map_err(failed)?;
+    }
+    for ifindex in all_interfaces()? {
+        if !interfaces.contains(&ifindex) {
+            detach_tc(ifindex, place);
+        }
+    }
+    Ok(())
+}
+
+/// Takes our filter off an interface, if it is there and ours.
+fn detach_tc(ifindex: u32, place: TcPlace) {
+    // Looking a filter up takes no program; the hook wants some descriptor.
+    let Ok(any) = socket(AddressFamily::UNIX, SocketType::DGRAM, None) else {
+        return;
+    };
+    let mut hook = hook(&any, ifindex, place);
+    let is_ours = hook
+        .query()
+        .and_then(ProgramHandle::from_prog_id)
+        .is_ok_and(|program| program.name().as_encoded_bytes() == place.program.as_bytes());
+    if is_ours && let Err(error) = hook.detach() {
+        tracing::warn!(%error, ifindex, program = place.program, "cannot detach");
+    }
+}
+
+/// Indices of the interfaces in this thread's network namespace.
+fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
+    let path = Path::new("/proc/thread-self/net/dev");
+    let failed = |call| move |source| SteeringError::Path { call, path: path.into(), source };
+    let table = fs::read_to_string(path).map_err(failed("read"))?;
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None).map_err(|e| failed("socket for")(e.into()))?;
+    let names = table.lines().skip(2).filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    Ok(names.filter_map(|name| netdevice::name_to_index(&any, name).ok()).collect())
+}
+
+/// Attaches a cgroup program by a link that is pinned under `pin_dir`, or puts it into the link that is there.
+pub(crate) fn attach_cgroup(
+    program: &ProgramMut<'_>,
+    name: &'static str,
+    cgroup: &Path,
+    pin_dir: &Path,
+) -> Result<(), SteeringError> {
+    let pin = pin_dir.join(name);
+    let open = |path: &Path| {
+        fs::File::open(path).map_err(|source| SteeringError::Path { call: "open", path: path.into(), source })
+    };
+    let directory = open(cgroup)?;
+    // cgroup v2 numbers its cgroups by inode (kernfs).
+    let id = directory.metadata().map(|found| found.ino()).unwrap_or(0);
+    if take_over(program, &pin, id) {
+        return Ok(());
+    }
+    let failed = |source| SteeringError::Attach { program: name, target: cgroup.display().to_string(), source };
+    let mut link = program.attach_cgroup(directory.as_fd().as_raw_fd()).map_err(failed)?;
+    // An older link, of another cgroup or of one that is gone, ends with its last name.
+    remove(&pin)?;
+    link.pin(&pin).map_err(failed)
+}
+
+/// Puts the program into the link pinned at `pin` if that is attached to the cgroup numbered `id`.
+fn take_over(program: &ProgramMut<'_>, pin: &Path, id: u64) -> bool {
+    if !pin.exists() {
+        return false;
+    }
+    let Ok(mut link) = Link::open(pin) else {
+        return false;
+    };
+    let is_same = matches!(link.info().map(|info| info.info), Ok(LinkTypeInfo::Cgroup(at)) if at.cgroup_id == id);
+    is_same && link.update_prog(program).is_ok()
+}
+
+fn remove(path: &Path) -> Result<(), SteeringError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(SteeringError::Path { call: "unlink", path: path.into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes all programs of this network namespace and the maps under `pin_dir` out of the kernel, both sides'. Handoffs
+/// in progress end: their connections are no longer translated. The clsact qdiscs stay: others may use them.
+///
+/// # Errors
+/// Where a pinned file cannot be removed.
+pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
+    log_libbpf();
+    for ifindex in all_interfaces()? {
+        for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
+            detach_tc(ifindex, place);
+        }
+    }
+    for name in LINKS.iter().chain(&MAPS) {
+        remove(&pin_dir.join(name))?;
+    }
+    match fs::remove_dir(pin_dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(SteeringError::Path { call: "rmdir", path: pin_dir.into(), source: error })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,179 @@
+//! The backend's side of steering (bpf/backend.bpf.c).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::atomic::{Ordering, fence};
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use shunt_sys::mapped::MappedArray;
+use zerocopy::IntoBytes;
+
+use crate::attach::{self, BE_CONNECTED, BE_IN, BE_OUT};
+use crate::bpf::backend::BackendSkelBuilder;
+use crate::bpf::{MAX_SENDERS, SenderKey as KeyBytes, SenderSlot};
+use crate::counters::{self, Counter};
+use crate::error::SteeringError;
+use crate::pins;
+use crate::sender::{SenderKey, SenderTable, Slot};
+
+/// Where the backend's programs go.
+#[derive(Clone, Debug)]
+pub struct BackendConfig {
+    /// Directory in a BPF file system, this agent's alone; made where it is missing. [`crate::Frontend`] may share it.
+    pub pin_dir: PathBuf,
+    /// SO_NETNS_COOKIE of the agent's namespace; 0: any.
+    pub netns_cookie: u64,
+    /// Directory of the cgroup (v2) that the agent is in.
+    pub cgroup: PathBuf,
+    /// Interfaces, by index, that lead to clients and frontends, in the calling thread's network namespace.
+    pub interfaces: Vec<u32>,
+    /// Ports of the agent's sockets. Packets of these ports that belong to no sender are dropped.
+    pub ports: RangeInclusive<u16>,
+}
+
+/// The programs are in the kernel, and their maps open. Dropping it changes nothing: they stay until
+/// [`crate::detach_all`].
+#[derive(Debug)]
+pub struct Backend {
+    senders: MapHandle,
+    counters: MapHandle,
+    slots: MappedArray<SenderSlot>,
+}
+
+impl Backend {
+    /// Loads and attaches the programs, in place of an earlier agent's. Its senders are forgotten: their sockets ended
+    /// with it, and their late packets are dropped.
+    ///
+    /// # Errors
+    /// Where a part is missing, the kernel refuses, or the maps under `pin_dir` are of another layout.
+    pub fn load(config: &BackendConfig) -> Result<Self, SteeringError> {
+        attach::log_libbpf();
+        pins::prepare(&config.pin_dir)?;
+        attach::until_not_interrupted(|| Self::load_once(config))
+    }
+
+    fn load_once(config: &BackendConfig) -> Result<Self, SteeringError> {
+        let load = |source| SteeringError::Load { object: "backend", source };
+
+        let mut storage = MaybeUninit::uninit();
+        let mut builder = BackendSkelBuilder::default();
+        builder.obj_builder.pin_root_path(&config.pin_dir).map_err(load)?;
+        let mut open = builder.open(&mut storage).map_err(load)?;
+        if let Some(rodata) = open.maps.rodata_data.as_mut() {
+            rodata.netns_cookie = config.netns_cookie;
+            rodata.sender_port_low = *config.ports.start();
+            rodata.sender_port_high = *config.ports.end();
+        }
+        let maps = &open.maps;
+        pins::check_layout(&config.pin_dir, [&maps.senders, &maps.sender_slots, &maps.counters])?;
+        let loaded = open.load().map_err(load)?;
+        pins::write_layout(&loaded.maps.layout)?;
+
+        let handle = |map, name| MapHandle::try_from(map).map_err(SteeringError::map("dup", name));
+        let slots = handle(&*loaded.maps.sender_slots, "sender_slots")?;
+        let backend = Self {
+            senders: handle(&*loaded.maps.senders, "senders")?,
+            counters: handle(&*loaded.maps.counters, "counters")?,
+            slots: MappedArray::new(&slots, MAX_SENDERS as usize)
+                .map_err(|source| SteeringError::map("mmap", "sender_slots")(source.into()))?,
+        };
+        backend.forget_senders()?;
+        attach::attach_tc(&loaded.progs.be_out, BE_OUT, &config.interfaces)?;
+        attach::attach_tc(&loaded.progs.be_in, BE_IN, &config.interfaces)?;
+        attach::attach_cgroup(&loaded.progs.be_connected, BE_CONNECTED, &config.cgroup, &config.pin_dir)?;
+        Ok(backend)
+    }
+
+    fn forget_senders(&self) -> Result<(), SteeringError> {
+        let keys: Vec<Vec<u8>> = self.senders.keys().collect();
+        for key in keys {
+            self.senders.delete(&key).map_err(SteeringError::map("delete", "senders"))?;
+        }
+        Ok(())
+    }
+
+    /// What the programs have counted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
+        counters::read(&self.counters, "be_")
+    }
+}
+
+impl SenderTable for Backend {
+    /// # Panics
+    /// For an index past MAX_SENDERS.
+    fn write_slot(&mut self, index: u32, slot: &Slot) {
+        let window = self.slots.read(index as usize).window;
+        let bytes = SenderSlot { window, ..SenderSlot::from(slot) };
+        // Nobody is served from a slot that is half old and half new: closed first, then open.
+        self.slots.write(index as usize, &SenderSlot { live: 0, ..bytes });
+        fence(Ordering::Release);
+        self.slots.write(index as usize, &bytes);
+    }
+
+    fn window(&self, index: u32) -> u32 {
+        self.slots.read(index as usize).window.into()
+    }
+
+    fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()> {
+        let inserted = self.senders.update(KeyBytes::from(key).as_bytes(), &index.to_ne_bytes(), MapFlags::ANY);
+        inserted.map_err(io::Error::other)
+    }
+
+    fn remove(&mut self, key: &SenderKey) {
+        let removed = self.senders.delete(KeyBytes::from(key).as_bytes());
+        if let Err(error) = removed
+            && error.kind() != libbpf_rs::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, ?key, "cannot remove a sender");
+        }
+    }
+}
+
+impl From<&SenderKey> for KeyBytes {
+    fn from(key: &SenderKey) -> Self {
+        Self {
+            client_address: key.client.address.0,
+            client_port: u16::from_ne_bytes(key.client.port_be),
+            port: key.port.to_be(),
+        }
+    }
+}
+
+impl From<&Slot> for SenderSlot {
+    fn from(slot: &Slot) -> Self {
+        Self {
+            server_address: slot.server.address.0,
+            server_port: u16::from_ne_bytes(slot.server.port_be),
+            live: slot.live.into(),
+            start: slot.start,
+            seq_delta: slot.seq_delta,
+            ts_delta: slot.ts_delta,
+            rcv_nxt: slot.rcv_nxt,
+            ack: slot.ack,
+            snd_cwnd: slot.snd_cwnd,
+            ts_recent: slot.ts_recent,
+            window: 0,
+            pad: [0; 7],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::SocketAddr;
+
+    #[test]
+    fn ports_are_in_network_order_in_a_key() {
+        let client: SocketAddr = "10.7.0.1:443".parse().unwrap();
+        let key = KeyBytes::from(&SenderKey { client: client.into(), port: 258 });
+        assert_eq!(key.as_bytes()[10..16], [0xff, 0xff, 10, 7, 0, 1]);
+        assert_eq!(key.as_bytes()[16..], [1, 187, 1, 2]);
+    }
+}

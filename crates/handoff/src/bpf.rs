@@ -1,0 +1,22 @@
+//! What build.rs generates from bpf/: the objects, and the types and numbers of bpf/steering.h. Public for the tests,
+//! which run the programs one packet at a time.
+#![allow(clippy::all, missing_docs)]
+
+pub use skeletons::*;
+
+#[allow(clippy::undocumented_unsafe_blocks, dead_code)]
+mod skeletons {
+    /// Of bpf/frontend.bpf.c.
+    pub mod frontend {
+        include!(concat!(env!("OUT_DIR"), "/frontend.skel.rs"));
+    }
+    /// Of bpf/backend.bpf.c.
+    pub mod backend {
+        include!(concat!(env!("OUT_DIR"), "/backend.skel.rs"));
+    }
+}
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+include!(concat!(env!("OUT_DIR"), "/types.rs"));
+include!(concat!(env!("OUT_DIR"), "/constants.rs"));

@@ -1,0 +1,50 @@
+//! What the programs count (STEER_COUNTER_LIST in bpf/steering.h).
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+use crate::error::SteeringError;
+
+/// (name, meaning), in the order of the map's indices.
+pub const COUNTERS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
+
+/// One counter, summed over all CPUs, since the maps were made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// As in `shunt stats`.
+    pub name: &'static str,
+    /// For people.
+    pub meaning: &'static str,
+    /// How often.
+    pub value: u64,
+}
+
+/// Reads the counters whose names start with `prefix`: `fe_` or `be_`.
+pub(crate) fn read(map: &MapHandle, prefix: &str) -> Result<Vec<Counter>, SteeringError> {
+    let mut counters = Vec::new();
+    for (index, &(name, meaning)) in COUNTERS.iter().enumerate() {
+        if !name.starts_with(prefix) {
+            continue;
+        }
+        let per_cpu = map
+            .lookup_percpu(&(index as u32).to_ne_bytes(), MapFlags::ANY)
+            .map_err(SteeringError::map("lookup", "counters"))?
+            .unwrap_or_default();
+        let value = per_cpu.iter().map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes)).sum();
+        counters.push(Counter { name, meaning, value });
+    }
+    Ok(counters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_belongs_to_one_side_and_has_a_meaning() {
+        assert!(COUNTERS.len() > 20);
+        for (name, meaning) in COUNTERS {
+            assert!(name.starts_with("fe_") != name.starts_with("be_"), "{name}");
+            assert!(!meaning.is_empty() && !meaning.ends_with('.'), "{name}: {meaning}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Why steering could not be loaded or changed.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Every variant names what was called and on what; the kernel's answer is the source.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum SteeringError {
+    #[error("{path} is not in a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`")]
+    NotBpffs { path: PathBuf },
+    #[error(
+        "the maps in {path} are of another version of Shunt ({found}, this is {ours}): handoffs in progress cannot be \
+         taken over. Run `shuntd --detach`, which ends them, then start again"
+    )]
+    Layout { path: PathBuf, found: String, ours: String },
+    #[error("the kernel refused the {object} programs (they need Linux 5.15 or newer, CAP_BPF and CAP_NET_ADMIN)")]
+    Load { object: &'static str, source: libbpf_rs::Error },
+    #[error("cannot attach {program} to {target}")]
+    Attach { program: &'static str, target: String, source: libbpf_rs::Error },
+    #[error("{call} of the {map} map")]
+    Map { call: &'static str, map: &'static str, source: libbpf_rs::Error },
+    #[error("{call} {path}")]
+    Path { call: &'static str, path: PathBuf, source: io::Error },
+    #[error("no {what} number {index}: there are {limit}")]
+    Index { what: &'static str, index: u32, limit: u32 },
+}
+
+impl SteeringError {
+    pub(crate) fn map(call: &'static str, map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Self {
+        move |source| Self::Map { call, map, source }
+    }
+}

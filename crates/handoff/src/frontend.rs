@@ -1,0 +1,221 @@
+//! The frontend's side of steering (bpf/frontend.bpf.c).
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use rustix::time::{ClockId, clock_gettime};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::attach::{self, FE_GETSOCKOPT, FE_IN, FE_OUT, FE_SETSOCKOPT};
+use crate::bpf::frontend::FrontendSkelBuilder;
+use crate::bpf::{FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
+use crate::counters::{self, Counter};
+use crate::error::SteeringError;
+use crate::pins;
+
+pub use crate::bpf::{Flow, FlowKey, SteerPeer};
+
+/// Where the frontend's programs go.
+#[derive(Clone, Debug)]
+pub struct FrontendConfig {
+    /// Directory in a BPF file system, this agent's alone; made where it is missing. [`crate::Backend`] may share it.
+    pub pin_dir: PathBuf,
+    /// SO_NETNS_COOKIE of the namespace whose servers may hand off; 0: any.
+    pub netns_cookie: u64,
+    /// Directory of the cgroup (v2) that those servers are in.
+    pub cgroup: PathBuf,
+    /// Interfaces, by index, that client packets come in on, in the calling thread's network namespace.
+    pub interfaces: Vec<u32>,
+}
+
+/// The programs are in the kernel, and their maps open. Dropping it changes nothing: they stay until
+/// [`crate::detach_all`].
+#[derive(Debug)]
+pub struct Frontend {
+    flows: MapHandle,
+    peers: MapHandle,
+    rings: MapHandle,
+    counters: MapHandle,
+}
+
+impl Frontend {
+    /// Loads and attaches the programs, in place of an earlier agent's, whose flows go on.
+    ///
+    /// # Errors
+    /// Where a part is missing, the kernel refuses, or the maps under `pin_dir` are of another layout.
+    pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
+        attach::log_libbpf();
+        pins::prepare(&config.pin_dir)?;
+        attach::until_not_interrupted(|| Self::load_once(config))
+    }
+
+    fn load_once(config: &FrontendConfig) -> Result<Self, SteeringError> {
+        let load = |source| SteeringError::Load { object: "frontend", source };
+
+        let mut storage = MaybeUninit::uninit();
+        let mut builder = FrontendSkelBuilder::default();
+        builder.obj_builder.pin_root_path(&config.pin_dir).map_err(load)?;
+        let mut open = builder.open(&mut storage).map_err(load)?;
+        if let Some(rodata) = open.maps.rodata_data.as_mut() {
+            rodata.netns_cookie = config.netns_cookie;
+        }
+        let maps = &open.maps;
+        pins::check_layout(&config.pin_dir, [&maps.flows, &maps.peers, &maps.rings, &maps.counters])?;
+        let loaded = open.load().map_err(load)?;
+        pins::write_layout(&loaded.maps.layout)?;
+
+        let handle = |map, name| MapHandle::try_from(map).map_err(SteeringError::map("dup", name));
+        let frontend = Self {
+            flows: handle(&*loaded.maps.flows, "flows")?,
+            peers: handle(&*loaded.maps.peers, "peers")?,
+            rings: handle(&*loaded.maps.rings, "rings")?,
+            counters: handle(&*loaded.maps.counters, "counters")?,
+        };
+        // Packets first: a handoff may begin as soon as the socket option is there.
+        attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces)?;
+        attach::attach_tc(&loaded.progs.fe_out, FE_OUT, &config.interfaces)?;
+        attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        attach::attach_cgroup(&loaded.progs.fe_getsockopt, FE_GETSOCKOPT, &config.cgroup, &config.pin_dir)?;
+        Ok(frontend)
+    }
+
+    /// Says where a backend is. `up` of 0 refuses new handoffs to it; those that are active go on.
+    ///
+    /// # Errors
+    /// For an index past the board's end.
+    pub fn set_peer(&self, index: u32, peer: &SteerPeer) -> Result<(), SteeringError> {
+        check_index("peer", index, MAX_PEERS)?;
+        self.peers
+            .update(&index.to_ne_bytes(), peer.as_bytes(), MapFlags::ANY)
+            .map_err(SteeringError::map("update", "peers"))
+    }
+
+    /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map.
+    ///
+    /// # Errors
+    /// For an index past the end, or the kernel's.
+    pub fn create_ring(&self, index: u32) -> Result<OwnedFd, SteeringError> {
+        check_index("ring", index, MAX_RINGS)?;
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+            ..Default::default()
+        };
+        let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
+            .map_err(SteeringError::map("create", "ring"))?;
+        let descriptor = ring.as_fd().as_raw_fd() as u32;
+        self.rings
+            .update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY)
+            .map_err(SteeringError::map("update", "rings"))?;
+        ring.as_fd().try_clone_to_owned().map_err(|source| SteeringError::map("dup", "ring")(source.into()))
+    }
+
+    /// Takes a ring out: handoffs that name it are refused from here, and completions on their way to it are counted
+    /// as lost. No ring there is no error.
+    ///
+    /// # Errors
+    /// For an index past the end.
+    pub fn remove_ring(&self, index: u32) -> Result<(), SteeringError> {
+        check_index("ring", index, MAX_RINGS)?;
+        match self.rings.delete(&index.to_ne_bytes()) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(SteeringError::map("delete", "rings")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the programs know of one connection.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn flow(&self, key: &FlowKey) -> Result<Option<Flow>, SteeringError> {
+        let bytes =
+            self.flows.lookup(key.as_bytes(), MapFlags::LOCK).map_err(SteeringError::map("lookup", "flows"))?;
+        Ok(bytes.and_then(|bytes| Flow::read_from_bytes(&bytes).ok()))
+    }
+
+    /// All connections. One that comes or goes meanwhile may be missed or be there twice.
+    pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
+        self.flows.keys().filter_map(|bytes| {
+            let key = FlowKey::read_from_bytes(&bytes).ok()?;
+            Some((key, self.flow(&key).ok()??))
+        })
+    }
+
+    /// Forgets connections that no packet has belonged to for `quiet`, and that have ended: by a reset, by both FINs,
+    /// or because `is_alive` does not know them. Returns how many.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn collect_garbage(
+        &self,
+        quiet: Duration,
+        mut is_alive: impl FnMut(&FlowKey) -> bool,
+    ) -> Result<usize, SteeringError> {
+        let now = monotonic_ns();
+        let quiet_since = now.saturating_sub(quiet.as_nanos() as u64);
+        let dead: Vec<FlowKey> = self
+            .flows()
+            .filter(|(_, flow)| flow.last_seen_ns < quiet_since)
+            .filter(|(key, flow)| has_ended(flow) || !is_alive(key))
+            .map(|(key, _)| key)
+            .collect();
+        for key in &dead {
+            match self.flows.delete(key.as_bytes()) {
+                Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+                    return Err(SteeringError::map("delete", "flows")(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(dead.len())
+    }
+
+    /// What the programs have counted.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
+        counters::read(&self.counters, "fe_")
+    }
+}
+
+fn has_ended(flow: &Flow) -> bool {
+    let flags = u32::from(flow.flags);
+    let both = FLOW_CLIENT_FIN | FLOW_SERVER_FIN;
+    flags & FLOW_RESET != 0 || flags & both == both
+}
+
+fn check_index(what: &'static str, index: u32, limit: u32) -> Result<(), SteeringError> {
+    if index < limit { Ok(()) } else { Err(SteeringError::Index { what, index, limit }) }
+}
+
+/// The clock of `last_seen_ns` (bpf_ktime_get_coarse_ns).
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_has_ended_by_a_reset_or_by_both_fins() {
+        let flow = |flags: u32| Flow { flags: flags as u8, ..Default::default() };
+        assert!(has_ended(&flow(FLOW_RESET)));
+        assert!(has_ended(&flow(FLOW_CLIENT_FIN | FLOW_SERVER_FIN)));
+        assert!(!has_ended(&flow(FLOW_CLIENT_FIN)));
+        assert!(!has_ended(&flow(FLOW_SERVER_FIN)));
+    }
+
+    #[test]
+    fn an_index_past_the_end_is_refused_by_name() {
+        let error = check_index("ring", MAX_RINGS, MAX_RINGS).unwrap_err();
+        assert_eq!(error.to_string(), "no ring number 64: there are 64");
+    }
+}

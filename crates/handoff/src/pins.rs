@@ -1,0 +1,65 @@
+//! Maps that outlive the agent: pinned in a directory of a BPF file system, and taken over only by programs that mean
+//! the same by them.
+
+use std::fs;
+use std::path::Path;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut};
+use rustix::fs::statfs;
+
+use crate::bpf::STEERING_LAYOUT;
+use crate::error::SteeringError;
+
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+
+/// Makes the directory where it is missing.
+pub(crate) fn prepare(directory: &Path) -> Result<(), SteeringError> {
+    fs::create_dir_all(directory).map_err(|source| SteeringError::Path {
+        call: "mkdir",
+        path: directory.into(),
+        source,
+    })?;
+    match statfs(directory) {
+        Ok(found) if i64::from(found.f_type) == BPF_FS_MAGIC => Ok(()),
+        _ => Err(SteeringError::NotBpffs { path: directory.into() }),
+    }
+}
+
+/// Refuses pinned maps of another layout. libbpf takes over the rest.
+pub(crate) fn check_layout<'obj>(
+    directory: &Path,
+    maps: impl IntoIterator<Item = &'obj OpenMapMut<'obj>>,
+) -> Result<(), SteeringError> {
+    let Ok(layout) = MapHandle::from_pinned_path(directory.join("layout")) else {
+        return Ok(());
+    };
+    let found = layout.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(SteeringError::map("lookup", "layout"))?;
+    let found = found.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    // 0: its maker ended before it could write the number. The maps are empty then.
+    if found != STEERING_LAYOUT && found != 0 {
+        return Err(mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}")));
+    }
+    for map in maps {
+        let Ok(pinned) = MapHandle::from_pinned_path(directory.join(map.name())) else {
+            continue;
+        };
+        let found = (pinned.key_size(), pinned.value_size(), pinned.max_entries());
+        let ours = (map.key_size(), map.value_size(), map.max_entries());
+        if found != ours {
+            let name = map.name().to_string_lossy();
+            return Err(mismatch(directory, format!("{name} is {found:?}"), format!("{ours:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Marks the maps as ours, once they are there.
+pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
+    layout
+        .update(&0u32.to_ne_bytes(), &STEERING_LAYOUT.to_ne_bytes(), MapFlags::ANY)
+        .map_err(SteeringError::map("update", "layout"))
+}
+
+fn mismatch(directory: &Path, found: String, ours: String) -> SteeringError {
+    SteeringError::Layout { path: directory.into(), found, ours }
+}

@@ -1,0 +1,174 @@
+//! be_out and be_in: a sender's segments go out as the frontend's, and its client's ACKs come in.
+
+use super::host::root;
+use super::programs::*;
+use super::segment::*;
+use shunt_handoff::bpf::*;
+use shunt_wire::Endpoint;
+use std::net::SocketAddr;
+
+const SEQ_DELTA: u32 = 0x9000_0000;
+const TS_DELTA: u32 = 1_000;
+const START: u32 = 0x1000u32.wrapping_add(SEQ_DELTA);
+const RCV_NXT: u32 = 400;
+const INDEX: u32 = 12;
+
+fn us() -> SocketAddr {
+    "10.1.0.1:7001".parse().unwrap()
+}
+
+fn slot(server: SocketAddr) -> SenderSlot {
+    let server = Endpoint::from(server);
+    SenderSlot {
+        server_address: server.address.0,
+        server_port: u16::from_ne_bytes(server.port_be),
+        live: 1,
+        start: START,
+        seq_delta: SEQ_DELTA,
+        ts_delta: TS_DELTA,
+        rcv_nxt: RCV_NXT,
+        ack: 90_000,
+        ts_recent: 55,
+        ..Default::default()
+    }
+}
+
+macro_rules! backend {
+    () => {{
+        if !root() {
+            return;
+        }
+        let backend = Backend::new();
+        backend.set_sender(client(), 7001, INDEX, &slot(server()));
+        backend
+    }};
+}
+
+fn data(seq: u32) -> Segment {
+    Segment::ack(us(), client(), seq, RCV_NXT).payload(b"payload").timestamps(50, 60)
+}
+
+fn steered(seq: u32, ack: u32) -> Segment {
+    Segment::ack(client(), us(), seq, ack)
+}
+
+#[test]
+fn a_senders_data_goes_out_as_the_frontends() {
+    let mut be = backend!();
+    let out = be.be_out(&data(0x1000));
+    assert_eq!(out.verdict, PASS);
+    let sent = Segment { from: server(), ack: 90_000, seq: START, options: Vec::new(), ..data(0) };
+    assert_eq!(out.segment(), sent.timestamps(50 + TS_DELTA, 60));
+    assert_eq!(be.counted(), once(&["be_out_sent"]));
+}
+
+#[test]
+fn the_clients_newest_timestamp_is_echoed_from_the_first_segment_on() {
+    let be = backend!();
+    for (tsecr, sent) in [(0, 55), (54, 55), (55, 55), (56, 56)] {
+        let segment = Segment { options: Vec::new(), ..data(0x1000) }.timestamps(50, tsecr);
+        assert_eq!(be.be_out(&segment).segment().timestamp_values(), Some((50 + TS_DELTA, sent)));
+    }
+}
+
+#[test]
+fn a_senders_fin_reset_or_syn_never_leaves() {
+    let mut be = backend!();
+    for flags in [ACK | FIN, RST, RST | ACK, SYN] {
+        assert_eq!(be.be_out(&data(0x1000).flags(flags)).verdict, SHOT);
+        assert_eq!(be.counted(), once(&["be_drop_fin"]));
+    }
+}
+
+#[test]
+fn a_reserved_port_without_live_sender_is_silent_both_ways() {
+    let mut be = backend!();
+    let mut stray = data(0x1000);
+    stray.from.set_port(7002);
+    assert_eq!(be.be_out(&stray).verdict, SHOT);
+    let mut stray = steered(1, 2);
+    stray.to.set_port(7009);
+    assert_eq!(be.be_in(&stray).verdict, SHOT);
+    assert_eq!(be.counted(), once(&["be_drop_stray_out", "be_drop_stray_in"]));
+
+    be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
+    assert_eq!(be.be_out(&data(0x1000)).verdict, SHOT);
+    assert_eq!(be.be_in(&steered(1, 2)).verdict, SHOT);
+    assert_eq!(be.be_in(&steered(1, 2).flags(SYN)).verdict, SHOT);
+    assert_eq!(be.counted(), [("be_drop_stray_out", 1), ("be_drop_stray_in", 2)].into());
+}
+
+#[test]
+fn other_ports_are_not_ours() {
+    let mut be = backend!();
+    for port in [6999, 7010] {
+        let mut out = data(0x1000);
+        out.from.set_port(port);
+        assert_eq!((be.be_out(&out).verdict, be.be_out(&out).segment()), (PASS, out));
+        let mut arriving = steered(1, 2);
+        arriving.to.set_port(port);
+        assert_eq!((be.be_in(&arriving).verdict, be.be_in(&arriving).segment()), (PASS, arriving));
+    }
+    assert!(be.counted().is_empty());
+}
+
+#[test]
+fn a_steered_ack_comes_in_as_the_clients() {
+    let mut be = backend!();
+    let sack = [(START + 5000, START + 6000)];
+    let arriving = steered(90_500, START + 1460).timestamps(7, 60 + TS_DELTA).sack(&sack);
+    let out = be.be_in(&arriving);
+    assert_eq!(out.verdict, PASS);
+    assert_eq!(
+        out.segment(),
+        steered(RCV_NXT, 0x1000 + 1460).timestamps(7, 60).sack(&[(0x1000 + 5000, 0x1000 + 6000)])
+    );
+    assert_eq!(be.slot(INDEX).ack, 90_500, "what our segments acknowledge from here on");
+    assert_eq!(be.slot(INDEX).window, arriving.window, "what the socket takes for the client's window");
+    assert_eq!(be.counted(), once(&["be_in_steered"]));
+    be.be_in(&steered(90_400, START));
+    assert_eq!(be.slot(INDEX).ack, 90_500, "never back");
+    assert_eq!(be.be_out(&data(0x1000)).segment().ack, 90_500);
+}
+
+#[test]
+fn a_late_ack_of_an_older_payload_is_one_of_the_start() {
+    let be = backend!();
+    assert_eq!(be.be_in(&steered(90_000, START - 400)).segment().ack, 0x1000);
+}
+
+#[test]
+fn a_reset_is_acceptable_to_the_socket() {
+    let be = backend!();
+    assert_eq!(be.be_in(&steered(90_000, START).flags(RST | ACK)).segment(), steered(RCV_NXT, 0x1000).flags(RST | ACK));
+}
+
+#[test]
+fn data_and_fin_are_kept_from_the_socket() {
+    let mut be = backend!();
+    let arriving = steered(90_000, START).flags(ACK | FIN | PSH).payload(b"where from?");
+    assert_eq!(be.be_in(&arriving).segment(), steered(RCV_NXT, 0x1000));
+    assert_eq!(be.counted(), once(&["be_in_steered", "be_stripped"]));
+}
+
+#[test]
+fn timestamps_at_an_odd_offset_keep_the_checksum_good() {
+    let be = backend!();
+    let odd = [1, 8, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 60, 0];
+    let out = be.be_out(&Segment { options: Vec::new(), ..data(0x1000) }.options(&odd)).segment();
+    assert_eq!(out.timestamp_values(), Some((TS_DELTA - 1, 60)));
+    let out = be.be_in(&steered(90_000, START).options(&odd)).segment();
+    assert_eq!(out.timestamp_values(), Some((u32::MAX, 60u32.wrapping_sub(TS_DELTA))));
+}
+
+#[test]
+fn ipv6_goes_out_and_comes_in_alike() {
+    let be = backend!();
+    let (client, server, us): (SocketAddr, SocketAddr, SocketAddr) =
+        ("[fd00::2]:4000".parse().unwrap(), "[fd00::1]:80".parse().unwrap(), "[fd01::1]:7001".parse().unwrap());
+    be.set_sender(client, 7001, INDEX, &slot(server));
+    let sent = be.be_out(&Segment::ack(us, client, 0x1000, RCV_NXT).payload(b"six")).segment();
+    assert_eq!(sent, Segment::ack(server, client, START, 90_000).payload(b"six"));
+    let got = be.be_in(&Segment::ack(client, us, 90_001, START + 3)).segment();
+    assert_eq!(got, Segment::ack(client, us, RCV_NXT, 0x1003));
+}

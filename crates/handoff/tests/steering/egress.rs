@@ -1,0 +1,208 @@
+//! fe_out: the frontend's own segments, from LOCAL to CLIENT space.
+
+use super::host::root;
+use super::programs::*;
+use super::segment::*;
+use shunt_handoff::bpf::*;
+
+const LOCAL: u32 = 5_000;
+const START: u32 = 8_000; /* a payload of 3000 bytes went before */
+const LENGTH: u32 = 100_000;
+const OLDER: u32 = 4_000;
+
+fn active() -> Flow {
+    let mut flow = Flow { server_ack: 77_000, ..Default::default() };
+    begin(&mut flow, OLDER, OLDER, 3000, PEER);
+    complete(&mut flow);
+    begin(&mut flow, LOCAL, START, LENGTH.into(), PEER);
+    flow.client_ack = START + 2000;
+    flow.client_window = 700;
+    flow.snd_wscale = 3;
+    flow.spaces.acked = 2000;
+    flow.flags |= FLOW_START_ACKED as u8;
+    flow
+}
+
+fn finished() -> Flow {
+    let mut flow = active();
+    complete(&mut flow);
+    flow
+}
+
+fn cancelled() -> Flow {
+    let mut flow = active();
+    flow.spaces.status = CANCELLED;
+    flow
+}
+
+fn from_server(seq: u32) -> Segment {
+    Segment::ack(server(), client(), seq, 77_000)
+}
+
+macro_rules! frontend {
+    ($flow:expr) => {{
+        if !root() {
+            return;
+        }
+        let frontend = Frontend::new();
+        frontend.set_flow(&$flow);
+        frontend
+    }};
+}
+
+#[test]
+fn segments_of_no_flow_pass_untouched() {
+    let mut fe = frontend!(active());
+    let mut stranger = from_server(LOCAL + 5).payload(b"x");
+    stranger.to.set_port(1);
+    let out = fe.fe_out(&stranger);
+    assert_eq!((out.verdict, out.segment()), (PASS, stranger));
+    assert!(fe.counted().is_empty());
+}
+
+#[test]
+fn headers_sent_again_keep_the_delta_of_their_place() {
+    let mut fe = frontend!(active());
+    for (seq, client_seq) in [(OLDER - 200, OLDER - 200), (OLDER, OLDER + 3000), (LOCAL - 100, START - 100)] {
+        let header = from_server(seq).payload(&[7; 100]);
+        let out = fe.fe_out(&header);
+        assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: client_seq, ..header }));
+        assert_eq!(fe.counted(), once(&["fe_out_translated"]));
+    }
+}
+
+#[test]
+fn writing_during_a_handoff_is_dropped_and_counted() {
+    let mut fe = frontend!(active());
+    for segment in [from_server(LOCAL).payload(b"x"), from_server(LOCAL - 50).payload(&[7; 51])] {
+        assert_eq!(fe.fe_out(&segment).verdict, SHOT);
+        assert_eq!(fe.counted(), once(&["fe_drop_early_write"]));
+    }
+    assert_eq!(fe.flow().spaces.status, ACTIVE);
+}
+
+#[test]
+fn what_was_written_early_goes_out_when_it_is_sent_again() {
+    let fe = frontend!(finished());
+    let footer = from_server(LOCAL).payload(b"footer").flags(ACK | FIN);
+    assert_eq!(fe.fe_out(&footer).segment(), Segment { seq: START + LENGTH, ..footer.clone() });
+    assert!(u32::from(fe.flow().flags) & FLOW_SERVER_FIN != 0);
+}
+
+#[test]
+fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
+    let mut fe = frontend!(active());
+    let ack = Segment { ack: 77_500, ..from_server(LOCAL) };
+    let out = fe.fe_out(&ack);
+    assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: START + 2000 + (700 << 3), ..ack }));
+    assert_eq!(fe.counted(), once(&["fe_out_ack_moved"]));
+    assert_eq!(fe.flow().server_ack, 77_500);
+    let older = Segment { ack: 77_400, ..from_server(LOCAL) };
+    fe.fe_out(&older);
+    assert_eq!(fe.flow().server_ack, 77_500, "the highest counts");
+}
+
+#[test]
+fn a_keepalive_probe_opens_the_way_for_its_answer() {
+    let mut fe = frontend!(active());
+    let probe = from_server(LOCAL - 1);
+    assert_eq!(fe.fe_out(&probe).segment(), from_server(START - 1));
+    let answer = Segment::ack(client(), server(), 77_000, START + 2000);
+    assert_eq!(fe.fe_in(&answer).verdict, PASS, "the frontend must see that its client lives");
+    assert_eq!(fe.fe_in(&answer).verdict, REDIRECT);
+    assert_eq!(fe.counted()["fe_in_clamped"], 1);
+}
+
+#[test]
+fn a_fin_during_a_handoff_becomes_a_reset() {
+    let mut fe = frontend!(active());
+    for payload in [&b""[..], b"odd", b"even"] {
+        fe.set_flow(&active());
+        let fin = from_server(LOCAL).flags(ACK | FIN | PSH).payload(payload).timestamps(4, 5);
+        let out = fe.fe_out(&fin);
+        assert_eq!(out.verdict, PASS);
+        assert_eq!(out.segment(), from_server(START + 2000).flags(ACK | RST).timestamps(4, 5));
+        assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst", "fe_cancelled"]));
+        assert_eq!(fe.flow().spaces.status, CANCELLED);
+    }
+    assert_eq!(fe.fe_out(&from_server(LOCAL).flags(ACK | FIN)).segment().flags, ACK | RST, "sent again: again");
+    assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
+}
+
+#[test]
+fn a_reset_takes_the_only_sequence_number_that_resets() {
+    for (flow, counted) in
+        [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
+    {
+        let mut fe = frontend!(flow);
+        let out = fe.fe_out(&from_server(LOCAL).flags(RST | ACK));
+        assert_eq!(out.segment(), from_server(START + 2000).flags(RST | ACK));
+        assert_eq!(fe.counted(), once(counted));
+        assert!(u32::from(fe.flow().flags) & FLOW_RESET != 0);
+        // The kernel answers what still comes with resets made of the client's own numbers.
+        let answer = from_server(START + 3000).flags(RST);
+        assert_eq!(fe.fe_out(&answer).segment(), answer);
+    }
+}
+
+#[test]
+fn a_reset_after_completion_is_translated() {
+    let fe = frontend!(finished());
+    assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
+}
+
+#[test]
+fn after_a_cancel_only_acks_and_resets_leave() {
+    let mut fe = frontend!(cancelled());
+    assert_eq!(fe.fe_out(&from_server(LOCAL).payload(b"x")).verdict, SHOT);
+    assert_eq!(fe.fe_out(&from_server(LOCAL - 100).payload(&[7; 100])).verdict, SHOT);
+    assert_eq!(fe.counted(), [("fe_drop_early_write", 2)].into());
+    assert_eq!(fe.fe_out(&from_server(LOCAL)).segment(), from_server(START + 2000 + (700 << 3)));
+}
+
+#[test]
+fn a_segment_on_both_sides_of_a_break_is_dropped() {
+    let mut fe = frontend!(finished());
+    for seq in [LOCAL - 50, OLDER - 50] {
+        assert_eq!(fe.fe_out(&from_server(seq).payload(&[7; 100])).verdict, SHOT);
+        assert_eq!(fe.counted(), once(&["fe_drop_early_write"]));
+    }
+    assert_eq!(fe.fe_out(&from_server(LOCAL - 50).payload(&[7; 50])).verdict, PASS);
+}
+
+#[test]
+fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
+    let mut fe = frontend!(Flow { client_tsecr: 9_000, ..finished() });
+    let segment = from_server(LOCAL).payload(b"x").timestamps(8_500, 5);
+    assert_eq!(fe.fe_out(&segment).segment().timestamp_values(), Some((8_500, 5)), "nothing echoed yet");
+    fe.counted();
+    fe.set_flow(&Flow { client_tsecr: 9_000, flags: FLOW_TIMESTAMPS as u8, ..finished() });
+    for (tsval, sent) in [(8_500, 9_000), (9_000, 9_000), (9_001, 9_001)] {
+        let segment = from_server(LOCAL).payload(b"x").timestamps(tsval, 5);
+        assert_eq!(fe.fe_out(&segment).segment().timestamp_values(), Some((sent, 5)));
+    }
+    assert_eq!(fe.counted(), [("fe_out_translated", 3), ("fe_out_ts_raised", 1)].into());
+}
+
+#[test]
+fn a_relayed_stream_longer_than_half_the_sequence_space_keeps_its_delta() {
+    let fe = frontend!(finished());
+    let delta = START - LOCAL + LENGTH;
+    let mut sent = 0u64;
+    while sent < 5 << 30 {
+        let local = LOCAL.wrapping_add(sent as u32);
+        let segment = from_server(local).payload(b"x");
+        let seq = local.wrapping_add(delta);
+        assert_eq!(fe.fe_out(&segment).segment(), Segment { seq, ..segment }, "{sent} bytes on");
+        let ack = Segment::ack(client(), server(), 77_000, seq.wrapping_add(1));
+        assert_eq!(fe.fe_in(&ack).segment(), Segment { ack: local.wrapping_add(1), ..ack });
+        // One that was late on its way.
+        let behind = Segment::ack(client(), server(), 77_000, seq.wrapping_sub(1 << 20));
+        let local = if sent == 0 { None } else { Some(local.wrapping_sub(1 << 20)) };
+        if let Some(local) = local {
+            assert_eq!(fe.fe_in(&behind).segment(), Segment { ack: local, ..behind });
+        }
+        sent += 300 << 20;
+    }
+    assert!(fe.copies(0).is_empty());
+}

@@ -1,0 +1,196 @@
+//! A network namespace for one test: a port towards clients, a port towards backends, and whatever leaves them.
+//!
+//! The far ends of both ports are in the same namespace, up and without addresses: frames that leave arrive there,
+//! and a packet socket sees them.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, netdevice, recv, socket_with};
+use shunt_sys::netns::Netns;
+use shunt_sys::sockopt;
+
+use super::segment::Segment;
+
+const ETH_P_ALL: u32 = 3;
+const SOL_PACKET: i32 = 263;
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// The calling thread is in it from `new` to the thread's end.
+pub struct Host {
+    /// Nobody else's.
+    pub name: String,
+    /// Index of the port towards clients.
+    pub client_port: u32,
+    /// Index of the port towards backends.
+    pub backend_port: u32,
+    wire: rustix::fd::OwnedFd,
+}
+
+/// Says why not, where this is not root.
+pub fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: loading BPF programs and making network namespaces takes root");
+    }
+    root
+}
+
+impl Host {
+    pub fn new() -> Self {
+        let name = format!("shunt-bpf-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        ip(&["netns", "add", &name]);
+        Netns::named(&name).and_then(|netns| netns.enter()).expect("the new namespace can be entered");
+        for (port, far) in [("client0", "client1"), ("backend0", "backend1")] {
+            ip(&["link", "add", port, "type", "veth", "peer", "name", far]);
+            // No router solicitations and the like: only what the tests send.
+            for device in [port, far] {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/accept_dad"), "0").expect("sysctl");
+                ip(&["link", "set", device, "up"]);
+            }
+        }
+        ip(&["link", "set", "lo", "up"]);
+        for (device, address) in [("client0", "10.0.0.1/24"), ("backend0", "10.1.0.1/24")] {
+            ip(&["addr", "add", address, "dev", device]);
+        }
+        for (device, address) in [("client0", "fd00::1/64"), ("backend0", "fd01::1/64")] {
+            ip(&["addr", "add", address, "dev", device, "nodad"]);
+        }
+        for address in ["10.1.0.2", "10.1.0.3", "fd01::2"] {
+            ip(&["neigh", "add", address, "lladdr", "02:00:00:00:0b:0e", "nud", "permanent", "dev", "backend0"]);
+        }
+        Self { name, client_port: ifindex("client0"), backend_port: ifindex("backend0"), wire: wire() }
+    }
+
+    /// TCP segments that have arrived at any port and that `wanted` picks, until there are `expected`.
+    pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
+        let until = Instant::now() + if expected == 0 { Duration::from_millis(30) } else { Duration::from_secs(2) };
+        let mut segments = Vec::new();
+        let mut frame = vec![0; 70_000];
+        while Instant::now() < until && (segments.len() < expected || expected == 0) {
+            match recv(&self.wire, frame.as_mut_slice(), RecvFlags::DONTWAIT) {
+                Ok((_, bytes)) => segments.extend(Segment::read(&frame[..bytes]).ok().filter(&wanted)),
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        segments
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+/// Runs `ip` in this thread's namespace.
+pub fn ip(arguments: &[&str]) {
+    run("ip", arguments);
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().expect("iproute2 is there");
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn ifindex(name: &str) -> u32 {
+    let any = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).expect("socket");
+    netdevice::name_to_index(any, name).expect("the device is there")
+}
+
+/// Sees every frame that arrives, before any program does.
+fn wire() -> rustix::fd::OwnedFd {
+    let protocol = Protocol::from_raw((ETH_P_ALL << 8).try_into().expect("not 0"));
+    let wire = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol));
+    let wire = wire.expect("packet socket");
+    sockopt::set_i32(&wire, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1).expect("PACKET_IGNORE_OUTGOING");
+    wire
+}
+
+/// Three hosts: the calling thread is at the frontend, with a port towards clients and one towards backends.
+pub struct Hosts {
+    name: String,
+    pub client: Netns,
+    pub backend: Netns,
+    pub frontend_address: std::net::IpAddr,
+    pub backend_address: std::net::IpAddr,
+}
+
+impl Hosts {
+    pub fn new() -> Self {
+        let name = format!("shunt-bpf-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let named = |role: &str| format!("{name}-{role}");
+        for role in ["client", "frontend", "backend"] {
+            ip(&["netns", "add", &named(role)]);
+        }
+        let open = |role: &str| Netns::named(&named(role)).expect("the new namespace");
+        for (device, address, far, far_name, far_address) in [
+            ("clients", "10.0.0.1/24", "client", "uplink", "10.0.0.2/24"),
+            ("backends", "10.1.0.1/24", "backend", "uplink", "10.1.0.2/24"),
+        ] {
+            let (near, far) = (named("frontend"), named(far));
+            ip(&["link", "add", device, "netns", &near, "type", "veth", "peer", "name", far_name, "netns", &far]);
+            for (host, device, address) in [(&near, device, address), (&far, far_name, far_address)] {
+                ip(&["-n", host, "addr", "add", address, "dev", device]);
+                ip(&["-n", host, "link", "set", device, "up"]);
+                ip(&["-n", host, "link", "set", "lo", "up"]);
+            }
+        }
+        // The backend's way to the client leads through the frontend's machine, which is a router for it.
+        for (host, gateway) in [("client", "10.0.0.1"), ("backend", "10.1.0.1")] {
+            ip(&["-n", &named(host), "route", "add", "default", "via", gateway]);
+        }
+        open("frontend").enter().expect("the frontend's namespace");
+        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("ip_forward");
+        for device in ["all", "clients", "backends"] {
+            std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0").expect("rp_filter");
+            std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/accept_local"), "1").expect("accept_local");
+        }
+        Self {
+            client: open("client"),
+            backend: open("backend"),
+            name,
+            frontend_address: [10, 0, 0, 1].into(),
+            backend_address: [10, 1, 0, 2].into(),
+        }
+    }
+
+    /// A directory of the BPF file system for one agent.
+    pub fn pins(&self, role: &str) -> std::path::PathBuf {
+        format!("/sys/fs/bpf/{}-{role}", self.name).into()
+    }
+
+    /// The link to the client becomes slow, with a short queue: what a burst has too much is lost.
+    pub fn congest(&self) {
+        let shape = ["qdisc", "add", "dev", "clients", "root", "tbf", "rate", "100mbit", "burst", "20k", "limit", "40k"];
+        run("tc", &shape);
+    }
+
+    /// Packets that the slow link has lost.
+    pub fn lost(&self) -> u64 {
+        let statistics = run("tc", &["-s", "qdisc", "show", "dev", "clients"]);
+        let tbf = statistics.split("qdisc ").find(|qdisc| qdisc.starts_with("tbf")).expect("congest was called");
+        let dropped = tbf.split("dropped ").nth(1).and_then(|rest| rest.split(',').next());
+        dropped.and_then(|number| number.parse().ok()).expect("tc -s says how many")
+    }
+
+    /// One packet for each segment.
+    pub fn without_offload(&self) {
+        for (role, device) in [("client", "uplink"), ("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
+            let name = format!("{}-{role}", self.name);
+            ip(&["-n", &name, "link", "set", device, "gso_max_segs", "1"]);
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for role in ["client", "frontend", "backend"] {
+            let _ = Command::new("ip").args(["netns", "del", &format!("{}-{role}", self.name)]).status();
+        }
+    }
+}

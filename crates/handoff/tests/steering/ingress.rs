@@ -1,0 +1,474 @@
+//! fe_in: who gets which client packet (bpf/ingress.h has the table), and in whose sequence space.
+
+use super::host::root;
+use super::programs::*;
+use super::segment::*;
+use shunt_handoff::bpf::*;
+
+/// LOCAL = CLIENT up to here: where the header ends and the payload begins.
+const START: u32 = 5_000;
+const LENGTH: u32 = 100_000;
+const END: u32 = START + LENGTH;
+/// Next byte expected from the client, as the frontend last said.
+const RCV_NXT: u32 = 77_000;
+
+/// A flow whose first region has just begun.
+fn active() -> Flow {
+    active_at(START, LENGTH.into())
+}
+
+fn active_at(start: u32, length: u64) -> Flow {
+    let mut flow = Flow { server_ack: RCV_NXT, client_ack: start.wrapping_sub(300), handoff: 41, ..Default::default() };
+    begin(&mut flow, start, start, length, PEER);
+    flow
+}
+
+/// The same, with some of the payload acknowledged and the frontend told that its header arrived.
+fn under_way() -> Flow {
+    let mut flow = active();
+    flow.spaces.acked = 1000;
+    flow.client_ack = START + 1000;
+    flow.flags |= FLOW_START_ACKED as u8;
+    flow
+}
+
+fn finished() -> Flow {
+    let mut flow = under_way();
+    complete(&mut flow);
+    flow.client_ack = END;
+    flow
+}
+
+/// Two payloads, the second active: LOCAL 5000..5400 is the header between.
+const SECOND: u32 = END + 400;
+fn second() -> Flow {
+    let mut flow = finished();
+    begin(&mut flow, START + 400, SECOND, 50_000, OTHER_PEER);
+    flow.client_ack = SECOND;
+    flow
+}
+
+fn from_client(ack: u32) -> Segment {
+    Segment::ack(client(), server(), RCV_NXT, ack)
+}
+
+/// What the backend gets of it: without data, from the client, with the frontend's ACK number as sequence number.
+fn steered(ack: u32) -> Segment {
+    Segment::ack(client(), peer(), RCV_NXT, ack)
+}
+
+macro_rules! frontend {
+    ($flow:expr) => {{
+        if !root() {
+            return;
+        }
+        let frontend = Frontend::new();
+        frontend.set_flow(&$flow);
+        frontend
+    }};
+}
+
+#[test]
+fn a_packet_of_no_flow_passes_untouched() {
+    let mut fe = frontend!(active());
+    let mut stranger = from_client(START + 5);
+    stranger.from.set_port(40_001);
+    let out = fe.fe_in(&stranger.clone());
+    assert_eq!((out.verdict, out.segment()), (PASS, stranger));
+    assert!(fe.counted().is_empty());
+}
+
+#[test]
+fn an_ack_at_or_below_the_start_goes_to_the_frontend() {
+    let mut fe = frontend!(active());
+    for ack in [START, START - 200] {
+        let out = fe.fe_in(&from_client(ack));
+        assert_eq!((out.verdict, out.segment()), (PASS, from_client(ack)));
+        assert_eq!(fe.counted(), once(&["fe_in_server"]));
+    }
+    assert!(fe.copies(0).is_empty());
+    assert_eq!(fe.flow().client_ack, START);
+    assert_eq!(fe.flow().spaces.acked, 0);
+}
+
+#[test]
+fn the_first_ack_past_the_start_goes_to_both_clamped_for_the_frontend() {
+    let mut fe = frontend!(active());
+    let out = fe.fe_in(&from_client(START + 1460));
+    assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
+    assert_eq!(fe.copies(1), [steered(START + 1460)]);
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_in_clamped"]));
+    assert_eq!(out.mark, 0, "the original keeps its mark");
+    let flow = fe.flow();
+    assert_eq!(flow.spaces.acked, 1460);
+    assert_eq!(flow.client_ack, START + 1460);
+    assert!(u32::from(flow.flags) & FLOW_START_ACKED != 0);
+    assert!(flow.last_seen_ns > 0);
+}
+
+#[test]
+fn later_pure_acks_go_to_the_backend_only_duplicates_and_window_updates_too() {
+    let mut fe = frontend!(under_way());
+    let window_update = Segment { window: 9000, ..from_client(START + 2920) };
+    for (packet, ack) in [
+        (from_client(START + 2920), START + 2920),
+        (from_client(START + 2920), START + 2920),
+        (window_update, START + 2920),
+        (from_client(START + 1460), START + 1460),
+    ] {
+        let out = fe.fe_in(&packet);
+        assert_eq!(out.verdict, REDIRECT);
+        assert_eq!(out.segment(), Segment { window: packet.window, ..steered(ack) });
+        assert_eq!(out.frame[22], 64, "a packet that starts here");
+        assert_eq!(fe.counted(), once(&["fe_in_backend"]));
+    }
+    let flow = fe.flow();
+    assert_eq!((flow.spaces.acked, flow.client_ack, flow.client_window), (2920, START + 2920, 9000));
+}
+
+#[test]
+fn the_ack_at_the_end_completes_once_and_goes_to_both() {
+    let mut fe = frontend!(under_way());
+    let out = fe.fe_in(&from_client(END));
+    assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
+    assert_eq!(fe.copies(1), [steered(END)]);
+    assert_eq!(fe.events(), [(42, LENGTH.into(), 1)]);
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_completed"]));
+    assert_eq!(fe.flow().spaces.status, COMPLETE);
+
+    let out = fe.fe_in(&from_client(END));
+    assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)), "again: to the frontend alone");
+    assert_eq!(fe.counted(), once(&["fe_in_server"]));
+    assert!(fe.copies(0).is_empty() && fe.events().is_empty());
+}
+
+#[test]
+fn one_ack_of_header_and_whole_payload_completes() {
+    let fe = frontend!(active());
+    let out = fe.fe_in(&from_client(END));
+    assert_eq!((out.verdict, out.segment()), (PASS, from_client(START)));
+    assert_eq!(fe.copies(1), [steered(END)]);
+    assert_eq!(fe.events().len(), 1);
+}
+
+#[test]
+fn an_ack_past_the_end_of_an_active_region_is_dropped() {
+    let mut fe = frontend!(under_way());
+    let before = fe.flow();
+    assert_eq!(fe.fe_in(&from_client(END + 1)).verdict, SHOT);
+    assert_eq!(fe.counted(), once(&["fe_drop_bad_ack"]));
+    assert_eq!(fe.flow().client_ack, before.client_ack);
+    assert_eq!(fe.flow().spaces.status, ACTIVE);
+}
+
+#[test]
+fn after_completion_acks_get_the_new_delta() {
+    let mut fe = frontend!(finished());
+    for (ack, local) in [(END + 400, START + 400), (END + 1, START + 1), (END, START), (END - 1, START), (START, START)] {
+        let out = fe.fe_in(&from_client(ack));
+        assert_eq!((out.verdict, out.segment()), (PASS, from_client(local)), "ACK {ack}");
+    }
+    assert_eq!(fe.fe_in(&from_client(START - 7)).segment(), from_client(START - 7));
+    assert!(fe.copies(0).is_empty());
+    assert_eq!(fe.counted(), [("fe_in_server", 6)].into());
+}
+
+#[test]
+fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
+    let mut fe = frontend!(under_way());
+    let request = from_client(START + 2000).flags(ACK | PSH).payload(b"GET /next").timestamps(900, 800);
+    let out = fe.fe_in(&request);
+    assert_eq!(out.verdict, PASS);
+    assert_eq!(out.segment(), Segment { ack: START, ..request.clone() });
+    assert_eq!(fe.copies(1), [steered(START + 2000).timestamps(900, 800)]);
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_in_clamped", "fe_in_stripped"]));
+}
+
+#[test]
+fn long_odd_and_empty_payloads_are_stripped_with_good_checksums() {
+    let fe = frontend!(under_way());
+    for bytes in [1, 2, 3, 1447, 1448] {
+        let data: Vec<u8> = (0..bytes).map(|n| (n * 37) as u8).collect();
+        fe.fe_in(&from_client(START + 2000).payload(&data));
+        assert_eq!(fe.copies(1), [steered(START + 2000)], "{bytes} bytes");
+    }
+}
+
+#[test]
+fn data_that_completes_goes_to_both() {
+    let fe = frontend!(under_way());
+    let request = from_client(END).flags(ACK | PSH).payload(b"GET /next");
+    let out = fe.fe_in(&request);
+    assert_eq!((out.verdict, out.segment()), (PASS, Segment { ack: START, ..request.clone() }));
+    assert_eq!(fe.copies(1), [steered(END)]);
+    assert_eq!(fe.events(), [(42, LENGTH.into(), 1)]);
+}
+
+#[test]
+fn urgent_data_goes_to_both_and_no_urgent_pointer_to_the_backend() {
+    let fe = frontend!(under_way());
+    let urgent = Segment { urgent: 3, ..from_client(START + 2000).flags(ACK | URG).payload(b"abc") };
+    assert_eq!(fe.fe_in(&urgent).segment(), Segment { ack: START, ..urgent.clone() });
+    assert_eq!(fe.copies(1), [steered(START + 2000)]);
+}
+
+#[test]
+fn a_fin_goes_to_both_and_not_as_a_fin_to_the_backend() {
+    let mut fe = frontend!(under_way());
+    let fin = from_client(START + 2000).flags(ACK | FIN);
+    assert_eq!(fe.fe_in(&fin).segment(), Segment { ack: START, ..fin.clone() });
+    assert_eq!(fe.copies(1), [steered(START + 2000)]);
+    assert!(u32::from(fe.flow().flags) & FLOW_CLIENT_FIN != 0);
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_in_clamped"]));
+}
+
+#[test]
+fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
+    let mut fe = frontend!(under_way());
+    for flags in [RST, RST | ACK] {
+        fe.set_flow(&under_way());
+        let reset = from_client(START + 1000).flags(flags);
+        let out = fe.fe_in(&reset);
+        assert_eq!(out.verdict, PASS);
+        let ack = if flags & ACK != 0 { START } else { START + 1000 };
+        assert_eq!(out.segment(), Segment { ack, ..reset });
+        assert_eq!(fe.copies(1), [steered(START + 1000).flags(RST | ACK)]);
+        assert_eq!(fe.events(), [(42, 1000, 2)]);
+        assert_eq!(fe.counted(), once(&["fe_in_both", "fe_client_reset"]));
+        let flow = fe.flow();
+        assert_eq!(flow.spaces.status, CANCELLED);
+        assert!(u32::from(flow.flags) & FLOW_RESET != 0);
+
+        let late = from_client(START + 3000);
+        assert_eq!(fe.fe_in(&late).segment(), late, "a kernel without socket answers with the client's own numbers");
+        assert!(fe.counted().is_empty());
+    }
+}
+
+#[test]
+fn a_reset_elsewhere_in_the_window_resets_nothing() {
+    let mut fe = frontend!(under_way());
+    let blind = Segment { seq: RCV_NXT + 100, ..from_client(START + 1000).flags(RST) };
+    assert_eq!(fe.fe_in(&blind).verdict, PASS);
+    assert_eq!(fe.flow().spaces.status, ACTIVE);
+    assert!(fe.copies(0).is_empty() && fe.events().is_empty());
+    assert_eq!(fe.counted(), once(&["fe_in_server"]));
+}
+
+#[test]
+fn sack_blocks_inside_the_region_go_to_the_backend() {
+    let mut fe = frontend!(under_way());
+    let blocks = [(START + 5000, START + 6000), (START + 8000, START + 9000)];
+    let out = fe.fe_in(&from_client(START + 2000).timestamps(1, 2).sack(&blocks));
+    assert_eq!(out.verdict, REDIRECT);
+    assert_eq!(out.segment(), steered(START + 2000).timestamps(1, 2).sack(&blocks));
+    assert_eq!(fe.counted(), once(&["fe_in_backend"]));
+}
+
+#[test]
+fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
+    let mut fe = frontend!(active());
+    // One block over the second half of the header and the payload's beginning, one in the payload.
+    let blocks = [(START - 100, START + 3000), (START + 4000, START + 5000)];
+    let out = fe.fe_in(&from_client(START - 200).sack(&blocks));
+    assert_eq!(out.verdict, PASS);
+    assert_eq!(out.segment().ack, START - 200);
+    assert_eq!(out.segment().sack_blocks(), [(START - 100, START)]);
+    let copies = fe.copies(1);
+    assert_eq!(copies[0].ack, START);
+    assert_eq!(copies[0].sack_blocks(), [(START + 1, START + 3000), (START + 4000, START + 5000)]);
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_in_sack"]));
+    assert_eq!(fe.flow().spaces.acked, 0);
+}
+
+#[test]
+fn a_sack_of_the_header_alone_stays_at_the_frontend() {
+    let mut fe = frontend!(active());
+    let packet = from_client(START - 200).sack(&[(START - 100, START - 50)]);
+    assert_eq!(fe.fe_in(&packet).segment(), packet);
+    assert!(fe.copies(0).is_empty());
+    assert_eq!(fe.counted(), once(&["fe_in_server", "fe_in_sack"]));
+}
+
+#[test]
+fn a_sack_that_is_all_the_others_becomes_nops() {
+    let fe = frontend!(active());
+    let blocks = [(START, START + 3000), (START + 4000, START + 5000), (START + 6000, START + 7000)];
+    let out = fe.fe_in(&from_client(START - 200).sack(&blocks)).segment();
+    assert_eq!(out.options, vec![1; 28]);
+}
+
+#[test]
+fn options_in_any_order_and_at_odd_offsets_are_found() {
+    let fe = frontend!(active());
+    let block = (START - 100, START + 3000);
+    // NOP, SACK at offset 21, timestamps at 31: fields at odd offsets.
+    let mut options = vec![1];
+    options.extend(sack_option(&[block]));
+    options.extend([8, 10, 0, 0, 1, 0, 0, 0, 2, 0, 0]);
+    options.resize(24, 0);
+    let out = fe.fe_in(&from_client(START - 200).options(&options)).segment();
+    assert_eq!(out.sack_blocks(), [(START - 100, START)]);
+    assert_eq!(fe.flow().client_tsecr, 0x0200);
+    let copies = fe.copies(1);
+    assert_eq!(copies[0].sack_blocks(), [(START + 1, START + 3000)]);
+}
+
+#[test]
+fn forty_bytes_of_nops_and_a_broken_option_are_survived() {
+    let fe = frontend!(under_way());
+    for options in [vec![1; 40], vec![5, 0, 0, 0], vec![5, 200, 0, 0], vec![8, 9, 0, 0], vec![1, 1, 1, 5], vec![8; 40]] {
+        let out = fe.fe_in(&from_client(START + 2000).options(&options));
+        assert_eq!((out.verdict, out.segment()), (REDIRECT, steered(START + 2000).options(&options)));
+    }
+}
+
+#[test]
+fn the_second_regions_frontend_sees_neither_payload() {
+    let fe = frontend!(second());
+    let out = fe.fe_in(&from_client(SECOND + 1000)).segment();
+    assert_eq!(out, from_client(START + 400));
+    assert_eq!(fe.copies(1), [Segment { to: other_peer(), ..steered(SECOND + 1000) }]);
+    assert_eq!(fe.fe_in(&from_client(SECOND - 100)).segment(), from_client(START + 300));
+    assert_eq!(fe.fe_in(&from_client(END - 100)).segment(), from_client(START));
+}
+
+#[test]
+fn late_duplicates_of_an_older_region_are_reported_to_its_backend() {
+    let mut fe = frontend!(second());
+    let packet = from_client(SECOND - 400).sack(&[(END - 1448, END)]);
+    let out = fe.fe_in(&packet);
+    assert_eq!(out.verdict, PASS);
+    assert_eq!(out.segment().options, vec![1; 12]);
+    let copies = fe.copies(1);
+    assert_eq!(copies[0], steered(END).sack(&[(END - 1448, END)]));
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_in_sack", "fe_in_dsack"]));
+
+    fe.set_flow(&finished());
+    fe.fe_in(&from_client(END + 400).sack(&[(END - 1448, END)]));
+    assert_eq!(fe.copies(1), [steered(END).sack(&[(END - 1448, END)])]);
+    fe.fe_in(&from_client(END + 400).sack(&[(END + 10, END + 20)]));
+    assert!(fe.copies(0).is_empty(), "the frontend's own duplicates are its own");
+}
+
+#[test]
+fn a_cancelled_region_is_the_frontends_alone() {
+    let mut flow = under_way();
+    flow.spaces.status = CANCELLED;
+    let fe = frontend!(flow);
+    assert_eq!(fe.fe_in(&from_client(START + 3000)).segment(), from_client(START));
+    assert!(fe.copies(0).is_empty());
+    assert_eq!(fe.flow().client_ack, START + 3000, "a reset will need it");
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let start = u32::MAX - 999;
+    let fe = frontend!(active_at(start, 5000));
+    assert_eq!(fe.fe_in(&from_client(start - 1)).segment(), from_client(start - 1));
+    assert_eq!(fe.fe_in(&from_client(start + 900)).segment(), from_client(start));
+    assert_eq!(fe.copies(1), [steered(start + 900)]);
+    let out = fe.fe_in(&from_client(3000).sack(&[(3500, 3600)]));
+    assert_eq!((out.verdict, out.segment()), (REDIRECT, steered(3000).sack(&[(3500, 3600)])));
+    assert_eq!(fe.flow().spaces.acked, 4000);
+    assert_eq!(fe.fe_in(&from_client(4000)).segment(), from_client(start));
+    assert_eq!(fe.flow().spaces.status, COMPLETE);
+    assert_eq!(fe.fe_in(&from_client(4001)).segment(), from_client(start + 1));
+}
+
+#[test]
+fn a_region_longer_than_the_sequence_space_completes_at_its_end_only() {
+    let length = (1u64 << 33) + 12_345;
+    let fe = frontend!(active_at(START, length));
+    let mut at = 0u64;
+    while at + (1 << 30) < length {
+        at += 1 << 30;
+        fe.fe_in(&from_client(START.wrapping_add(at as u32)));
+        assert_eq!(fe.flow().spaces.acked, at);
+        assert_eq!(fe.flow().spaces.status, ACTIVE);
+    }
+    fe.copies(1);
+    let end = START.wrapping_add(length as u32);
+    let out = fe.fe_in(&from_client(end));
+    assert_eq!(out.segment(), from_client(START));
+    assert_eq!(fe.events(), [(42, length, 1)]);
+    assert_eq!(fe.fe_in(&from_client(end.wrapping_add(9))).segment(), from_client(START + 9));
+    assert_eq!(fe.fe_in(&from_client(end.wrapping_sub(9))).segment(), from_client(START));
+}
+
+#[test]
+fn the_newest_echoed_timestamp_is_remembered() {
+    let fe = frontend!(under_way());
+    for (tsecr, newest) in [(0xffff_fff0, 0xffff_fff0), (0xffff_ffe0, 0xffff_fff0), (5, 5)] {
+        fe.fe_in(&from_client(START + 2000).timestamps(1, tsecr));
+        assert_eq!(fe.flow().client_tsecr, newest);
+    }
+}
+
+#[test]
+fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
+    let fe = frontend!(finished());
+    let syn = from_client(0).flags(SYN);
+    assert_eq!(fe.fe_in(&syn).verdict, PASS);
+    assert!(fe.find_flow().is_none());
+}
+
+#[test]
+fn fragments_and_ip_options_are_not_touched() {
+    let mut fe = frontend!(under_way());
+    let frame = from_client(START + 2000).to_frame();
+    for (at, value) in [(20, 0x20), (21, 0x01), (14, 0x46)] {
+        let mut other = frame.clone();
+        other[at] = value;
+        let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &other, 0);
+        assert_eq!((out.verdict, &out.frame), (PASS, &other));
+    }
+    assert!(fe.counted().is_empty());
+}
+
+#[test]
+fn truncated_frames_are_not_touched() {
+    let fe = frontend!(under_way());
+    let frame = from_client(START + 2000).timestamps(1, 2).to_frame();
+    for bytes in 34..frame.len() {
+        let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &frame[..bytes], 0);
+        assert_eq!((out.verdict, out.frame.as_slice()), (PASS, &frame[..bytes]));
+    }
+}
+
+#[test]
+fn a_lost_event_is_counted() {
+    let mut fe = frontend!(Flow { ring: 9, ..under_way() });
+    fe.fe_in(&from_client(END));
+    assert_eq!(fe.counted(), once(&["fe_in_both", "fe_completed", "fe_event_lost"]));
+    assert_eq!(fe.flow().spaces.status, COMPLETE);
+}
+
+#[test]
+fn a_marked_clone_of_a_flow_that_is_gone_is_dropped() {
+    let fe = frontend!(under_way());
+    let mut stranger = from_client(START + 2000);
+    stranger.from.set_port(1);
+    assert_eq!(run(&fe.skel.progs.fe_in, fe.host.client_port, &stranger.to_frame(), COPY_MARK).verdict, SHOT);
+}
+
+#[test]
+fn ipv6_is_steered_and_translated_alike() {
+    let mut fe = frontend!(active());
+    let (client, server, peer) =
+        ("[fd00::2]:40000".parse().unwrap(), "[fd00::1]:80".parse().unwrap(), "[fd01::2]:7001".parse().unwrap());
+    fe.set_peer(PEER, peer);
+    fe.set_flow_of(client, server, &active());
+    let packet = |ack| Segment::ack(client, server, RCV_NXT, ack).timestamps(3, 4);
+    let steered = |ack| Segment::ack(client, peer, RCV_NXT, ack).timestamps(3, 4);
+
+    let out = fe.fe_in(&packet(START + 1460).payload(b"request"));
+    assert_eq!((out.verdict, out.segment()), (PASS, packet(START).payload(b"request")));
+    assert_eq!(fe.copies(1), [steered(START + 1460)]);
+    let out = fe.fe_in(&packet(START + 2000));
+    assert_eq!((out.verdict, out.segment()), (REDIRECT, steered(START + 2000)));
+    fe.fe_in(&packet(END));
+    assert_eq!(fe.copies(1), [steered(END)]);
+    assert_eq!(fe.fe_in(&packet(END + 9)).segment(), packet(START + 9));
+    assert_eq!(fe.counted()["fe_completed"], 1);
+}

@@ -1,0 +1,12 @@
+//! The steering programs, packet by packet (bpf/), and their loader. All of it takes root; without, every test says
+//! so and ends.
+
+mod backend;
+mod egress;
+mod host;
+mod ingress;
+mod loader;
+mod model;
+mod programs;
+mod segment;
+mod sockets;

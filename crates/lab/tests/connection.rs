@@ -1,0 +1,63 @@
+//! The client's connection, seen from the client: a capture of a run shows one whole TCP connection.
+
+mod service;
+
+use anyhow::{Result, ensure};
+use service::{FILES, may_run, start};
+use shunt_lab::{Capture, Expect, Fetch, Tcpdump, file_sha256};
+
+/// Every file, twice, over one connection; `pipeline`: all requests at once.
+fn one_connection(test: &str, pipeline: bool) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start(1, |service| {
+        let paths: Vec<String> = FILES.iter().chain(FILES).map(|(name, _)| format!("/{name}")).collect();
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        let client = service.lab.client();
+        let capture = Tcpdump::start(client, "client0", "tcp")?;
+        let mut fetch = Fetch::new(service.service.chain().server());
+        fetch.pipeline = pipeline;
+        let fetched = fetch.run(client, &paths)?;
+        let capture = Capture::read(capture.stop()?)?;
+        for one in &fetched {
+            ensure!(one.status == 200, "{}: status {}", one.path, one.status);
+            ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+            ensure!(!one.fields.iter().any(|(name, _)| name.starts_with("shunt")), "{:?}", one.fields);
+        }
+        let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(0));
+        verdict.check()?;
+        // Of a pipeline, a response may find bytes of the one before it still unsent: then it is fetched.
+        let stats = service.frontend_stats()?;
+        let shortcuts = stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_begin") } else { 0 };
+        ensure!(shortcuts == 2 * 4, "{shortcuts} shortcuts: {:#}", stats.0);
+        Ok(())
+    })
+}
+
+#[test]
+fn one_whole_connection_request_by_request() -> Result<()> {
+    one_connection("one_whole_connection_request_by_request", false)
+}
+
+#[test]
+fn one_whole_connection_pipelined() -> Result<()> {
+    one_connection("one_whole_connection_pipelined", true)
+}
+
+#[test]
+fn a_slow_reader_gets_everything() -> Result<()> {
+    if !may_run("a_slow_reader_gets_everything") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let mut fetch = Fetch::new(service.service.chain().server());
+        fetch.read_bytes = 64 << 10;
+        fetch.pause = std::time::Duration::from_millis(10);
+        let fetched = fetch.run(service.lab.client(), &["/7m", "/64k", "/1m"])?;
+        for one in &fetched {
+            ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+        }
+        service.no_fallback()
+    })
+}

@@ -1,0 +1,212 @@
+//! What goes wrong around a handoff: a body is whole, or the client sees that it is not.
+
+mod service;
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use rustix::process::Signal;
+use service::{Running, may_run, start};
+use shunt_lab::{Fetch, Fetched, fetch, file_sha256};
+
+fn good(service: &Running<'_>, fetched: &[Fetched]) -> Result<()> {
+    for one in fetched {
+        ensure!(one.status == 200, "{}: status {}", one.path, one.status);
+        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+    }
+    Ok(())
+}
+
+fn slow(service: &Running<'_>) -> Fetch {
+    let mut fetch = Fetch::new(service.service.chain().server());
+    fetch.read_bytes = 32 << 10;
+    fetch.pause = Duration::from_millis(10);
+    fetch
+}
+
+/// Does something to a file while a slow client reads it: the client must not believe what it got.
+fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start(0, |service| {
+        let file = OpenOptions::new().write(true).open(service.files.join("7m"))?;
+        let client = service.lab.client();
+        let outcome = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| slow(service).run(client, &["/7m"]));
+            std::thread::sleep(Duration::from_millis(300));
+            let changed = change(&file);
+            (changed, reader.join())
+        });
+        outcome.0?;
+        match outcome.1 {
+            Ok(Ok(_)) => bail!("the client took a changed file for the whole"),
+            Ok(Err(error)) => ensure!(format!("{error:#}").contains("reset"), "not a reset: {error:#}"),
+            Err(_) => bail!("the reader panicked"),
+        }
+        // The service goes on.
+        good(service, &fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
+    })
+}
+
+#[test]
+fn a_file_truncated_in_flight_resets() -> Result<()> {
+    spoil("a_file_truncated_in_flight_resets", |file| Ok(file.set_len(3 << 20)?))
+}
+
+#[test]
+fn a_file_overwritten_in_flight_resets() -> Result<()> {
+    spoil("a_file_overwritten_in_flight_resets", |file| Ok(file.write_all_at(&[0x55; 4096], 6 << 20)?))
+}
+
+#[test]
+fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
+    if !may_run("a_file_replaced_in_flight_is_sent_as_it_was") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let old = file_sha256(service.files.join("7m"))?;
+        let client = service.lab.client();
+        let fetched = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| slow(service).run(client, &["/7m"]));
+            std::thread::sleep(Duration::from_millis(300));
+            let other = service.files.join("other");
+            let replaced = File::create(&other).and_then(|mut file| file.write_all(&[1; 100_000]));
+            let renamed = std::fs::rename(&other, service.files.join("7m"));
+            (replaced.and(renamed), reader.join())
+        });
+        fetched.0?;
+        let Ok(Ok(fetched)) = fetched.1 else { bail!("the reader failed") };
+        ensure!(fetched[0].sha256 == old, "bytes of another file");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_killed_frontend_agent_is_not_missed() -> Result<()> {
+    if !may_run("a_killed_frontend_agent_is_not_missed") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (client, lab) = (service.lab.client(), service.lab);
+        let server = service.service.chain().server();
+        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.service.kill_agent(lab.frontend())?;
+        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.service.restart_agent(lab.frontend())?;
+        again(service)
+    })
+}
+
+#[test]
+fn a_killed_backend_agent_is_not_missed() -> Result<()> {
+    if !may_run("a_killed_backend_agent_is_not_missed") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (client, lab) = (service.lab.client(), service.lab);
+        let server = service.service.chain().server();
+        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.service.kill_agent(lab.backend())?;
+        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.service.restart_agent(lab.backend())?;
+        again(service)
+    })
+}
+
+/// Connections that had a shortcut, or none, before an agent restarted have one again, within the workers' back-off.
+fn again(service: &mut Running<'_>) -> Result<()> {
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let before = service.frontend_stats()?.count("servers.shortcuts");
+        let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k"])?;
+        good(service, &fetched)?;
+        if service.frontend_stats()?.count("servers.shortcuts") > before {
+            return Ok(());
+        }
+        ensure!(std::time::Instant::now() < deadline, "no shortcut after the restart");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
+    if !may_run("a_connection_survives_the_restart_of_both_agents") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let lab = service.lab;
+        let server = service.service.chain().server();
+        let reader = std::thread::scope(|scope| {
+            // Pauses between reads make the connection's responses span the restarts.
+            let mut fetch = Fetch::new(server);
+            fetch.pause = Duration::from_millis(150);
+            let paths = ["/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/64k", "/32k", "/1k", "/64k"];
+            let reader = scope.spawn(move || fetch.run(lab.client(), &paths));
+            std::thread::sleep(Duration::from_millis(400));
+            let restarted = [lab.frontend(), lab.backend()].into_iter().try_for_each(|host| {
+                service.service.kill_agent(host)?;
+                std::thread::sleep(Duration::from_millis(100));
+                service.service.restart_agent(host)
+            });
+            (restarted, reader.join())
+        });
+        reader.0?;
+        match reader.1 {
+            Ok(fetched) => good(service, &fetched?),
+            Err(_) => bail!("the reader panicked"),
+        }
+    })
+}
+
+#[test]
+fn reload_and_quit_let_bodies_finish() -> Result<()> {
+    if !may_run("reload_and_quit_let_bodies_finish") {
+        return Ok(());
+    }
+    start(1, |service| {
+        let (client, lab) = (service.lab.client(), service.lab);
+        let slow = slow(service);
+        let fetched = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| slow.run(client, &["/7m"]));
+            std::thread::sleep(Duration::from_millis(300));
+            for host in lab.tiers() {
+                if let Some(nginx) = service.service.chain_mut().process(host.name()) {
+                    nginx.signal(Signal::HUP);
+                }
+            }
+            reader.join()
+        });
+        match fetched {
+            Ok(fetched) => good(service, &fetched?)?,
+            Err(_) => bail!("the reader panicked"),
+        }
+        good(service, &fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
+    })
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
+    if !may_run("a_client_that_goes_away_leaves_nothing") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let server = service.service.chain().server();
+        let client = service.lab.client();
+        for _ in 0..20 {
+            client.run(|| -> Result<()> {
+                let mut stream = std::net::TcpStream::connect(server)?;
+                stream.write_all(b"GET /7m HTTP/1.1\r\nHost: x\r\n\r\n")?;
+                std::thread::sleep(Duration::from_millis(20));
+                Ok(()) // closes with unread bytes: the client's kernel resets
+            })??;
+        }
+        std::thread::sleep(Duration::from_millis(1500));
+        let backend = service.service.stats(service.lab.backend())?;
+        ensure!(backend.count("agent.senders.now") == 0, "senders are left: {:#}", backend.0["agent"]);
+        good(service, &fetch(client, server, &["/64k", "/1m"])?)
+    })
+}
