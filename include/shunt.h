@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * The interface between a server and Shunt on one machine: what a server says to the kernel about its own
- * connections (SHUNT_SOL), what it says to the agent (over SOCK_SEQPACKET), and the memory
- * that they share (board, counters, completion ring). The Rust twin of the messages is crates/wire/src/local.rs;
- * crates/wire/tests/header.rs fails where the two differ in a size or an offset.
+ * The interface between a server and Shunt on one machine: what a server says to the kernel about
+ * its own connections (SHUNT_SOL), what it says to the agent (over SOCK_SEQPACKET), and the memory
+ * that they share (board, counters, completion ring). The Rust twin of the messages is
+ * crates/wire/src/local.rs; crates/wire/tests/header.rs fails where the two differ in a size or an
+ * offset.
  *
- * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, all else in the
- * machine's order: none of this leaves the machine.
+ * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d. Ports and addresses are in network order, all
+ * else in the machine's order: none of this leaves the machine.
  */
 #ifndef SHUNT_H
 #define SHUNT_H
@@ -30,20 +31,22 @@ typedef __s64 shunt_s64;
 
 /* ---- the kernel: setsockopt and getsockopt on a client's connection ----
  *
- * Answered by the steering programs of crates/handoff, not by a kernel protocol. Only the owner of a socket can
- * make these calls, so only the owner of a connection can hand it off. Without Shunt: ENOPROTOOPT.
+ * Answered by the steering programs of crates/handoff, not by a kernel protocol. Only the owner of
+ * a socket can make these calls, so only the owner of a connection can hand it off. Without Shunt:
+ * ENOPROTOOPT.
  */
 #define SHUNT_SOL 0x53485554 /* "SHUT" */
 
-/* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from `peer`. From here
- * until the region is complete the server writes nothing. EPERM where it is refused: no such peer or ring, a region
- * still active, length 0, or bytes of the server's own that have not left yet. */
-#define SHUNT_BEGIN 1
-/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of what the
- * client has not acknowledged; only a reset may follow. */
+/* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
+ * `peer`. From here until the region is complete the server writes nothing. EPERM where it is
+ * refused: no such peer or ring, a region still active, length 0, or bytes of the server's own that
+ * have not left yet. */
+#define SHUNT_BEGIN  1
+/* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of
+ * what the client has not acknowledged; only a reset may follow. */
 #define SHUNT_CANCEL 2
 /* getsockopt(SHUNT_STATE, struct shunt_state): the newest region of this connection. */
-#define SHUNT_STATE 1
+#define SHUNT_STATE  1
 
 struct shunt_begin {
     shunt_u32 peer;    /* index into the board */
@@ -52,9 +55,9 @@ struct shunt_begin {
     shunt_u64 length;  /* bytes, at least 1 */
 };
 
-#define SHUNT_REGION_NONE 0
-#define SHUNT_REGION_ACTIVE 1
-#define SHUNT_REGION_COMPLETE 2
+#define SHUNT_REGION_NONE      0
+#define SHUNT_REGION_ACTIVE    1
+#define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
 
 struct shunt_state {
@@ -84,12 +87,12 @@ struct shunt_state {
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
 #define SHUNT_OPTION_TIMESTAMPS 1
-#define SHUNT_OPTION_SACK 2
-#define SHUNT_OPTION_WSCALE 4
+#define SHUNT_OPTION_SACK       2
+#define SHUNT_OPTION_WSCALE     4
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
-#define SHUNT_EVENT_RESET 2    /* the client has reset the connection while the region was active */
+#define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
 
 struct shunt_event {
     shunt_u64 handoff;
@@ -100,30 +103,31 @@ struct shunt_event {
 
 /* ---- the board: who is there, read without a system call ----
  *
- * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state` is UP before
- * and `epoch` is the same before and after reading them (a sequence lock: odd while it changes).
+ * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state`
+ * is UP before and `epoch` is the same before and after reading them (a sequence lock: odd while it
+ * changes).
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
 #define SHUNT_BOARD_PEERS 64
-#define SHUNT_NAME_BYTES 64
+#define SHUNT_NAME_BYTES  64
 
 #define SHUNT_PEER_DOWN 0
-#define SHUNT_PEER_UP 1
+#define SHUNT_PEER_UP   1
 
 struct shunt_board_peer {
     shunt_u32 epoch; /* grows by 2 with every session; odd while the entry changes */
     shunt_u32 state; /* SHUNT_PEER_* */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
-    shunt_u8 our_key[16];   /* tags of the offers that this machine makes to that peer */
-    shunt_u8 their_key[16]; /* tags of the offers that the peer makes to this machine */
+    shunt_u8 our_key[16];            /* tags of the offers that this machine makes to that peer */
+    shunt_u8 their_key[16];          /* tags of the offers that the peer makes to this machine */
 };
 
 struct shunt_board {
     shunt_u32 magic;
     shunt_u32 version;
-    shunt_u32 alive;     /* 1 while the agent runs; 0 after it stopped */
-    shunt_u32 frontend;  /* 1: steering is loaded, SHUNT_BEGIN works */
-    shunt_u32 backend;   /* 1: offers are taken */
+    shunt_u32 alive;    /* 1 while the agent runs; 0 after it stopped */
+    shunt_u32 frontend; /* 1: steering is loaded, SHUNT_BEGIN works */
+    shunt_u32 backend;  /* 1: offers are taken */
     shunt_u32 offer_lifetime_ms;
     shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
@@ -131,6 +135,7 @@ struct shunt_board {
 
 /* ---- counters: a memfd per worker, summed by the agent ----  */
 #define SHUNT_COUNTERS 64
+/* clang-format off */
 /* index, name in `shunt stats`, meaning */
 #define SHUNT_COUNTER_LIST(X)                                                                       \
     X(0, shortcuts, "responses whose body went past this frontend")                                 \
@@ -161,6 +166,7 @@ struct shunt_board {
     X(25, refused_body, "502: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")
+/* clang-format on */
 
 struct shunt_counters {
     shunt_u64 value[SHUNT_COUNTERS];
@@ -168,39 +174,41 @@ struct shunt_counters {
 
 /* ---- messages between a server and its agent: SOCK_SEQPACKET ----
  *
- * A packet holds one message, or several one after the other, at most SHUNT_PACKET_BYTES; one with a descriptor holds
- * one.
+ * A packet holds one message, or several one after the other, at most SHUNT_PACKET_BYTES; one with
+ * a descriptor holds one.
  */
 #define SHUNT_PACKET_BYTES 4096
-#define SHUNT_MSG_HELLO 1   /* server to agent, first on every connection */
-#define SHUNT_MSG_WELCOME 2 /* its answer; descriptors: board, counters, ring (control connections only) */
-#define SHUNT_MSG_OFFER 3   /* offers connection; one descriptor: the file */
+#define SHUNT_MSG_HELLO    1 /* server to agent, first on every connection */
+#define SHUNT_MSG_WELCOME \
+    2 /* its answer; descriptors: board, counters, ring (control connections only) */
+#define SHUNT_MSG_OFFER   3 /* offers connection; one descriptor: the file */
 #define SHUNT_MSG_HANDOFF 4 /* control connection, after SHUNT_BEGIN */
-#define SHUNT_MSG_ABORT 5   /* control: the server gave a handoff up */
-#define SHUNT_MSG_ENDED 6   /* agent to server: a handoff or fetch ended without success */
-#define SHUNT_MSG_FETCH 7   /* control: the payload of an offer, please, as a stream */
-#define SHUNT_MSG_FETCHED 8 /* its answer; one descriptor: a socket that yields `length` bytes, then EOF */
-#define SHUNT_MSG_STATS 9   /* any connection, also the first message: counters */
+#define SHUNT_MSG_ABORT   5 /* control: the server gave a handoff up */
+#define SHUNT_MSG_ENDED   6 /* agent to server: a handoff or fetch ended without success */
+#define SHUNT_MSG_FETCH   7 /* control: the payload of an offer, please, as a stream */
+#define SHUNT_MSG_FETCHED \
+    8 /* its answer; one descriptor: a socket that yields `length` bytes, then EOF */
+#define SHUNT_MSG_STATS      9  /* any connection, also the first message: counters */
 #define SHUNT_MSG_STATS_TEXT 10 /* its answer: struct shunt_header, then JSON */
 
 #define SHUNT_CHANNEL_CONTROL 1
-#define SHUNT_CHANNEL_OFFERS 2
+#define SHUNT_CHANNEL_OFFERS  2
 
 /* why a handoff or a fetch ended, or a session was closed */
 #define SHUNT_REASON_UNKNOWN_OFFER 1
-#define SHUNT_REASON_EXPIRED 2
-#define SHUNT_REASON_TAG 3
-#define SHUNT_REASON_LENGTH 4
-#define SHUNT_REASON_FILE_CHANGED 5
-#define SHUNT_REASON_SOCKET 6     /* a system call of the sender failed */
-#define SHUNT_REASON_PEER_LOST 7
-#define SHUNT_REASON_NO_PROGRESS 8
-#define SHUNT_REASON_LIMIT 9
-#define SHUNT_REASON_MALFORMED 10
-#define SHUNT_REASON_VERSION 11
-#define SHUNT_REASON_ABORTED 12
-#define SHUNT_REASON_BUSY 13      /* the backend already sends on that flow */
-#define SHUNT_REASON_CLIENT_GONE 14
+#define SHUNT_REASON_EXPIRED       2
+#define SHUNT_REASON_TAG           3
+#define SHUNT_REASON_LENGTH        4
+#define SHUNT_REASON_FILE_CHANGED  5
+#define SHUNT_REASON_SOCKET        6 /* a system call of the sender failed */
+#define SHUNT_REASON_PEER_LOST     7
+#define SHUNT_REASON_NO_PROGRESS   8
+#define SHUNT_REASON_LIMIT         9
+#define SHUNT_REASON_MALFORMED     10
+#define SHUNT_REASON_VERSION       11
+#define SHUNT_REASON_ABORTED       12
+#define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
+#define SHUNT_REASON_CLIENT_GONE   14
 
 struct shunt_header {
     shunt_u32 kind; /* SHUNT_MSG_* */
@@ -215,8 +223,9 @@ struct shunt_hello {
 
 struct shunt_welcome {
     struct shunt_header header;
-    shunt_u32 worker; /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
-    shunt_u32 ring;   /* for shunt_begin; control only, else 0xffffffff */
+    shunt_u32
+        worker;     /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
+    shunt_u32 ring; /* for shunt_begin; control only, else 0xffffffff */
 };
 
 struct shunt_offer {
@@ -227,8 +236,8 @@ struct shunt_offer {
     shunt_u64 offset; /* bytes into the file */
     shunt_u64 length;
     shunt_u8 tag[16];
-    shunt_s64 mtime_ns;  /* of the file when its header was made: st_mtim */
-    shunt_u64 size;      /* of the file then */
+    shunt_s64 mtime_ns; /* of the file when its header was made: st_mtim */
+    shunt_u64 size;     /* of the file then */
 };
 
 struct shunt_handoff {
@@ -256,7 +265,7 @@ struct shunt_handoff {
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 first;   /* 1: the first handoff of this connection: any older socket for it is stale */
+    shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
     shunt_u8 pad[6];
 };
 
@@ -289,12 +298,13 @@ struct shunt_fetched {
 };
 
 /*
- * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the session's key,
- * over nonce (16 bytes, from the consent), offer number and length (8 bytes each, little-endian).
+ * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the
+ * session's key, over nonce (16 bytes, from the consent), offer number and length (8 bytes each,
+ * little-endian).
  *
- * Header fields (RFC 9110 structured like parameters, one space after each semicolon, all lower case):
- *   request   Shunt-Consent: 1; frontend=NAME; nonce=32HEX; tiers=N
- *   response  Shunt-Payload: 1; backend=NAME; offer=16HEX; length=DECIMAL; tag=32HEX
+ * Header fields (RFC 9110 structured like parameters, one space after each semicolon, all lower
+ * case): request   Shunt-Consent: 1; frontend=NAME; nonce=32HEX; tiers=N response  Shunt-Payload:
+ * 1; backend=NAME; offer=16HEX; length=DECIMAL; tag=32HEX
  */
 #define SHUNT_TAG_INPUT_BYTES 32
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libFuzzer on the module's two header fields: whatever parses is just what its values are written as, so
- * that no two tiers can read one field differently.
+ * libFuzzer on the module's two header fields: whatever parses is just what its values are written
+ * as, so that no two tiers can read one field differently.
  */
 #include <assert.h>
 #include <inttypes.h>

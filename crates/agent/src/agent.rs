@@ -95,8 +95,8 @@ impl Agent {
         let frontend = config.frontend.as_ref();
         let frontend = frontend.map(|frontend| FrontendSteering::load(&config, &frontend.interfaces)).transpose()?;
         let senders = Self::load_senders(&config)?;
-        let peer_listener = TcpListener::bind(config.listen)
-            .map_err(|error| AgentError::Listen { address: config.listen, error })?;
+        let peer_listener =
+            TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
         let local_listener = packets::listen(&config.socket, config.socket_group)
             .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;

@@ -12,8 +12,7 @@ use crate::poll::{Interest, Source};
 impl Agent {
     pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
         self.counts.claims += 1;
-        let claimant =
-            Claimant { peer: peer as u32, worker: claim.worker.get(), handoff: claim.handoff.get() };
+        let claimant = Claimant { peer: peer as u32, worker: claim.worker.get(), handoff: claim.handoff.get() };
         match self.send_payload(peer, claim, claimant) {
             Ok(progress) => self.follow(progress),
             Err(reason) => self.tell_peer(peer, claimant.worker, claimant.handoff, reason),

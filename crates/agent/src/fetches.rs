@@ -96,7 +96,9 @@ impl Agent {
         match out.transport.fill_at_most(FETCHED_BYTES).and_then(|()| out.transport.next_frame()).map_err(reason)? {
             None => Ok(false),
             Some(Frame::Fetched(fetched)) if fetched.length.get() == out.length => Ok(true),
-            Some(Frame::Refused(refused)) => Err(Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed)),
+            Some(Frame::Refused(refused)) => {
+                Err(Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed))
+            }
             Some(_) => Err(Reason::Malformed),
         }
     }

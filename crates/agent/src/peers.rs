@@ -192,10 +192,10 @@ impl Agent {
         peer.backoff = BACKOFF.0;
         peer.link = Link::Up(Session { transport, local, senders: (remote, hello.sender_port.get()), blocked: false });
         let our_key = peer.offer_key;
-        if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get()) {
-            if let Err(error) = frontend.set_peer(index as u32, remote, port, local) {
-                tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
-            }
+        if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get())
+            && let Err(error) = frontend.set_peer(index as u32, remote, port, local)
+        {
+            tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
         }
         self.board.up(index, our_key, hello.offer_key)?;
         self.counts.sessions += 1;

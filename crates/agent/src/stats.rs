@@ -94,9 +94,10 @@ impl Agent {
 
     /// Everything that is counted.
     pub fn stats(&self) -> Value {
-        let peers = self.peers.iter().map(|peer| {
-            json!({"name": peer.name, "address": peer.address.to_string(), "up": peer.is_up()})
-        });
+        let peers = self
+            .peers
+            .iter()
+            .map(|peer| json!({"name": peer.name, "address": peer.address.to_string(), "up": peer.is_up()}));
         json!({
             "name": self.config.name,
             "peers": peers.collect::<Vec<_>>(),

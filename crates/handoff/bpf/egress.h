@@ -12,9 +12,12 @@ enum fate {
     ACK_MOVED,  /* a pure ACK: to the right edge of the client's window, never old, never data */
     RST_MOVED,  /* to the client's next sequence number, the only one that resets (RFC 5961) */
     FIN_TO_RST, /* the server left its client with half a response: say so */
+    ACK_HELD,   /* dropped, see may_acknowledge */
     UNTOUCHED,
     DROPPED,
 };
+
+#define ACK_AHEAD_BYTES 16384
 
 struct departure {
     enum fate fate;
@@ -36,6 +39,18 @@ static __always_inline void translate(struct flow *flow, __u32 seq, __u32 end, s
     d->fate = to_client(&flow->spaces, seq, end, &d->seq) ? TRANSLATED : DROPPED;
 }
 
+/*
+ * The backend's first segments acknowledge what the frontend had when the region began. A client
+ * takes an ACK that is older than its window for forged (RFC 5961, 5.2) and drops the payload with
+ * it. So until the client has some of the payload, and with its ACK of that the backend learns the
+ * newest number, the frontend acknowledges no more than what any window covers.
+ */
+static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
+{
+    return flow->spaces.status != SHUNT_REGION_ACTIVE || flow->spaces.acked ||
+           !is_before(flow->rcv_nxt + ACK_AHEAD_BYTES, ack);
+}
+
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)
 {
@@ -55,7 +70,7 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
         translate(flow, p->seq, end, d);
         flow->flags &= ~FLOW_START_ACKED;
     } else {
-        d->fate = ACK_MOVED;
+        d->fate = may_acknowledge(flow, p->ack) ? ACK_MOVED : ACK_HELD;
         d->seq = client_edge(flow);
     }
 }
@@ -93,6 +108,8 @@ static __always_inline void count_departure(const struct packet *p, const struct
         count(FE_OUT_TRANSLATED);
     else if (d->fate == ACK_MOVED)
         count(FE_OUT_ACK_MOVED);
+    else if (d->fate == ACK_HELD)
+        count(FE_OUT_ACK_HELD);
     else if (d->fate == RST_MOVED)
         count(FE_OUT_RST_MOVED);
     else if (d->fate == FIN_TO_RST)
@@ -152,7 +169,7 @@ int fe_out(struct __sk_buff *skb)
     bpf_spin_unlock(&flow->lock);
 
     count_departure(&p, &d);
-    if (d.fate == DROPPED)
+    if (d.fate == DROPPED || d.fate == ACK_HELD)
         return TC_ACT_SHOT;
     if (d.fate == UNTOUCHED)
         return PASS;

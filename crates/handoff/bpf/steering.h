@@ -134,6 +134,7 @@ struct sender_slot {
     X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                               \
     X(FE_OUT_TRANSLATED, "frontend segments translated")                                           \
     X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                  \
+    X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")    \
     X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                 \
     X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")     \
     X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                     \

@@ -20,7 +20,7 @@ pub(crate) fn prepare(directory: &Path) -> Result<(), SteeringError> {
         source,
     })?;
     match statfs(directory) {
-        Ok(found) if i64::from(found.f_type) == BPF_FS_MAGIC => Ok(()),
+        Ok(found) if found.f_type == BPF_FS_MAGIC => Ok(()),
         _ => Err(SteeringError::NotBpffs { path: directory.into() }),
     }
 }

@@ -296,13 +296,14 @@ impl<T: SenderTable> Senders<T> {
     fn parked(&mut self, key: &SenderKey, claim: &Claim) -> Option<usize> {
         let index = *self.by_key.get(key)?;
         let sender = &self.slots[index];
-        let same_flow = claim.first == 0 && sender.server.address == claim.server_address
+        let same_flow = claim.first == 0
+            && sender.server.address == claim.server_address
             && sender.server.port_be == claim.server_port
             && sender.mss >= claim.mss.get();
         // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
         // sent again, they would land in the next payload's sequence space.
-        let settled = !matches!(sender.state, State::Sending(_))
-            && unacknowledged(&sender.socket).is_ok_and(|bytes| bytes == 0);
+        let settled =
+            !matches!(sender.state, State::Sending(_)) && unacknowledged(&sender.socket).is_ok_and(|bytes| bytes == 0);
         if same_flow && settled {
             return Some(index);
         }
@@ -522,4 +523,3 @@ pub(crate) fn reason_of(errno: Errno) -> Reason {
         _ => Reason::Socket,
     }
 }
-

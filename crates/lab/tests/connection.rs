@@ -29,7 +29,8 @@ fn one_connection(test: &str, pipeline: bool) -> Result<()> {
         verdict.check()?;
         // Of a pipeline, a response may find bytes of the one before it still unsent: then it is fetched.
         let stats = service.frontend_stats()?;
-        let shortcuts = stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_begin") } else { 0 };
+        let shortcuts =
+            stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_begin") } else { 0 };
         ensure!(shortcuts == 2 * 4, "{shortcuts} shortcuts: {:#}", stats.0);
         Ok(())
     })

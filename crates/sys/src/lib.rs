@@ -1,6 +1,6 @@
 //! The one home of raw kernel interfaces that no library wraps.
 
 pub mod mapped;
+pub mod netns;
 pub mod repair;
 pub mod sockopt;
-pub mod netns;

@@ -25,14 +25,13 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
     /// # Errors
     /// The kernel's, or that `T` is not as long as an element is in the map (a multiple of 8).
     pub fn new(map: impl AsFd, entries: usize) -> io::Result<Self> {
-        if size_of::<T>() % 8 != 0 || align_of::<T>() > 8 {
+        if !size_of::<T>().is_multiple_of(8) || align_of::<T>() > 8 {
             return Err(io::Error::other("the element of a mapped array is a multiple of 8 bytes"));
         }
         let bytes = entries * size_of::<T>();
         // SAFETY: a new mapping at an address of the kernel's choice; the kernel refuses a length beyond the map's.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, map, 0)
-        }?;
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, map, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
         Ok(Self { base, entries, values: PhantomData })
     }

@@ -144,10 +144,7 @@ fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
 /// may change the window (RFC 9293, 3.10.7.4).
 fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
     let window = [rcv_nxt, snd_wnd, snd_wnd.max(1), rcv_wnd, rcv_nxt];
-    at(
-        "setsockopt(TCP_REPAIR_WINDOW)",
-        set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()),
-    )
+    at("setsockopt(TCP_REPAIR_WINDOW)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()))
 }
 
 /// Tells a socket that has nothing outstanding what its peer's window is now.

@@ -63,8 +63,7 @@ fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> 
     let mut value = T::new_zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a `T`.
-    let status = unsafe {
-        libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut value).cast(), &mut length)
-    };
+    let status =
+        unsafe { libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
     if status == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }

@@ -148,18 +148,18 @@ message!(
     /// Its answer. Descriptors: board, counters and, on a control connection of a frontend, the completion ring.
     Welcome, kind::WELCOME, { worker: u32, ring: u32, });
 message!(
-    /// A payload that the agent may send; one descriptor, the file.
-    Offer, kind::OFFER, {
-        peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, mtime_ns: i64, size: u64,
-    });
+/// A payload that the agent may send; one descriptor, the file.
+Offer, kind::OFFER, {
+    peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, mtime_ns: i64, size: u64,
+});
 message!(
-    /// The send side of a client's connection, for one payload.
-    Handoff, kind::HANDOFF, {
-        peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
-        client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
-        start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-        srtt_us: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6],
-    });
+/// The send side of a client's connection, for one payload.
+Handoff, kind::HANDOFF, {
+    peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
+    client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
+    start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
+    srtt_us: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6],
+});
 message!(
     /// The server gave a handoff up.
     Abort, kind::ABORT, { handoff: u64, });

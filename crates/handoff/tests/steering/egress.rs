@@ -103,6 +103,19 @@ fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
 }
 
 #[test]
+fn acks_wait_for_the_first_of_the_payload() {
+    let begun = Flow { rcv_nxt: 77_000, ..active() };
+    let mut fe = frontend!(Flow { spaces: Spaces { acked: 0, ..begun.spaces }, ..begun });
+    let ack = |bytes| Segment { ack: 77_000 + bytes, ..from_server(LOCAL) };
+    assert_eq!(fe.fe_out(&ack(16_384)).verdict, PASS);
+    assert_eq!(fe.fe_out(&ack(16_385)).verdict, SHOT);
+    assert_eq!(fe.counted(), once(&["fe_out_ack_moved", "fe_out_ack_held"]));
+    assert_eq!(fe.flow().server_ack, 77_000 + 16_385, "the backend's segments will carry it");
+    fe.set_flow(&begun);
+    assert_eq!(fe.fe_out(&ack(16_385)).verdict, PASS);
+}
+
+#[test]
 fn a_keepalive_probe_opens_the_way_for_its_answer() {
     let mut fe = frontend!(active());
     let probe = from_server(LOCAL - 1);

@@ -44,7 +44,7 @@ impl Segment {
 
     pub fn options(mut self, options: &[u8]) -> Self {
         self.options.extend_from_slice(options);
-        assert!(self.options.len() <= 40 && self.options.len() % 4 == 0, "{:?}", self.options);
+        assert!(self.options.len() <= 40 && self.options.len().is_multiple_of(4), "{:?}", self.options);
         self
     }
 

@@ -3,14 +3,17 @@
 //! The frontend's server writes headers and footers. The payloads come from a socket that the backend restores from
 //! SHUNT_STATE, with none of the agent's code in between. The client reads one stream and compares every byte.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapHandle, MapInfo, RingBufferBuilder};
 use shunt_handoff::bpf::SteerPeer;
+use shunt_handoff::counters::COUNTERS;
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all};
 use shunt_sys::repair::{Restored, close_silently, restore};
@@ -80,6 +83,20 @@ fn state(socket: &TcpStream) -> std::io::Result<State> {
 
 fn begin(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_BEGIN, &Begin { peer: PEER, ring: RING, handoff, length })
+}
+
+/// The backend's socket for one payload, and who writes into it.
+struct Sending {
+    socket: OwnedFd,
+    writer: JoinHandle<()>,
+}
+
+impl Sending {
+    /// All is acknowledged: the next socket may have the same addresses.
+    fn finish(self) {
+        self.writer.join().expect("the writer is done");
+        close_silently(self.socket);
+    }
 }
 
 /// Bytes that say where in which stream they are.
@@ -152,7 +169,7 @@ impl Steered {
     }
 
     /// Hands `payload` off on `server`'s connection and sends it from the backend.
-    fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> OwnedFd {
+    fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
         let until = Instant::now() + Duration::from_secs(5);
         while let Err(error) = begin(server, handoff, payload.len() as u64) {
             assert!(Instant::now() < until, "SHUNT_BEGIN: {error}");
@@ -163,12 +180,13 @@ impl Steered {
         let socket = self.restore(&state);
         let sending = socket.try_clone().expect("dup");
         let payload = payload.to_vec();
-        std::thread::spawn(move || {
+        let writer = std::thread::spawn(move || {
             let mut socket = TcpStream::from(sending);
             socket.set_nonblocking(false).expect("blocking");
-            socket.write_all(&payload).expect("the payload goes out");
+            // It fails where the client leaves.
+            let _ = socket.write_all(&payload);
         });
-        socket
+        Sending { socket, writer }
     }
 
     fn restore(&mut self, state: &State) -> OwnedFd {
@@ -221,21 +239,21 @@ impl Steered {
             builder.add(&map, read).expect("a ring");
             builder.build().expect("a ring").poll(Duration::from_secs(20)).expect("poll");
         }
-        if events.len() != 1 {
-            let nst = self.hosts.client.run(|| std::process::Command::new("sh").args(["-c", "nstat -as 2>/dev/null || cat /proc/thread-self/net/netstat; ss -tin"]).output().unwrap()).unwrap();
-            println!("{}", String::from_utf8_lossy(&nst.stdout));
-            let nst = self.hosts.backend.run(|| std::process::Command::new("sh").args(["-c", "ss -tinoe"]).output().unwrap()).unwrap();
-            println!("backend {}", String::from_utf8_lossy(&nst.stdout));
-        }
-        let named: Vec<String> = self.frontend.counters().unwrap().into_iter().chain(self.backend.counters().unwrap()).filter(|c| c.value > 0).map(|c| format!("{}={}", c.name, c.value)).collect();
-        assert_eq!(events.len(), 1, "one event: {named:?}");
+        assert_eq!(events.len(), 1, "one event: {:?}", self.counted());
         events[0]
     }
 
-    fn count(&self, name: &str) -> u64 {
+    /// All counters that are not 0.
+    fn counted(&self) -> BTreeMap<&'static str, u64> {
         let mut counters = self.frontend.counters().expect("counters");
         counters.extend(self.backend.counters().expect("counters"));
-        counters.iter().find(|counter| counter.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+        let counted = counters.into_iter().map(|counter| (counter.name, counter.value));
+        counted.filter(|(_, value)| *value > 0).collect()
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        assert!(COUNTERS.iter().any(|(known, _)| *known == name), "no counter {name}");
+        self.counted().get(name).copied().unwrap_or(0)
     }
 }
 
@@ -283,9 +301,9 @@ fn serve(steered: &mut Steered, lengths: &[usize]) {
         server.read_exact(&mut read).expect("the request comes in");
         assert_eq!(read, request.as_bytes());
         server.write_all(format!("header {n}\n").as_bytes()).expect("header");
-        let socket = steered.hand_off(&server, handoff, &payload(handoff, length));
+        let sending = steered.hand_off(&server, handoff, &payload(handoff, length));
         assert_eq!(steered.event(), (handoff, length as u64, 1));
-        close_silently(socket);
+        sending.finish();
         assert_eq!(state(&server).unwrap().status, 2);
         server.write_all(format!("footer {n}\n").as_bytes()).expect("footer");
     }
@@ -351,12 +369,12 @@ fn what_the_client_sends_meanwhile_reaches_the_frontend() {
     });
     let server_reads = server.try_clone().expect("dup");
     let reader = std::thread::spawn(move || expect(&mut { server_reads }, &upload));
-    let socket = steered.hand_off(&server, 1, &body);
+    let sending = steered.hand_off(&server, 1, &body);
     assert_eq!(steered.event(), (1, body.len() as u64, 1));
     reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     server.write_all(b"footer").expect("footer");
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    close_silently(socket);
+    sending.finish();
 }
 
 #[test]
@@ -374,12 +392,12 @@ fn a_new_agent_takes_over_in_the_middle_of_a_handoff() {
         expect(&mut client, &read);
         expect(&mut client, b"footer");
     });
-    let socket = steered.hand_off(&server, 1, &body);
+    let sending = steered.hand_off(&server, 1, &body);
     steered.frontend = Frontend::load(&steered.frontend_config).expect("the frontend loads again");
     assert_eq!(steered.event(), (1, body.len() as u64, 1));
     server.write_all(b"footer").expect("footer");
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    close_silently(socket);
+    sending.finish();
     assert_eq!(steered.count("fe_begun"), 1, "the counters go on");
 }
 
@@ -392,10 +410,9 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
     let (mut server, mut client) = steered.connect();
     server.write_all(b"header").expect("header");
     expect(&mut client, b"header");
-    let socket = steered.hand_off(&server, 1, &payload(1, 100));
-    // Nothing of the second half comes: the backend has 100 of 200 bytes.
-    let _ = socket;
+    let sending = steered.hand_off(&server, 1, &payload(1, 100));
     assert_eq!(steered.event().2, 1);
+    sending.finish();
     begin(&server, 2, 200).expect("SHUNT_BEGIN");
     drop(server);
     let mut read = vec![0; 300];
@@ -421,14 +438,14 @@ fn a_client_that_resets_is_reported() {
     expect(&mut client, b"header");
     client.write_all(b"never read").expect("a request");
     server.read_exact(&mut [0; 10]).expect("the request");
-    let socket = steered.hand_off(&server, 1, &payload(1, 3_000_000));
+    let sending = steered.hand_off(&server, 1, &payload(1, 3_000_000));
     client.read_exact(&mut [0; 1000]).expect("some of it");
     drop(client); // with unread data: a reset
     let (handoff, acked, kind) = steered.event();
     assert_eq!((handoff, kind), (1, 2));
     assert!(acked < 3_000_000);
     assert_eq!(steered.count("fe_client_reset"), 1);
-    drop(socket);
+    sending.finish();
 }
 
 #[test]
