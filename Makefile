@@ -9,7 +9,7 @@ BIN := target/release
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
 	$(CARGO) build --release --workspace --bins
-	$(MAKE) -C nginx
+	@$(MAKE) --no-print-directory -C nginx
 
 demo: build            ## real nginx tiers, with and without Shunt, and what that saves
 	$(SUDO) $(BIN)/shunt demo

@@ -159,6 +159,12 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     reason = rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx) : SHUNT_COUNT_fetched_unsent;
 
+    /* a client that has gone since: there is nobody to fetch the payload for */
+    if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
+        r->connection->error = 1;
+        return NGX_ERROR;
+    }
+
     if (reason) {
         ngx_http_shunt_outcome(r, reason);
         ctx->mode = SHUNT_MODE_FETCH_LATE;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The system calls on a client's connection, without nginx. */
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -30,4 +31,16 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
     struct linger linger = {.l_onoff = 1, .l_linger = 0};
 
     return setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+}
+
+int ngx_http_shunt_kernel_error(int fd)
+{
+    int error = 0;
+    socklen_t len = sizeof(error);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) == -1) {
+        return errno;
+    }
+
+    return error;
 }

@@ -10,5 +10,7 @@ int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_state(int fd, struct shunt_state *state);
 int ngx_http_shunt_kernel_cancel(int fd);
 int ngx_http_shunt_kernel_reset_on_close(int fd);
+/* The errno that the connection failed with, taken from it, or 0. */
+int ngx_http_shunt_kernel_error(int fd);
 
 #endif

@@ -7,7 +7,7 @@ enum steer_counter {
 #define STEER_COUNTER_ENUM(name, meaning) name,
     STEER_COUNTER_LIST(STEER_COUNTER_ENUM)
 #undef STEER_COUNTER_ENUM
-    STEER_COUNTERS
+        STEER_COUNTERS
 };
 
 struct {

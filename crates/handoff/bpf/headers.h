@@ -19,7 +19,7 @@
 #include <bpf/bpf_endian.h>
 
 /* <sys/socket.h>, which a BPF target cannot include. */
-#define AF_INET 2
+#define AF_INET  2
 #define AF_INET6 10
 
 #include "../../../include/shunt.h"

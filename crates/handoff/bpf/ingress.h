@@ -23,16 +23,16 @@
 #define INGRESS_H
 
 /* skb->mark of a clone; the low bits say which of the flow's breaks it belongs to. */
-#define COPY_MARK 0x53480000
+#define COPY_MARK      0x53480000
 #define COPY_MARK_MASK 0xffff0000
 
 struct route {
-    bool server;   /* the frontend's stack gets it */
-    bool nobody;   /* drop: acknowledges what nobody has sent */
-    bool clamped;  /* the frontend's ACK number is the region's start */
-    bool late;     /* the copy is a report of late duplicates */
-    int copy;      /* index of the break whose backend gets a copy, or NO_BREAK */
-    __u32 ack;     /* for the frontend: LOCAL */
+    bool server;  /* the frontend's stack gets it */
+    bool nobody;  /* drop: acknowledges what nobody has sent */
+    bool clamped; /* the frontend's ACK number is the region's start */
+    bool late;    /* the copy is a report of late duplicates */
+    int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
+    __u32 ack;    /* for the frontend: LOCAL */
     __u32 ring;
     struct shunt_event event; /* kind 0: none */
 };

@@ -30,12 +30,12 @@ struct tcp_sock {
 struct connection {
     __u32 write_seq;
     __u32 snd_wnd;
-    __u32 tsval;     /* our timestamp clock */
+    __u32 tsval; /* our timestamp clock */
     __u32 ts_recent;
     __u8 snd_wscale;
     __u8 rcv_wscale;
-    __u8 options;    /* SHUNT_OPTION_* */
-    bool usable;     /* its timestamps tick in milliseconds, as the backend's will */
+    __u8 options; /* SHUNT_OPTION_* */
+    bool usable;  /* its timestamps tick in milliseconds, as the backend's will */
 };
 
 /* A socket's pointer is the kernel's address of it, but no offset may be added to that type. */

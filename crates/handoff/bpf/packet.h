@@ -13,18 +13,18 @@
 #define PACKET_H
 
 /* Not in the headers of every floor kernel's libc. */
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86DD
+#define ETH_P_IP        0x0800
+#define ETH_P_IPV6      0x86DD
 #define IP_MF_OR_OFFSET 0x3fff
 
 /* The filters after ours decide: we are not alone on an interface. */
 #define PASS TC_ACT_UNSPEC
 
-#define TCP_HEADER_MIN 20
-#define TCP_HEADER_MAX 60
+#define TCP_HEADER_MIN  20
+#define TCP_HEADER_MAX  60
 #define TCP_CHECKSUM_AT 16
 /* Ethernet, IPv6, TCP with all its options. */
-#define HEADERS_MAX (14 + 40 + TCP_HEADER_MAX)
+#define HEADERS_MAX     (14 + 40 + TCP_HEADER_MAX)
 
 /* Byte 13 of the TCP header (RFC 9293, 3.1). */
 #define TH_FIN 0x01
@@ -40,8 +40,8 @@ struct packet {
     __u32 destination[4];
     __be16 source_port;
     __be16 destination_port;
-    __u32 transport;     /* offset of the TCP header in the frame */
-    __u32 header_bytes;  /* of the TCP header, with options */
+    __u32 transport;    /* offset of the TCP header in the frame */
+    __u32 header_bytes; /* of the TCP header, with options */
     __u32 payload_bytes;
     __u32 seq;
     __u32 ack;

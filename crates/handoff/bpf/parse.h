@@ -3,12 +3,12 @@
 #ifndef PARSE_H
 #define PARSE_H
 
-#define TCPOPT_EOL 0
-#define TCPOPT_NOP 1
-#define TCPOPT_SACK 5
-#define TCPOPT_TIMESTAMP 8
+#define TCPOPT_EOL         0
+#define TCPOPT_NOP         1
+#define TCPOPT_SACK        5
+#define TCPOPT_TIMESTAMP   8
 /* What nearly every packet's options are: two NOPs, then timestamps (RFC 7323, appendix A). */
-#define USUAL_OPTIONS bpf_htonl(0x0101080a)
+#define USUAL_OPTIONS      bpf_htonl(0x0101080a)
 #define USUAL_HEADER_BYTES 32
 
 enum parsed {

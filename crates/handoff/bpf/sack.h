@@ -75,7 +75,8 @@ static __noinline int store_sack(struct __sk_buff *skb, const struct packet *p, 
     __be16 *option = tcp_field(skb, p, p->sack, sizeof(*option));
     if (!option)
         return -1;
-    __be16 head = bpf_htons(kept ? TCPOPT_SACK << 8 | (2 + 8 * kept) : TCPOPT_NOP << 8 | TCPOPT_NOP);
+    __be16 head =
+        bpf_htons(kept ? TCPOPT_SACK << 8 | (2 + 8 * kept) : TCPOPT_NOP << 8 | TCPOPT_NOP);
     e->plain += at_offset((__u16) ~*option, p->sack);
     e->plain += at_offset(head, p->sack);
     *option = head;

@@ -10,7 +10,7 @@
 #define REFUSED 0 /* EPERM */
 #define ALLOWED 1
 
-#define LENGTH_MAX (1ull << 48)
+#define LENGTH_MAX    (1ull << 48)
 /* Where an option's value is longer than the kernel shows to programs, they must say that they
  * have not touched it, or the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
 #define VISIBLE_BYTES 4096
@@ -112,7 +112,8 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
     flow->snd_cwnd = tcp->snd_cwnd;
     flow->snd_ssthresh = tcp->snd_ssthresh;
     flow->srtt_us = tcp->srtt_us >> 3;
-    flow->mss = tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
+    flow->mss =
+        tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
 }
 
 /* Under the flow's lock. */

@@ -12,7 +12,7 @@
 #define SPACES_H
 
 #define ANCHOR_BYTES (1u << 30)
-#define NO_BREAK (-1)
+#define NO_BREAK     (-1)
 
 /* The n-th newest break. */
 static __always_inline const struct flow_break *nth_break(const struct spaces *s, __u32 n)

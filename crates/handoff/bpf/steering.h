@@ -14,13 +14,13 @@
  * maps of its own layout. */
 #define STEERING_LAYOUT 1
 
-#define MAX_FLOWS 65536
+#define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
-#define MAX_PEERS 64 /* SHUNT_BOARD_PEERS */
-#define MAX_RINGS 64
-#define RING_BYTES 65536
+#define MAX_PEERS   64 /* SHUNT_BOARD_PEERS */
+#define MAX_RINGS   64
+#define RING_BYTES  65536
 /* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
-#define BREAKS 4
+#define BREAKS      4
 
 /* A client connection, as the frontend sees it. */
 struct flow_key {
@@ -59,20 +59,20 @@ struct spaces {
 
 struct flow {
     struct bpf_spin_lock lock;
-    __u32 regions;         /* handoffs begun so far */
+    __u32 regions; /* handoffs begun so far */
     struct spaces spaces;
-    __u64 handoff;         /* of the newest region: its owner's name for it */
-    __u64 last_seen_ns;    /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
-    __u32 ring;            /* where the newest region's completion goes */
+    __u64 handoff;      /* of the newest region: its owner's name for it */
+    __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
+    __u32 ring;         /* where the newest region's completion goes */
     /* what of the client's packets and the frontend's own has passed */
-    __u32 client_ack;      /* highest ACK number of the client, CLIENT space */
-    __u32 client_tsval;    /* newest timestamp of the client */
-    __u32 client_tsecr;    /* newest timestamp that it has echoed: ours must not go back */
-    __u32 server_ack;      /* highest ACK number of the frontend's kernel */
-    __u16 client_window;   /* window field that came with client_ack, not scaled */
-    __u8 flags;            /* FLOW_* */
+    __u32 client_ack;    /* highest ACK number of the client, CLIENT space */
+    __u32 client_tsval;  /* newest timestamp of the client */
+    __u32 client_tsecr;  /* newest timestamp that it has echoed: ours must not go back */
+    __u32 server_ack;    /* highest ACK number of the frontend's kernel */
+    __u16 client_window; /* window field that came with client_ack, not scaled */
+    __u8 flags;          /* FLOW_* */
     /* as it was when the newest region began (struct shunt_state) */
-    __u8 options;          /* SHUNT_OPTION_* */
+    __u8 options; /* SHUNT_OPTION_* */
     __u32 start;
     __u32 rcv_nxt;
     __u32 tsval;
@@ -86,13 +86,14 @@ struct flow {
     __u8 rcv_wscale;
     __u32 pad;
 };
-#define FLOW_CLIENT_FIN 1
-#define FLOW_SERVER_FIN 2
-#define FLOW_RESET 4
-#define FLOW_START_ACKED 8 /* the frontend has been told that its header arrived */
-#define FLOW_TIMESTAMPS 16 /* client_tsval and client_tsecr hold one */
+#define FLOW_CLIENT_FIN  1
+#define FLOW_SERVER_FIN  2
+#define FLOW_RESET       4
+#define FLOW_START_ACKED 8  /* the frontend has been told that its header arrived */
+#define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr hold one */
 
-/* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent. */
+/* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
+ */
 struct steer_peer {
     __u8 address[16]; /* where its agent sends from */
     __be16 port;      /* the port that its sockets for us have */
@@ -124,40 +125,40 @@ struct sender_slot {
 };
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
-#define STEER_COUNTER_LIST(X)                                                                      \
-    X(FE_IN_SERVER, "client packets to the frontend, translated")                                  \
-    X(FE_IN_BACKEND, "client ACKs to a backend only")                                              \
-    X(FE_IN_BOTH, "client packets to both")                                                        \
-    X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")           \
-    X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                     \
-    X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")               \
-    X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                               \
-    X(FE_OUT_TRANSLATED, "frontend segments translated")                                           \
-    X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                  \
-    X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")    \
-    X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                 \
-    X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")     \
-    X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                     \
-    X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")                \
-    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                               \
-    X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
-    X(FE_BEGUN, "regions begun")                                                                   \
-    X(FE_COMPLETED, "regions complete")                                                            \
-    X(FE_CANCELLED, "regions cancelled")                                                           \
-    X(FE_CLIENT_RESET, "regions ended by the client's reset")                                      \
-    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, it is down, or of another IP version")  \
-    X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                                \
-    X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")              \
-    X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")          \
-    X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                          \
-    X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                              \
-    X(FE_EVENT_LOST, "completion events that found their ring full or gone")                       \
-    X(BE_OUT_SENT, "sender segments given the frontend's address")                                 \
-    X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                         \
-    X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                            \
-    X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                  \
-    X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                     \
-    X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                 \
+#define STEER_COUNTER_LIST(X)                                                                     \
+    X(FE_IN_SERVER, "client packets to the frontend, translated")                                 \
+    X(FE_IN_BACKEND, "client ACKs to a backend only")                                             \
+    X(FE_IN_BOTH, "client packets to both")                                                       \
+    X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")          \
+    X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                    \
+    X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")              \
+    X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                              \
+    X(FE_OUT_TRANSLATED, "frontend segments translated")                                          \
+    X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                 \
+    X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")   \
+    X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                \
+    X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")    \
+    X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                    \
+    X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
+    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
+    X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
+    X(FE_BEGUN, "regions begun")                                                                  \
+    X(FE_COMPLETED, "regions complete")                                                           \
+    X(FE_CANCELLED, "regions cancelled")                                                          \
+    X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \
+    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, it is down, or of another IP version") \
+    X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                               \
+    X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")             \
+    X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \
+    X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                         \
+    X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                             \
+    X(FE_EVENT_LOST, "completion events that found their ring full or gone")                      \
+    X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
+    X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
+    X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
+    X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
+    X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \
+    X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(BE_STRIPPED, "steered packets with data, stripped")
 
 #endif

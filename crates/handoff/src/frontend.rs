@@ -133,8 +133,7 @@ impl Frontend {
     /// # Errors
     /// The kernel's.
     pub fn flow(&self, key: &FlowKey) -> Result<Option<Flow>, SteeringError> {
-        let bytes =
-            self.flows.lookup(key.as_bytes(), MapFlags::LOCK).map_err(SteeringError::map("lookup", "flows"))?;
+        let bytes = self.flows.lookup(key.as_bytes(), MapFlags::LOCK).map_err(SteeringError::map("lookup", "flows"))?;
         Ok(bytes.and_then(|bytes| Flow::read_from_bytes(&bytes).ok()))
     }
 

@@ -106,7 +106,7 @@ fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
 fn acks_wait_for_the_first_of_the_payload() {
     let begun = Flow { rcv_nxt: 77_000, ..active() };
     let mut fe = frontend!(Flow { spaces: Spaces { acked: 0, ..begun.spaces }, ..begun });
-    let ack = |bytes| Segment { ack: 77_000 + bytes, ..from_server(LOCAL) };
+    let ack = |bytes: u32| Segment { ack: 77_000 + bytes, ..from_server(LOCAL) };
     assert_eq!(fe.fe_out(&ack(16_384)).verdict, PASS);
     assert_eq!(fe.fe_out(&ack(16_385)).verdict, SHOT);
     assert_eq!(fe.counted(), once(&["fe_out_ack_moved", "fe_out_ack_held"]));
@@ -144,8 +144,7 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
 
 #[test]
 fn a_reset_takes_the_only_sequence_number_that_resets() {
-    for (flow, counted) in
-        [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
+    for (flow, counted) in [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
     {
         let mut fe = frontend!(flow);
         let out = fe.fe_out(&from_server(LOCAL).flags(RST | ACK));

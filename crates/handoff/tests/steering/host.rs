@@ -166,7 +166,8 @@ impl Hosts {
 
     /// The link to the client becomes slow, with a short queue: what a burst has too much is lost.
     pub fn congest(&self) {
-        let shape = ["qdisc", "add", "dev", "clients", "root", "tbf", "rate", "100mbit", "burst", "20k", "limit", "40k"];
+        let shape =
+            ["qdisc", "add", "dev", "clients", "root", "tbf", "rate", "100mbit", "burst", "20k", "limit", "40k"];
         run("tc", &shape);
     }
 
@@ -180,7 +181,9 @@ impl Hosts {
 
     /// One packet for each segment.
     pub fn without_offload(&self) {
-        for (role, device) in [("client", "uplink"), ("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
+        for (role, device) in
+            [("client", "uplink"), ("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")]
+        {
             let name = format!("{}-{role}", self.name);
             ip(&["-n", &name, "link", "set", device, "gso_max_segs", "1"]);
         }

@@ -164,7 +164,8 @@ fn an_ack_past_the_end_of_an_active_region_is_dropped() {
 #[test]
 fn after_completion_acks_get_the_new_delta() {
     let mut fe = frontend!(finished());
-    for (ack, local) in [(END + 400, START + 400), (END + 1, START + 1), (END, START), (END - 1, START), (START, START)] {
+    for (ack, local) in [(END + 400, START + 400), (END + 1, START + 1), (END, START), (END - 1, START), (START, START)]
+    {
         let out = fe.fe_in(&from_client(ack));
         assert_eq!((out.verdict, out.segment()), (PASS, from_client(local)), "ACK {ack}");
     }
@@ -317,7 +318,8 @@ fn options_in_any_order_and_at_odd_offsets_are_found() {
 #[test]
 fn forty_bytes_of_nops_and_a_broken_option_are_survived() {
     let fe = frontend!(under_way());
-    for options in [vec![1; 40], vec![5, 0, 0, 0], vec![5, 200, 0, 0], vec![8, 9, 0, 0], vec![1, 1, 1, 5], vec![8; 40]] {
+    for options in [vec![1; 40], vec![5, 0, 0, 0], vec![5, 200, 0, 0], vec![8, 9, 0, 0], vec![1, 1, 1, 5], vec![8; 40]]
+    {
         let out = fe.fe_in(&from_client(START + 2000).options(&options));
         assert_eq!((out.verdict, out.segment()), (REDIRECT, steered(START + 2000).options(&options)));
     }

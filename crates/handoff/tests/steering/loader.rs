@@ -1,1 +1,212 @@
-//! later
+//! Loading, taking over, and taking out.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuilder};
+use shunt_handoff::bpf::*;
+use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
+use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all};
+use shunt_wire::Endpoint;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::host::{Host, ifindex, root};
+use super::programs::{Pins, client, key, server};
+use super::sockets::cgroup;
+
+fn frontend_config(host: &Host, pins: &Pins) -> FrontendConfig {
+    let interfaces = vec![host.client_port];
+    FrontendConfig { pin_dir: pins.0.clone(), netns_cookie: 1, cgroup: cgroup(), interfaces }
+}
+
+fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
+    BackendConfig {
+        pin_dir: pins.0.clone(),
+        netns_cookie: 1,
+        cgroup: cgroup(),
+        interfaces: vec![host.backend_port],
+        ports: 7000..=7009,
+    }
+}
+
+/// Interfaces that have a filter at this priority, and whether on both ways.
+fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
+    let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let found = |ifindex: u32, point| {
+        let mut builder = TcHookBuilder::new(std::os::fd::AsFd::as_fd(&any));
+        builder.ifindex(ifindex as i32).handle(1).priority(priority).hook(point).query().is_ok()
+    };
+    let devices = ["lo", "client0", "client1", "backend0", "backend1"].map(ifindex);
+    let both = devices.map(|device| (device, found(device, TC_INGRESS), found(device, TC_EGRESS)));
+    both.into_iter().filter(|(_, ingress, egress)| *ingress || *egress).collect()
+}
+
+const FRONTEND_PRIORITY: u32 = 0x5346;
+const BACKEND_PRIORITY: u32 = 0x5342;
+
+#[test]
+fn both_sides_share_a_directory_and_leave_nothing_behind() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let _frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    let _backend = Backend::load(&backend_config(&host, &pins)).expect("the backend loads");
+    assert_eq!(attached(FRONTEND_PRIORITY), [(host.client_port, true, true)]);
+    assert_eq!(attached(BACKEND_PRIORITY), [(host.backend_port, true, true)]);
+
+    detach_all(&pins.0).expect("detach_all");
+    assert_eq!((attached(FRONTEND_PRIORITY), attached(BACKEND_PRIORITY)), (vec![], vec![]));
+    assert!(!pins.0.exists(), "links end with their pins");
+    detach_all(&pins.0).expect("and again");
+}
+
+#[test]
+fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let mut config = frontend_config(&host, &pins);
+    drop(Frontend::load(&config).expect("the frontend loads"));
+    let flow = Flow { handoff: 99, ..Default::default() };
+    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+    flows.update(key(client(), server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+
+    config.interfaces = vec![host.backend_port];
+    let frontend = Frontend::load(&config).expect("the frontend loads again");
+    assert_eq!(frontend.flow(&key(client(), server())).expect("lookup").expect("the flow").handoff, 99);
+    assert_eq!(frontend.flows().count(), 1);
+    assert_eq!(attached(FRONTEND_PRIORITY), [(host.backend_port, true, true)]);
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn maps_of_another_layout_are_refused_with_what_to_do() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let config = frontend_config(&host, &pins);
+    drop(Frontend::load(&config).expect("the frontend loads"));
+    let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
+    layout.update(&0u32.to_ne_bytes(), &99u32.to_ne_bytes(), MapFlags::ANY).expect("update");
+    let error = Frontend::load(&config).expect_err("another layout");
+    assert!(matches!(error, SteeringError::Layout { .. }), "{error}");
+    assert!(error.to_string().contains("shuntd --detach"), "{error}");
+    detach_all(&pins.0).expect("detach_all");
+    Frontend::load(&config).expect("the sentence was right");
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn a_directory_elsewhere_is_refused_with_what_to_do() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins(PathBuf::from(format!("/tmp/{}-not-bpffs", host.name)));
+    let error = Frontend::load(&frontend_config(&host, &pins)).expect_err("not a BPF file system");
+    assert!(error.to_string().contains("mount -t bpf"), "{error}");
+}
+
+#[test]
+fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u64 * 1_000_000_000;
+    let add = |port: u16, flags: u32, last_seen_ns: u64| {
+        let mut at = client();
+        at.set_port(port);
+        let flow = Flow { flags: flags as u8, last_seen_ns, ..Default::default() };
+        flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    };
+    add(1, FLOW_RESET, 1);
+    add(2, FLOW_CLIENT_FIN | FLOW_SERVER_FIN, 1);
+    add(3, 0, 1); // unknown to its owner
+    add(4, FLOW_CLIENT_FIN, 1); // known
+    add(5, FLOW_RESET, now); // late packets may come
+    let mut asked = Vec::new();
+    let collected = frontend.collect_garbage(Duration::from_secs(60), |key| {
+        asked.push(u16::from_be(key.client_port));
+        u16::from_be(key.client_port) == 4
+    });
+    assert_eq!(collected.expect("collect"), 3);
+    asked.sort_unstable();
+    assert_eq!(asked, [3, 4], "only those in doubt");
+    let mut left: Vec<u16> = frontend.flows().map(|(key, _)| u16::from_be(key.client_port)).collect();
+    left.sort_unstable();
+    assert_eq!(left, [4, 5]);
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn rings_come_and_go_by_number() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    frontend.create_ring(63).expect("the last");
+    frontend.create_ring(63).expect("in place of the first");
+    frontend.remove_ring(63).expect("there");
+    frontend.remove_ring(63).expect("not there");
+    assert!(matches!(frontend.create_ring(64), Err(SteeringError::Index { .. })));
+    assert!(matches!(frontend.set_peer(64, &SteerPeer::default()), Err(SteeringError::Index { .. })));
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn senders_are_written_found_and_forgotten() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let config = backend_config(&host, &pins);
+    let mut backend = Backend::load(&config).expect("the backend loads");
+    let slot = Slot {
+        server: server().into(),
+        local: Endpoint::from(client()).address,
+        live: true,
+        start: 1,
+        seq_delta: 2,
+        ts_delta: 3,
+        rcv_nxt: 4,
+        ack: 5,
+        snd_cwnd: 6,
+        ts_recent: 7,
+    };
+    let slots = MapHandle::from_pinned_path(pins.0.join("sender_slots")).expect("pinned");
+    let read = || {
+        let bytes = slots.lookup(&8u32.to_ne_bytes(), MapFlags::ANY).expect("lookup").expect("an array");
+        SenderSlot::read_from_bytes(&bytes).expect("a slot")
+    };
+    slots
+        .update(&8u32.to_ne_bytes(), SenderSlot { window: 9, ..Default::default() }.as_bytes(), MapFlags::ANY)
+        .unwrap();
+    backend.write_slot(8, &slot);
+    assert_eq!((read().live, read().start, read().ts_recent), (1, 1, 7));
+    assert_eq!(backend.window(8), 9, "the window is the programs'");
+
+    let senders = MapHandle::from_pinned_path(pins.0.join("senders")).expect("pinned");
+    let key = SenderKey { client: client().into(), port: 7001 };
+    backend.insert(&key, 8).expect("insert");
+    assert_eq!(senders.keys().count(), 1);
+    backend.remove(&key);
+    backend.remove(&key);
+    assert_eq!(senders.keys().count(), 0);
+    backend.insert(&key, 8).expect("insert");
+    let _backend = Backend::load(&config).expect("the backend loads again");
+    assert_eq!(senders.keys().count(), 0, "their sockets ended with the agent");
+    detach_all(&pins.0).expect("detach_all");
+}

@@ -1,1 +1,230 @@
-//! later
+//! An independent model against the programs: one client stream of several senders, in 64-bit offsets, and no
+//! sequence arithmetic but a cast at the end.
+//!
+//! The model knows which bytes of the stream are whose. From that alone follows what each kernel may see of a client's
+//! packet: how many of its own bytes are acknowledged, and which blocks of them are held.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use shunt_handoff::bpf::*;
+
+use super::host::root;
+use super::programs::*;
+use super::segment::*;
+
+const RCV_NXT: u32 = 4_000_000_000;
+
+/// One response: bytes of the frontend, then the payload.
+#[derive(Clone, Copy, Debug)]
+struct Response {
+    header: u64,
+    payload: u64,
+}
+
+/// A client's packet: an ACK some way into what is outstanding, and what it holds beyond.
+#[derive(Clone, Debug)]
+struct Report {
+    /// Of what may be acknowledged now, in 1/1000; some go back.
+    progress: i32,
+    /// Distance from the block before, and length.
+    blocks: Vec<(u16, u16)>,
+    data: bool,
+}
+
+/// The stream as a client sees it, and the first sequence number of it.
+struct Model {
+    first: u32,
+    responses: Vec<Response>,
+    /// Stream offset up to which the client has acknowledged.
+    acked: u64,
+    /// The frontend was told that the newest header arrived.
+    told: bool,
+}
+
+impl Model {
+    fn client(&self, offset: u64) -> u32 {
+        self.first.wrapping_add(offset as u32)
+    }
+
+    /// Stream offset where the n-th payload starts.
+    fn start(&self, n: usize) -> u64 {
+        let before: u64 = self.responses[..n].iter().map(|response| response.header + response.payload).sum();
+        before + self.responses[n].header
+    }
+
+    /// How many of the first `offset` bytes of the stream are the frontend's.
+    fn own(&self, offset: u64) -> u64 {
+        let mut own = 0;
+        let mut at = 0;
+        for response in &self.responses {
+            own += offset.saturating_sub(at).min(response.header);
+            at += response.header + response.payload;
+        }
+        own + offset.saturating_sub(at)
+    }
+
+    fn local(&self, offset: u64) -> u32 {
+        self.first.wrapping_add(self.own(offset) as u32)
+    }
+
+    fn in_newest(&self, offset: u64) -> u64 {
+        let newest = self.responses.len() - 1;
+        offset.clamp(self.start(newest), self.start(newest) + self.responses[newest].payload)
+    }
+}
+
+fn non_empty(blocks: impl Iterator<Item = (u32, u32)>) -> Vec<(u32, u32)> {
+    blocks.filter(|(left, right)| left != right).collect()
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    let blocks = prop::collection::vec((1u16..4000, 1u16..4000), 0..4);
+    (-200..1000i32, blocks, prop::bool::weighted(0.2)).prop_map(|(progress, blocks, data)| Report {
+        progress,
+        blocks,
+        data,
+    })
+}
+
+fn response() -> impl Strategy<Value = Response> {
+    (1u64..3000, prop_oneof![1u64..100, 1000u64..200_000, 1u64 << 31..5u64 << 31])
+        .prop_map(|(header, payload)| Response { header, payload })
+}
+
+#[derive(Debug)]
+struct Case {
+    first: u32,
+    responses: Vec<(Response, Vec<Report>)>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let responses = prop::collection::vec((response(), prop::collection::vec(report(), 1..6)), 1..7);
+    (any::<u32>(), responses).prop_map(|(first, responses)| Case { first, responses })
+}
+
+/// Runs one packet and compares both kernels' views with the model's.
+fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> Result<(), TestCaseError> {
+    let newest = model.responses.len() - 1;
+    let (start, length) = (model.start(newest), model.responses[newest].payload);
+    let end = start + length;
+    // Serial numbers tell neighbours apart: an ACK goes forward by less than 2^30.
+    let room = (end - model.acked).min(1 << 29) as i64;
+    let offset = model.acked as i64 + room * i64::from(report.progress) / 1000;
+    let offset =
+        if complete { end } else { offset.clamp(model.acked.saturating_sub(5000) as i64, end as i64 - 1) as u64 };
+
+    let mut blocks = Vec::new();
+    let mut at = offset;
+    for (gap, length) in &report.blocks {
+        let left = at + u64::from(*gap);
+        let right = (left + u64::from(*length)).min(end);
+        if left < right {
+            blocks.push((left, right));
+        }
+        at = right;
+    }
+    let in_client: Vec<_> = blocks.iter().map(|&(left, right)| (model.client(left), model.client(right))).collect();
+    let mut packet = Segment::ack(client(), server(), RCV_NXT, model.client(offset));
+    if !in_client.is_empty() {
+        packet = packet.sack(&in_client);
+    }
+    if report.data {
+        packet = packet.payload(b"upload");
+    }
+
+    let inside = offset > start;
+    let holds_payload = blocks.iter().any(|&(_, right)| right > start);
+    let to_backend = inside || holds_payload;
+    let to_server = !inside || complete || report.data || !model.told;
+    let sack_to_server = non_empty(blocks.iter().map(|&(left, right)| (model.local(left), model.local(right))));
+    let sack_to_backend = non_empty(blocks.iter().map(|&(left, right)| {
+        let (left, right) = (model.in_newest(left), model.in_newest(right));
+        let first_is_given_up = left == model.in_newest(offset) && right > left;
+        (model.client(left + u64::from(first_is_given_up)), model.client(right))
+    }));
+
+    let out = fe.fe_in(&packet);
+    let verdict = if to_server { PASS } else { REDIRECT };
+    prop_assert_eq!(out.verdict, verdict, "{:?} at {} of {}..{}", &packet, offset, start, end);
+    if to_server {
+        let expected = Segment { ack: model.local(offset), options: Vec::new(), ..packet.clone() };
+        let seen = out.segment();
+        prop_assert_eq!(seen.sack_blocks(), sack_to_server);
+        prop_assert_eq!(Segment { options: Vec::new(), ..seen }, expected);
+    }
+    let copy = match (to_server, to_backend) {
+        (false, _) => Some(out.segment()),
+        (true, true) => Some(fe.copies(1).pop().ok_or_else(|| TestCaseError::fail("no copy has arrived"))?),
+        (true, false) => None,
+    };
+    if let Some(seen) = copy {
+        let ack = model.client(model.in_newest(offset));
+        let expected = Segment { to: peer(), ack, options: Vec::new(), payload: Vec::new(), ..packet };
+        prop_assert_eq!(seen.sack_blocks(), sack_to_backend);
+        prop_assert_eq!(Segment { options: Vec::new(), ..seen }, expected);
+    }
+    if inside {
+        model.told = true;
+        model.acked = model.acked.max(offset);
+        prop_assert_eq!(fe.flow().spaces.acked, model.acked - start);
+    } else {
+        model.acked = model.acked.max(offset);
+    }
+    Ok(())
+}
+
+fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
+    let mut model = Model { first: case.first, responses: Vec::new(), acked: 0, told: false };
+    let mut flow = Flow { server_ack: RCV_NXT, client_ack: case.first, ..Default::default() };
+    flow.spaces.status = COMPLETE;
+    for (response, reports) in &case.responses {
+        // The header goes out with the delta of all payloads before it.
+        let before: u64 = model.responses.iter().map(|response| response.header + response.payload).sum();
+        fe.set_flow(&flow);
+        let header = Segment::ack(server(), client(), model.local(before), 1).payload(b"header");
+        prop_assert_eq!(fe.fe_out(&header).segment().seq, model.client(before));
+
+        model.responses.push(*response);
+        model.told = false;
+        let start = before + response.header;
+        let mut flow_now = fe.flow();
+        flow_now.server_ack = RCV_NXT;
+        begin(&mut flow_now, model.local(start), model.client(start), response.payload, PEER);
+        fe.set_flow(&flow_now);
+
+        for report in reports {
+            check(fe, &mut model, report, false)?;
+        }
+        // On to where one ACK may complete it.
+        let end = start + response.payload;
+        while end - model.acked > 1 << 29 {
+            check(fe, &mut model, &Report { progress: 999, blocks: Vec::new(), data: false }, false)?;
+        }
+        check(fe, &mut model, &Report { progress: 0, blocks: Vec::new(), data: false }, true)?;
+        prop_assert_eq!(fe.events().pop().map(|(_, acked, kind)| (acked, kind)), Some((response.payload, 1)));
+        flow = fe.flow();
+        prop_assert_eq!(flow.spaces.status, COMPLETE);
+    }
+    Ok(())
+}
+
+#[test]
+fn any_sequence_of_acks_is_split_as_the_model_splits_it() {
+    if !root() {
+        return;
+    }
+    let fe = Frontend::new();
+    let seed = std::env::var("SHUNT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand_seed);
+    println!("SHUNT_SEED={seed}");
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = proptest::test_runner::TestRng::from_seed(proptest::test_runner::RngAlgorithm::ChaCha, &bytes);
+    let config = Config { cases: 150, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    runner.run(&case(), |case| run_case(&fe, &case)).unwrap_or_else(|failure| panic!("SHUNT_SEED={seed}: {failure}"));
+}
+
+fn rand_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    now.as_nanos() as u64
+}

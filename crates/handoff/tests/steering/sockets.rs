@@ -72,8 +72,7 @@ fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32) ->
     let mut value = T::new_zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a T.
-    let status =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
+    let status = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
     if status == 0 { Ok(value) } else { Err(std::io::Error::last_os_error()) }
 }
 
@@ -114,7 +113,7 @@ struct Steered {
     backend_config: BackendConfig,
 }
 
-fn cgroup() -> PathBuf {
+pub fn cgroup() -> PathBuf {
     let mounts = std::fs::read_to_string("/proc/mounts").expect("/proc/mounts");
     let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|mount| mount[2] == "cgroup2");
     PathBuf::from(mount.expect("cgroup v2 is mounted")[1])
@@ -190,10 +189,7 @@ impl Steered {
     }
 
     fn restore(&mut self, state: &State) -> OwnedFd {
-        let end = |address, port: u16| Endpoint {
-            address: shunt_wire::Address(address),
-            port_be: port.to_ne_bytes(),
-        };
+        let end = |address, port: u16| Endpoint { address: shunt_wire::Address(address), port_be: port.to_ne_bytes() };
         let client = end(state.client_address, state.client_port);
         let slot = Slot {
             server: end(state.server_address, state.server_port),
@@ -525,6 +521,23 @@ fn the_state_is_what_the_kernel_says_of_the_connection() {
     assert!(state.snd_wnd > 10_000, "{}", state.snd_wnd);
     assert!(state.snd_cwnd >= 10 && state.srtt_us > 0);
     assert_eq!(state.regions, 1);
+}
+
+#[test]
+fn a_restored_socket_has_the_frontends_congestion_window() {
+    if !root() {
+        return;
+    }
+    let mut steered = Steered::new();
+    let (mut server, _client) = steered.connect();
+    server.write_all(b"header").expect("header");
+    std::thread::sleep(Duration::from_millis(20));
+    begin(&server, 1, 10).expect("SHUNT_BEGIN");
+    let state = State { snd_cwnd: 77, ..state(&server).expect("SHUNT_STATE") };
+    let socket = TcpStream::from(steered.restore(&state));
+    // struct tcp_info: tcpi_snd_cwnd.
+    let information: [u32; 26] = get(&socket, libc::IPPROTO_TCP, libc::TCP_INFO).expect("TCP_INFO");
+    assert_eq!(information[20], 77);
 }
 
 #[test]
