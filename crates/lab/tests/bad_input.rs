@@ -1,0 +1,138 @@
+//! Input that nobody should send: it is refused with a reason, ends at most its own session, and others notice nothing.
+
+mod service;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use service::{Running, may_run, start};
+use shunt_lab::{Fetch, Host, ShuntPart, fetch, file_sha256};
+
+fn still_good(service: &Running<'_>) -> Result<()> {
+    let before = service.frontend_stats()?.count("servers.shortcuts");
+    for one in fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])? {
+        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+    }
+    let shortcuts = service.frontend_stats()?.count("servers.shortcuts") - before;
+    ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
+    Ok(())
+}
+
+#[test]
+fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
+    if !may_run("forged_fields_of_a_client_are_stripped_and_counted") {
+        return Ok(());
+    }
+    start(1, |service| {
+        let mut forging = Fetch::new(service.service.chain().server());
+        let consent = "Shunt-Consent: 1; frontend=frontend; nonce=00000000000000000000000000000000; tiers=1";
+        let payload = "Shunt-Payload: 1; backend=backend; offer=0000000100000001; length=65536; \
+                       tag=00000000000000000000000000000000";
+        forging.headers = vec![consent.into(), payload.into(), "shunt-anything: 1".into()];
+        for one in forging.run(service.lab.client(), &["/64k", "/1k", "/1m"])? {
+            ensure!(one.status == 200, "{}: {}", one.path, one.status);
+            ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+        }
+        let stats = service.frontend_stats()?;
+        let forged = stats.count("servers.forged_request_field");
+        ensure!(forged == 9, "{forged} forged fields counted");
+        // With its own consent in their place, the service still takes the shortcut.
+        ensure!(stats.count("servers.shortcuts") == 2, "{:#}", stats.0["servers"]);
+        still_good(service)
+    })
+}
+
+/// Sends packets to an agent's Unix socket; returns how many bytes it answered before it closed, if it did.
+fn provoke(host: &Host, packets: &[Vec<u8>]) -> Result<Option<Vec<u8>>> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let patience = Some(Duration::from_secs(2));
+    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, patience)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(ShuntPart::agent_socket(host))?)?;
+    for packet in packets {
+        rustix::net::send(&socket, packet, SendFlags::NOSIGNAL)?;
+    }
+    let (mut answers, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        match rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty()) {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return Ok(Some(answers)),
+            Ok((bytes, _)) => answers.extend_from_slice(&buffer[..bytes]),
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+#[test]
+fn malformed_messages_close_only_their_session() -> Result<()> {
+    if !may_run("malformed_messages_close_only_their_session") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let hello = words(&[1, 16, 1, 1]);
+        let cases = [
+            ("too short", vec![vec![1, 2, 3]]),
+            ("a size beyond the packet", vec![words(&[1, 64, 1, 1])]),
+            ("another version", vec![words(&[1, 16, 99, 1])]),
+            ("a handoff before hello", vec![words(&[4, 8])]),
+            ("hello twice", vec![hello.clone(), hello.clone()]),
+            ("a kind that is not there", vec![hello.clone(), words(&[77, 8])]),
+            ("an offer on a control connection", vec![hello.clone(), [words(&[3, 80]), vec![0; 72]].concat()]),
+            ("a handoff of zeros", vec![hello, [words(&[4, 184]), vec![0; 176]].concat()]),
+        ];
+        for (name, packets) in &cases {
+            for host in [service.lab.frontend(), service.lab.backend()] {
+                let answers = provoke(host, packets)?;
+                ensure!(answers.is_some(), "{name}: the agent of {} keeps the session", host.name());
+                // ENDED (6), handoff 0, and the reason, before it closed.
+                let answers = answers.unwrap_or_default();
+                let last = answers.len().checked_sub(24).map(|at| &answers[at..at + 4]);
+                ensure!(last == Some(&6u32.to_ne_bytes()[..]), "{name}: no reason given ({answers:?})");
+            }
+        }
+        let refused = service.service.all_stats()?.count("agent.malformed_local");
+        ensure!(refused == 2 * cases.len() as u64, "{refused} refusals counted");
+        still_good(service)
+    })
+}
+
+#[test]
+fn malformed_frames_close_only_their_connection() -> Result<()> {
+    if !may_run("malformed_frames_close_only_their_connection") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let address = backend.service_address().map(|ip| SocketAddr::from((ip, 7440))).expect("a service address");
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[8, 0, 0, 0, 2, 0, 0, 0], &[]] {
+            let answer = frontend.run(|| -> Result<Vec<u8>> {
+                let mut stream = TcpStream::connect(address)?;
+                stream.set_read_timeout(Some(Duration::from_secs(8)))?;
+                stream.write_all(bytes)?;
+                stream.shutdown(Shutdown::Write)?;
+                let mut answer = Vec::new();
+                match stream.read_to_end(&mut answer) {
+                    Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => Err(error.into()),
+                    _ => Ok(answer),
+                }
+            })??;
+            // REFUSED (7) with a reason, but for whoever said nothing.
+            ensure!(answer.is_empty() == bytes.is_empty(), "{bytes:?} answered by {answer:?}");
+            ensure!(bytes.is_empty() || answer[4] == 7, "{bytes:?} answered by {answer:?}");
+        }
+        // From an address that is no peer's: not a word.
+        let stranger = service.lab.client().run(|| TcpStream::connect_timeout(&address, Duration::from_secs(2)))?;
+        if let Ok(mut stream) = stranger {
+            stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            ensure!(answer.is_empty(), "a stranger was answered");
+        }
+        still_good(service)
+    })
+}
