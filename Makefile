@@ -15,7 +15,7 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 	$(SUDO) $(BIN)/shunt demo
 
 test: build            ## all tests; those that need root get it by sudo
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" $(CARGO) test --release --workspace --no-fail-fast
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release --workspace --no-fail-fast
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test
 
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
