@@ -125,7 +125,8 @@ static __always_inline int region_of(const struct spaces *s, __u32 left, __u32 r
  */
 static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 client)
 {
-    if (is_open(s) || (__s32) (local - nth_break(s, 0)->local) <= (__s32) ANCHOR_BYTES)
+    if (s->made == 0 || is_open(s) ||
+        (__s32) (local - nth_break(s, 0)->local) <= (__s32) ANCHOR_BYTES)
         return;
     struct flow_break *b = next_break(s);
     b->local = local;

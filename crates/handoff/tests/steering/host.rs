@@ -180,13 +180,41 @@ impl Hosts {
     }
 
     /// One packet for each segment.
-    pub fn without_offload(&self) {
+    pub fn without_segmentation_offload(&self) {
+        self.offload(&["tso", "off", "gso", "off", "gro", "off"]);
+    }
+
+    /// What leaves the frontend and the backend carries a finished checksum, which its receiver looks at; the client's
+    /// packets keep the promise of one (CHECKSUM_PARTIAL), as on any veth.
+    pub fn checksums_in_software(&self) {
+        for (role, device) in [("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")] {
+            self.ethtool(role, device, &["tx", "off"]);
+        }
+    }
+
+    fn offload(&self, features: &[&str]) {
         for (role, device) in
             [("client", "uplink"), ("frontend", "clients"), ("frontend", "backends"), ("backend", "uplink")]
         {
-            let name = format!("{}-{role}", self.name);
-            ip(&["-n", &name, "link", "set", device, "gso_max_segs", "1"]);
+            self.ethtool(role, device, features);
         }
+    }
+
+    fn ethtool(&self, role: &str, device: &str, features: &[&str]) {
+        let host = Netns::named(&format!("{}-{role}", self.name)).expect("one of ours");
+        host.run(|| run("ethtool", &[&["-K", device], features].concat())).expect("setns");
+    }
+
+    /// Segments with a wrong checksum that any of the three kernels has seen.
+    pub fn checksum_errors(&self) -> u64 {
+        let count = || {
+            let snmp = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("/proc");
+            let mut tcp = snmp.lines().filter(|line| line.starts_with("Tcp:")).map(|line| line.split(' '));
+            let (names, values) = (tcp.next().expect("names"), tcp.next().expect("values"));
+            let (_, value) = names.zip(values).find(|(name, _)| *name == "InCsumErrors").expect("since Linux 3.10");
+            value.parse::<u64>().expect("a number")
+        };
+        count() + self.client.run(count).expect("setns") + self.backend.run(count).expect("setns")
     }
 }
 

@@ -2,6 +2,7 @@
 //! so and ends.
 
 mod backend;
+mod cost;
 mod egress;
 mod host;
 mod ingress;

@@ -233,7 +233,10 @@ impl Steered {
                 0
             };
             builder.add(&map, read).expect("a ring");
-            builder.build().expect("a ring").poll(Duration::from_secs(20)).expect("poll");
+            let ring = builder.build().expect("a ring");
+            while let Err(error) = ring.poll(Duration::from_secs(20)) {
+                assert_eq!(error.kind(), libbpf_rs::ErrorKind::Interrupted, "{error}");
+            }
         }
         assert_eq!(events.len(), 1, "one event: {:?}", self.counted());
         events[0]
@@ -340,7 +343,7 @@ fn they_arrive_whole_without_segmentation_offload() {
         return;
     }
     let mut steered = Steered::new();
-    steered.hosts.without_offload();
+    steered.hosts.without_segmentation_offload();
     serve(&mut steered, &[1, 100_000, 700_000]);
 }
 
@@ -349,10 +352,27 @@ fn what_the_client_sends_meanwhile_reaches_the_frontend() {
     if !root() {
         return;
     }
+    upload_during_a_handoff(&mut Steered::new(), 300_000, 400_000);
+}
+
+#[test]
+fn checksums_are_good_whoever_finishes_them() {
+    if !root() {
+        return;
+    }
     let mut steered = Steered::new();
+    steered.hosts.checksums_in_software();
+    upload_during_a_handoff(&mut steered, 10_000_000, 20_000_000);
+    serve(&mut steered, &[1, 100_000]);
+    assert!(steered.count("fe_in_stripped") > 0, "nothing was uploaded during the payload");
+    assert_eq!(steered.hosts.checksum_errors(), 0);
+}
+
+/// The client sends `upload` bytes from the header on, while it gets `download` bytes from the backend.
+fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: usize) {
     let (mut server, mut client) = steered.connect();
-    let body = payload(9, 400_000);
-    let upload = payload(8, 300_000);
+    let body = payload(9, download);
+    let upload = payload(8, upload);
     server.write_all(b"header").expect("header");
     let (sent, read) = (upload.clone(), body.clone());
     let client_end = std::thread::spawn(move || {
