@@ -77,8 +77,8 @@ pub struct Agent {
     pub(crate) now: Instant,
     local_listener: OwnedFd,
     peer_listener: TcpListener,
-    /// Set by the signal handler's byte.
-    stop: UnixStream,
+    /// Readable after a termination signal: the handler writes a byte. Only kept open.
+    _stop: UnixStream,
 }
 
 impl Agent {
@@ -126,7 +126,7 @@ impl Agent {
             now,
             local_listener,
             peer_listener,
-            stop,
+            _stop: stop,
         })
     }
 
@@ -225,8 +225,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // Only our own socket: a successor may have put its own there already.
-        let _ = self.stop.shutdown(std::net::Shutdown::Both);
+        // Servers find nobody there rather than a socket that nobody reads.
         let _ = std::fs::remove_file(&self.config.socket);
     }
 }

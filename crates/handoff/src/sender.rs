@@ -22,9 +22,9 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use shunt_sys::repair::{RepairError, Restored, clock_ms, close_silently, restore, set_window};
 use shunt_sys::sockopt::{set_max_pacing_rate, unacknowledged};
+use shunt_wire::Endpoint;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::Claim;
-use shunt_wire::{Address, Endpoint};
 
 use crate::payload::Payload;
 
@@ -46,7 +46,6 @@ pub struct SenderKey {
 #[allow(missing_docs)]
 pub struct Slot {
     pub server: Endpoint,
-    pub local: Address,
     pub live: bool,
     pub start: u32,
     pub seq_delta: u32,
@@ -126,7 +125,6 @@ enum State {
 struct Sender {
     key: SenderKey,
     server: Endpoint,
-    local: Address,
     socket: OwnedFd,
     claimant: Claimant,
     state: State,
@@ -345,7 +343,6 @@ impl<T: SenderTable> Senders<T> {
         let index = entry.key();
         let slot = Slot {
             server: Endpoint { address: claim.server_address, port_be: claim.server_port },
-            local: local.ip().into(),
             live: true,
             start: claim.start.get(),
             seq_delta: 0,
@@ -383,7 +380,6 @@ impl<T: SenderTable> Senders<T> {
         entry.insert(Sender {
             key,
             server: slot.server,
-            local: slot.local,
             socket,
             claimant,
             state: State::Parked,
@@ -461,7 +457,6 @@ impl Sender {
     fn slot(&self, claim: &Claim) -> Slot {
         Slot {
             server: self.server,
-            local: self.local,
             live: true,
             start: claim.start.get(),
             seq_delta: claim.start.get().wrapping_sub(self.write_seq),

@@ -7,7 +7,6 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuild
 use shunt_handoff::bpf::*;
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all};
-use shunt_wire::Endpoint;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::{Host, ifindex, root};
@@ -176,7 +175,6 @@ fn senders_are_written_found_and_forgotten() {
     let mut backend = Backend::load(&config).expect("the backend loads");
     let slot = Slot {
         server: server().into(),
-        local: Endpoint::from(client()).address,
         live: true,
         start: 1,
         seq_delta: 2,

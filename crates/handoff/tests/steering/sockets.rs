@@ -193,7 +193,6 @@ impl Steered {
         let client = end(state.client_address, state.client_port);
         let slot = Slot {
             server: end(state.server_address, state.server_port),
-            local: Endpoint::from(SocketAddr::from((self.hosts.backend_address, PORT))).address,
             live: true,
             start: state.start,
             seq_delta: 0,
