@@ -1,4 +1,4 @@
-//! What each case must show (issue 2).
+//! What each case must show.
 
 use serde::Serialize;
 
