@@ -18,6 +18,9 @@ use crate::transport::{Transport, TransportError};
 
 /// How long a backend may take to answer a fetch.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a reader of a fetch may take nothing.
+const FETCH_PROGRESS: Duration = Duration::from_secs(60);
+const FETCHED_BYTES: usize = peer::HEADER_BYTES + size_of::<peer::Fetched>();
 const MAX_FETCHES: usize = 4096;
 
 /// A fetch that a server of this machine waits for.
@@ -185,7 +188,3 @@ impl Agent {
         self.fetches_in.retain(|_, serving| serving.deadline > now);
     }
 }
-
-/// How long a reader of a fetch may take nothing.
-const FETCH_PROGRESS: Duration = Duration::from_secs(60);
-const FETCHED_BYTES: usize = peer::HEADER_BYTES + size_of::<peer::Fetched>();

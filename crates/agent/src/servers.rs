@@ -143,9 +143,8 @@ impl Agent {
 
     /// Reads what offers connections hold. `number`: only until that offer is there.
     pub(crate) fn drain_offers(&mut self, number: u64) {
-        let worker = (number >> 32) as u32;
-        let found = self.servers.iter().find(|(_, server)| server.worker == worker && server.takes_offers());
-        let Some((index, _)) = found else {
+        let maker = self.server_of((number >> 32) as u32);
+        let Some(index) = maker.filter(|index| self.servers[*index].takes_offers()) else {
             return;
         };
         while !self.offers.contains(number) && self.read_server(index) {}
@@ -168,7 +167,7 @@ impl Agent {
         self.offers.add(offer, file, self.now)
     }
 
-    /// The control connection of a worker, by the name that claims carry.
+    /// A connection by its number: in claims, and in the upper half of offers' numbers.
     pub(crate) fn server_of(&self, worker: u32) -> Option<usize> {
         self.servers.iter().find(|(_, server)| server.worker == worker).map(|(index, _)| index)
     }
