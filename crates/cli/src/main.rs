@@ -85,8 +85,10 @@ impl Command {
 
     fn run(self) -> Result<Outcome> {
         match self {
-            Self::Demo(demo) if !demo.run()?.0.is_empty() => return Ok(Outcome::Faulty),
-            Self::Demo(_) => {}
+            Self::Demo(demo) => {
+                let faults = demo.run()?;
+                return Ok(if faults.0.is_empty() { Outcome::Good } else { Outcome::Faulty });
+            }
             Self::Bench(bench) => bench.run()?,
             Self::Stats(stats) => stats.run()?,
             Self::Lab(lab) => lab.run()?,

@@ -120,14 +120,12 @@ impl Capture {
             if !from_client && *segment.destination.ip() != expect.client {
                 continue;
             }
-            let mut ends = (segment.source, segment.destination);
-            if !from_client {
-                ends = (ends.1, ends.0);
-            }
+            let ends @ (client, server) =
+                if from_client { (segment.source, segment.destination) } else { (segment.destination, segment.source) };
             let opens = from_client && segment.has(flag::SYN);
             let known = current.get(&ends).copied().filter(|flow| !(opens && flows[*flow].is_other(segment)));
             let flow = known.unwrap_or_else(|| {
-                flows.push(Flow::new(ends.0, ends.1, segment.time));
+                flows.push(Flow::new(client, server, segment.time));
                 current.insert(ends, flows.len() - 1);
                 flows.len() - 1
             });

@@ -1,19 +1,17 @@
 //! A chain of servers through a lab's tiers, ready to be asked.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::host::{Host, Role};
+use crate::lab::Lab;
 use crate::process::Process;
-use crate::topology::Lab;
+use crate::topology::SERVICE_NETWORK;
 
 /// Every tier's port.
 pub(crate) const PORT: u16 = 80;
-
-/// The service network, which tiers trust each other on.
-const SERVICE_NETWORK: &str = "10.77.1.0/24";
 
 /// What Shunt adds to the configuration of one tier's nginx; all else is the same in ours and in the baseline.
 #[derive(Debug, Clone, Default)]
@@ -59,28 +57,26 @@ pub struct Chain {
 
 impl Chain {
     /// Starts a server on each tier, the last one first: `serve` is given the tier, the address that it is to
-    /// listen at and the next tier's addresses (none for a backend), and returns `None` where it leaves that to others.
+    /// listen at and the next tier's addresses (none for a backend).
     pub(crate) fn start(
         lab: &Lab,
-        mut serve: impl FnMut(&Host, SocketAddrV4, &[SocketAddrV4]) -> Result<Option<Process>>,
+        serve: impl Fn(&Host, SocketAddrV4, &[SocketAddrV4]) -> Result<Process>,
     ) -> Result<Self> {
-        let at = |ip: Ipv4Addr| SocketAddrV4::new(ip, PORT);
+        let address = |host: &Host| SocketAddrV4::new(host.address(), PORT);
+        let start = |host: &Host, next: &[SocketAddrV4]| -> Result<(String, Process)> {
+            Ok((host.name().to_owned(), serve(host, address(host), next)?))
+        };
         let mut processes = Vec::new();
         let mut next = Vec::new();
-        let mut serve = |host: &Host, address, next: &[SocketAddrV4]| -> Result<()> {
-            processes.extend(serve(host, address, next)?.map(|process| (host.name().to_owned(), process)));
-            Ok(())
-        };
         for host in lab.hosts_of(Role::Backend) {
-            serve(host, at(host.address()), &[])?;
-            next.push(at(host.address()));
+            processes.push(start(host, &[])?);
+            next.push(address(host));
         }
-        let backend = *next.first().context("a lab without a backend")?;
         for host in lab.intermediates().into_iter().rev().chain([lab.frontend()]) {
-            serve(host, at(host.address()), &next)?;
-            next = vec![at(host.address())];
+            processes.push(start(host, &next)?);
+            next = vec![address(host)];
         }
-        Ok(Self { processes, frontend: at(lab.frontend().address()), backend })
+        Ok(Self { processes, frontend: address(lab.frontend()), backend: address(lab.backend()) })
     }
 
     /// Where clients ask.

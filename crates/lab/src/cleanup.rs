@@ -122,7 +122,7 @@ impl Watchdog {
         let dir = id.dir();
         std::fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
         let mark = owner_mark(&std::process::id().to_string()).context("reading /proc/self/stat")?;
-        std::fs::write(dir.join(OWNER), mark)?;
+        std::fs::write(dir.join(OWNER), mark).with_context(|| format!("writing into {}", dir.display()))?;
         let kept = if keep_files { Path::new("") } else { &dir };
         let mut shell = Command::new("sh")
             .args(["-c", SCRIPT, "shunt-lab-watchdog", &id.namespace_prefix()])

@@ -11,8 +11,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::cleanup::{LabId, labs, remove_leftovers};
+use crate::description::Description;
+use crate::lab::Lab;
 use crate::placement::Placement;
-use crate::topology::{Description, Lab};
 use crate::wire::Wire;
 
 /// The commands of `shunt lab`.

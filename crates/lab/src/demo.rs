@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::lab::Lab;
 use crate::report::{Paint, Progress};
 use crate::service::{Options, module_file, shuntd_program};
-use crate::topology::Lab;
 use crate::wire::Wire;
 
 use phase::{Phase, run_phase};

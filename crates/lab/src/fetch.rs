@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 use crate::host::Host;
-use crate::http::ResponseReader;
+use crate::http::{ResponseReader, get_request};
 
 /// How to fetch.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Fetched {
 ///
 /// # Errors
 /// When the connection fails or a response is broken.
-pub fn fetch(host: &Host, server: SocketAddrV4, paths: &[&str]) -> Result<Vec<Fetched>> {
+pub fn fetch(host: &Host, server: SocketAddrV4, paths: &[impl AsRef<str> + Sync]) -> Result<Vec<Fetched>> {
     Fetch::new(server).run(host, paths)
 }
 
@@ -60,8 +60,10 @@ pub fn fetch(host: &Host, server: SocketAddrV4, paths: &[&str]) -> Result<Vec<Fe
 /// # Errors
 /// When it cannot be read.
 pub fn file_sha256(path: impl AsRef<std::path::Path>) -> Result<String> {
+    let path = path.as_ref();
     let mut hash = Sha256::new();
-    std::io::copy(&mut std::fs::File::open(path)?, &mut hash)?;
+    let read = std::fs::File::open(path).and_then(|mut file| std::io::copy(&mut file, &mut hash));
+    read.with_context(|| format!("reading {}", path.display()))?;
     Ok(hex(hash))
 }
 
@@ -80,24 +82,25 @@ impl Fetch {
     ///
     /// # Errors
     /// When the connection fails or a response is broken.
-    pub fn run(&self, host: &Host, paths: &[&str]) -> Result<Vec<Fetched>> {
+    pub fn run(&self, host: &Host, paths: &[impl AsRef<str> + Sync]) -> Result<Vec<Fetched>> {
         host.run(|| self.fetch_all(paths))?
     }
 
-    fn fetch_all(&self, paths: &[&str]) -> Result<Vec<Fetched>> {
+    fn fetch_all(&self, paths: &[impl AsRef<str>]) -> Result<Vec<Fetched>> {
         let mut stream = TcpStream::connect(self.server).with_context(|| format!("connecting to {}", self.server))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(self.timeout))?;
         let mut buffer = Buffer { bytes: vec![0; self.read_bytes], filled: 0..0 };
+        let request = |path| get_request(self.server, path, &self.headers);
         if self.pipeline {
-            let all: String = paths.iter().map(|path| self.request(path)).collect();
+            let all: String = paths.iter().map(|path| request(path.as_ref())).collect();
             stream.write_all(all.as_bytes())?;
         }
         let mut fetched = Vec::with_capacity(paths.len());
-        for path in paths {
+        for path in paths.iter().map(AsRef::as_ref) {
             let begin = Instant::now();
             if !self.pipeline {
-                stream.write_all(self.request(path).as_bytes())?;
+                stream.write_all(request(path).as_bytes())?;
             }
             let one = self.read_one(&mut stream, &mut buffer, path, begin);
             let one = one.with_context(|| format!("response {} ({path}) from {}", fetched.len() + 1, self.server))?;
@@ -105,11 +108,6 @@ impl Fetch {
         }
         ensure!(buffer.filled.is_empty(), "{} bytes after the last response", buffer.filled.len());
         Ok(fetched)
-    }
-
-    fn request(&self, path: &str) -> String {
-        let fields: String = self.headers.iter().map(|header| format!("{header}\r\n")).collect();
-        format!("GET {path} HTTP/1.1\r\nHost: {}\r\n{fields}\r\n", self.server)
     }
 
     fn read_one(&self, stream: &mut TcpStream, buffer: &mut Buffer, path: &str, begin: Instant) -> Result<Fetched> {

@@ -2,70 +2,16 @@
 //!
 //! Sequence numbers are kept as 64-bit offsets from each side's initial one, so they never wrap.
 
-use std::collections::BTreeMap;
-use std::fmt;
+mod ranges;
+mod report;
+
 use std::net::SocketAddrV4;
 use std::time::Duration;
 
 use crate::segment::{Segment, flag};
 
-/// Why a client ignores a segment of the server's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ignored {
-    /// All its data was acknowledged before it came: a needless retransmission.
-    OldDuplicate,
-    /// Without data, with a sequence number below what the client acknowledged (RFC 9293 3.10.7.4): its
-    /// acknowledgment is lost.
-    StaleSequence,
-    /// It ends beyond every window that the client advertised.
-    BeyondWindow,
-    /// It acknowledges what the client never sent.
-    AckOfUnsent,
-    /// Its TSval is older than one before (PAWS, RFC 7323 5).
-    OldTimestamp,
-}
-
-impl fmt::Display for Ignored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OldDuplicate => "of data long acknowledged",
-            Self::StaleSequence => "without data and with a stale sequence number",
-            Self::BeyondWindow => "beyond the advertised window",
-            Self::AckOfUnsent => "that acknowledges data never sent",
-            Self::OldTimestamp => "with an older timestamp",
-        })
-    }
-}
-
-/// What a capture shows of one connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FlowReport {
-    pub client: SocketAddrV4,
-    pub server: SocketAddrV4,
-    /// Segments from the server, of more than one packet where offloads join them.
-    pub server_segments: u64,
-    pub client_segments: u64,
-    /// Server's data that arrived, each byte once.
-    pub server_bytes: u64,
-    pub client_bytes: u64,
-    /// Server's segments with data that had arrived before.
-    pub retransmissions: u64,
-    /// Server's segments that filled a hole for the first time.
-    pub out_of_order: u64,
-    pub client_retransmissions: u64,
-    /// Client's segments with SACK blocks, and those of them whose first block tells of a duplicate (RFC 2883).
-    pub sacks: u64,
-    pub duplicate_sacks: u64,
-    /// The server's acknowledgment went back. Harmless, but another sender would explain it.
-    pub acks_gone_back: u64,
-    pub zero_windows: u64,
-    pub resets: u64,
-    pub ignored: BTreeMap<Ignored, u64>,
-    /// The longest time between two segments.
-    pub longest_silence: Duration,
-    /// What must not happen on any connection, in words. Resets and duplicates are for the reader to judge.
-    pub violations: Vec<String>,
-}
+use ranges::Ranges;
+pub use report::{FlowReport, Ignored};
 
 /// Violations that a flow tells one by one; more of them are only counted.
 const TOLD: usize = 20;
@@ -94,27 +40,8 @@ pub(crate) struct Flow {
 
 impl Flow {
     pub(crate) fn new(client: SocketAddrV4, server: SocketAddrV4, first: Duration) -> Self {
-        let report = FlowReport {
-            client,
-            server,
-            server_segments: 0,
-            client_segments: 0,
-            server_bytes: 0,
-            client_bytes: 0,
-            retransmissions: 0,
-            out_of_order: 0,
-            client_retransmissions: 0,
-            sacks: 0,
-            duplicate_sacks: 0,
-            acks_gone_back: 0,
-            zero_windows: 0,
-            resets: 0,
-            ignored: BTreeMap::new(),
-            longest_silence: Duration::ZERO,
-            violations: Vec::new(),
-        };
         Self {
-            report,
+            report: FlowReport::empty(client, server),
             client_base: None,
             server_base: None,
             client_window_scale: 0,
@@ -323,68 +250,9 @@ fn after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
-/// Disjoint ranges of offsets, neighbours joined.
-#[derive(Debug, Default)]
-struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    /// Adds a range and returns how much of it is new.
-    fn add(&mut self, start: u64, end: u64) -> u64 {
-        let (mut from, mut to, mut known) = (start, end, 0);
-        let touching: Vec<(u64, u64)> = self
-            .0
-            .range(..=end)
-            .rev()
-            .take_while(|(_, known_end)| **known_end >= start)
-            .map(|(a, b)| (*a, *b))
-            .collect();
-        for (a, b) in touching {
-            known += b.min(end).saturating_sub(a.max(start));
-            (from, to) = (from.min(a), to.max(b));
-            self.0.remove(&a);
-        }
-        self.0.insert(from, to);
-        end - start - known
-    }
-
-    fn holes_below(&self, limit: u64) -> Vec<(u64, u64)> {
-        let (mut holes, mut at) = (Vec::new(), 0);
-        for (start, end) in &self.0 {
-            if *start >= limit {
-                break;
-            }
-            if *start > at {
-                holes.push((at, *start));
-            }
-            at = *end;
-        }
-        if at < limit {
-            holes.push((at, limit));
-        }
-        holes
-    }
-
-    fn last_end(&self) -> u64 {
-        self.0.last_key_value().map_or(0, |(_, end)| *end)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_join_and_tell_what_is_new() {
-        let mut ranges = Ranges::default();
-        assert_eq!(ranges.add(10, 20), 10);
-        assert_eq!(ranges.add(30, 40), 10);
-        assert_eq!(ranges.holes_below(40), [(0, 10), (20, 30)]);
-        assert_eq!(ranges.add(15, 35), 10);
-        assert_eq!(ranges.add(15, 35), 0);
-        assert_eq!(ranges.add(0, 10), 10);
-        assert_eq!(ranges.0.len(), 1);
-        assert_eq!(ranges.holes_below(50), [(40, 50)]);
-    }
 
     #[test]
     fn offsets_pass_the_wrap() {

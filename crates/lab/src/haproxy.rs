@@ -5,13 +5,13 @@ use std::net::SocketAddrV4;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::chain::Chain;
 use crate::host::{Host, Role};
+use crate::lab::Lab;
 use crate::nginx::{NginxChain, nginx};
 use crate::process::Process;
-use crate::topology::Lab;
 
 /// Starts HAProxy on `host` with the configuration `text` and waits until it listens at `address`.
 ///
@@ -19,15 +19,11 @@ use crate::topology::Lab;
 /// When HAProxy refuses the configuration, ends, or does not listen.
 pub fn haproxy(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
     let file = tempfile::Builder::new().prefix("haproxy-").suffix(".cfg").tempfile_in(host.dir())?;
-    let file = file.into_temp_path().keep()?;
-    std::fs::write(&file, text)?;
+    let file = file.into_temp_path().keep().context("keeping HAProxy's configuration")?;
+    std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
     let mut command = Command::new("/usr/sbin/haproxy");
     command.arg("-db").arg("-f").arg(&file);
-    let mut process = host.spawn(command)?;
-    let listening = host.wait_listening(address);
-    process.check_running()?;
-    listening?;
-    Ok(process)
+    host.serve(command, address)
 }
 
 /// HAProxy on the frontend and the intermediates, the plain chain's nginx on the backends.
@@ -72,12 +68,9 @@ impl HaproxyChain {
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
         let backends = NginxChain::new(&self.files);
-        Chain::start(lab, |host, listen, upstream| {
-            let process = match host.role() {
-                Role::Backend => nginx(host, &backends.conf(host, listen, upstream), listen),
-                _ => haproxy(host, &self.conf(listen, upstream), listen),
-            };
-            process.map(Some)
+        Chain::start(lab, |host, listen, upstream| match host.role() {
+            Role::Backend => nginx(host, &backends.conf(host, listen, upstream), listen),
+            _ => haproxy(host, &self.conf(listen, upstream), listen),
         })
     }
 }

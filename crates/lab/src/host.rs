@@ -31,6 +31,14 @@ pub enum Role {
     Switch,
 }
 
+impl Role {
+    /// Whether a host of this role is a part of the service.
+    #[must_use]
+    pub fn is_tier(self) -> bool {
+        matches!(self, Self::Frontend | Self::Intermediate | Self::Backend)
+    }
+}
+
 /// A network device inside a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
@@ -59,7 +67,7 @@ impl Host {
         let netns = Netns::named(&namespace).with_context(|| format!("opening namespace {namespace}"))?;
         let sysfs = netns.run(detached_sysfs)?.context("mounting sysfs")?;
         let dir = lab_dir.join(name);
-        std::fs::create_dir_all(&dir)?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         let (core, logs) = (Mutex::new(None), AtomicUsize::new(0));
         Ok(Self { name: name.to_owned(), role, namespace, netns, sysfs, ports, dir, core, logs })
     }
@@ -145,6 +153,19 @@ impl Host {
         Process::start(format!("{program} on {}", self.name), log, |command| self.run(|| command.spawn()), command)
     }
 
+    /// Starts a server and waits until it listens at `address`.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends, or does not listen.
+    pub fn serve(&self, command: Command, address: SocketAddrV4) -> Result<Process> {
+        let mut process = self.spawn(command)?;
+        let listening = self.wait_listening(address);
+        // Of a server that has ended, its log says more.
+        process.check_running()?;
+        listening?;
+        Ok(process)
+    }
+
     /// Runs `command` to its end in the namespace and returns what it wrote.
     ///
     /// # Errors
@@ -165,14 +186,7 @@ impl Host {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Writes a network sysctl, such as `ipv4/tcp_congestion_control`.
-    ///
-    /// # Errors
-    /// When the kernel has no such sysctl in namespaces or refuses the value.
-    pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
-        self.sysctls(&[(key, value)])
-    }
-
+    /// Writes network sysctls, such as `ipv4/tcp_congestion_control`.
     pub(crate) fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.run(|| {
             for (key, value) in settings {

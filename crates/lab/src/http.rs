@@ -1,9 +1,17 @@
-//! Reads HTTP/1.1 responses from a byte stream, for the lab's own clients. No I/O.
+//! HTTP/1.1 as the lab's own clients speak it: writes requests, reads responses from a byte stream. No I/O.
+
+use std::net::SocketAddrV4;
 
 use anyhow::{Context, Result, bail, ensure};
 
 /// A header larger than this is an error.
 const HEAD_LIMIT: usize = 64 << 10;
+
+/// A GET; `fields` are more lines of it, `Name: value`.
+pub(crate) fn get_request(server: SocketAddrV4, path: &str, fields: &[String]) -> String {
+    let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
+    format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n{fields}\r\n")
+}
 
 /// Reads one response; bytes go in as they come, body bytes come out.
 #[derive(Debug, Default)]
@@ -12,8 +20,6 @@ pub(crate) struct ResponseReader {
     body: Body,
     status: u16,
     fields: Vec<(String, String)>,
-    /// To a HEAD request: no body whatever the fields say.
-    head_only: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -34,18 +40,12 @@ enum Body {
 }
 
 impl ResponseReader {
-    /// For the answer to a HEAD request.
-    #[cfg_attr(not(test), allow(dead_code))]
-    pub(crate) fn head_only() -> Self {
-        Self { head_only: true, ..Self::default() }
-    }
-
     pub(crate) fn status(&self) -> u16 {
         self.status
     }
 
     /// A field's value, by its name in lower case.
-    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+    fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
@@ -73,58 +73,55 @@ impl ResponseReader {
         Ok(at)
     }
 
+    /// Takes a piece of the header or of the body, or one byte between chunks.
     fn step(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8])) -> Result<usize> {
-        let piece = |left: u64| usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
-        let byte = input[0];
+        let mut take = |left: u64| {
+            let used = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
+            sink(&input[..used]);
+            (used, left - used as u64)
+        };
         match self.body {
-            Body::Head => return self.take_head(input),
+            Body::Head => self.take_head(input),
             Body::Sized(left) => {
-                let used = piece(left);
-                sink(&input[..used]);
-                let left = left - used as u64;
+                let (used, left) = take(left);
                 self.body = if left == 0 { Body::Done } else { Body::Sized(left) };
-                return Ok(used);
+                Ok(used)
             }
             Body::Chunk(left) => {
-                let used = piece(left);
-                sink(&input[..used]);
-                let left = left - used as u64;
+                let (used, left) = take(left);
                 self.body = if left == 0 { Body::ChunkEnd } else { Body::Chunk(left) };
-                return Ok(used);
+                Ok(used)
             }
-            Body::UntilClose => {
-                sink(input);
-                return Ok(input.len());
+            Body::UntilClose => Ok(take(u64::MAX).0),
+            _ => {
+                self.take_framing(input[0])?;
+                Ok(1)
             }
-            Body::ChunkSize(size) => {
-                self.body = match (byte as char).to_digit(16) {
-                    Some(digit) => Body::ChunkSize(size.checked_mul(16).context("chunk too large")? + u64::from(digit)),
-                    None => Body::ChunkExtension(size),
-                };
-                if self.body == Body::ChunkExtension(size) {
-                    return Ok(0);
-                }
-            }
-            Body::ChunkExtension(size) if byte == b'\n' => {
-                self.body = if size == 0 { Body::Trailer(0) } else { Body::Chunk(size) };
-            }
-            Body::ChunkExtension(_) => {}
-            Body::ChunkEnd => match byte {
-                b'\r' => {}
-                b'\n' => self.body = Body::ChunkSize(0),
-                _ => bail!("a chunk does not end where it should"),
-            },
-            Body::Trailer(length) => {
-                self.body = match byte {
-                    b'\r' => Body::Trailer(length),
-                    b'\n' if length == 0 => Body::Done,
-                    b'\n' => Body::Trailer(0),
-                    _ => Body::Trailer(length + 1),
-                }
-            }
-            Body::Done => unreachable!("feed stops at the end"),
         }
-        Ok(1)
+    }
+
+    /// Takes a byte that is neither the header's nor the body's (RFC 9112, 7.1).
+    fn take_framing(&mut self, byte: u8) -> Result<()> {
+        self.body = match (self.body, byte) {
+            (Body::ChunkSize(size) | Body::ChunkExtension(size), b'\n') if size == 0 => Body::Trailer(0),
+            (Body::ChunkSize(size) | Body::ChunkExtension(size), b'\n') => Body::Chunk(size),
+            (Body::ChunkSize(size), _) => match (byte as char).to_digit(16) {
+                Some(digit) => Body::ChunkSize(size.checked_mul(16).context("chunk too large")? + u64::from(digit)),
+                None => Body::ChunkExtension(size),
+            },
+            (Body::ChunkEnd, b'\r') => Body::ChunkEnd,
+            (Body::ChunkEnd, b'\n') => Body::ChunkSize(0),
+            (Body::ChunkEnd, _) => bail!("a chunk does not end where it should"),
+            (Body::Trailer(0), b'\n') => Body::Done,
+            (Body::Trailer(_), b'\n') => Body::Trailer(0),
+            (Body::Trailer(length), b'\r') => Body::Trailer(length),
+            (Body::Trailer(length), _) => Body::Trailer(length + 1),
+            (Body::ChunkExtension(size), _) => Body::ChunkExtension(size),
+            (Body::Head | Body::Sized(_) | Body::Chunk(_) | Body::UntilClose | Body::Done, _) => {
+                unreachable!("step takes these, and feed stops at the end")
+            }
+        };
+        Ok(())
     }
 
     fn take_head(&mut self, input: &[u8]) -> Result<usize> {
@@ -150,11 +147,11 @@ impl ResponseReader {
         let fields = lines.filter_map(|line| line.split_once(':'));
         self.fields = fields.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned())).collect();
         if (100..200).contains(&self.status) {
-            *self = Self { head_only: self.head_only, ..Self::default() };
+            *self = Self::default();
             return Ok(());
         }
         let chunked = self.field("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked"));
-        self.body = if self.head_only || matches!(self.status, 204 | 304) {
+        self.body = if matches!(self.status, 204 | 304) {
             Body::Done
         } else if chunked {
             Body::ChunkSize(0)
@@ -214,13 +211,6 @@ mod tests {
         reader.feed(b"HTTP/1.1 200 OK\r\n\r\nabc", &mut |_| {}).unwrap();
         assert!(!reader.is_done());
         reader.closed().unwrap();
-        assert!(reader.is_done());
-    }
-
-    #[test]
-    fn no_body_to_head() {
-        let mut reader = ResponseReader::head_only();
-        reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", &mut |_| {}).unwrap();
         assert!(reader.is_done());
     }
 

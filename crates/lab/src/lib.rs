@@ -18,16 +18,21 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod builder;
 pub mod capture;
 mod chain;
 pub mod cleanup;
 pub mod cli;
 pub mod demo;
+mod description;
 mod fetch;
+mod files;
 mod flow;
 mod haproxy;
 mod host;
 mod http;
+mod lab;
+mod links;
 mod load;
 mod meter;
 mod nginx;
@@ -43,12 +48,14 @@ mod topology;
 mod wire;
 mod wrk;
 
+pub use builder::LabBuilder;
 pub use capture::{Capture, Expect, Verdict};
 pub use chain::{Chain, ShuntPart, ShuntParts};
 pub use fetch::{Fetch, Fetched, fetch, file_sha256};
 pub use flow::{FlowReport, Ignored};
 pub use haproxy::{HaproxyChain, haproxy};
 pub use host::{Host, Port, Role};
+pub use lab::Lab;
 pub use load::{Background, Cost};
 pub use meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
 pub use nginx::{NGINX, NginxChain, NginxConf, nginx};
@@ -57,6 +64,5 @@ pub use process::Process;
 pub use rate::{Rate, RateReport};
 pub use service::{Options, Service, Stats, agent_stats};
 pub use tcpdump::Tcpdump;
-pub use topology::{Lab, LabBuilder};
 pub use wire::Wire;
 pub use wrk::{Wrk, WrkReport};

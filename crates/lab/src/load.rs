@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
+use crate::lab::Lab;
 use crate::meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
-use crate::topology::Lab;
 use crate::wrk::{Wrk, WrkReport};
 
 /// What a closed-loop load cost the measured core and every tier's ports.

@@ -34,9 +34,9 @@ impl CpuUse {
 
 /// Measures the busy time of one core.
 ///
-/// This kernel accounts CPU time by sampling (CONFIG_TICK_CPU_ACCOUNTING), which misses short work; but a tickless
-/// core's *idle* time is measured, in nanoseconds, interrupts in the idle loop left out. Busy time is the rest of the
-/// wall time. The numbers come from `/proc/timer_list`, read on the measured core: it is then not idle, and its count
+/// A kernel that accounts CPU time by sampling (CONFIG_TICK_CPU_ACCOUNTING) misses short work; but a tickless core's
+/// *idle* time is measured, in nanoseconds, interrupts in the idle loop left out. Busy time is the rest of the wall
+/// time. The numbers come from `/proc/timer_list`, read on the measured core: it is then not idle, and its count
 /// of idle time is complete.
 #[derive(Debug)]
 pub struct CpuMeter {

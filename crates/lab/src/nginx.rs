@@ -5,12 +5,12 @@ use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::chain::{Chain, ShuntPart, ShuntParts, directives};
-use crate::host::{Host, Role};
+use crate::host::Host;
+use crate::lab::Lab;
 use crate::process::Process;
-use crate::topology::Lab;
 
 /// Debian's nginx.
 pub const NGINX: &str = "/usr/sbin/nginx";
@@ -22,16 +22,13 @@ pub const NGINX: &str = "/usr/sbin/nginx";
 /// When nginx refuses the configuration, ends, or does not listen.
 pub fn nginx(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
-    std::fs::create_dir(prefix.join("temp"))?;
     let file = prefix.join("nginx.conf");
-    std::fs::write(&file, text)?;
+    std::fs::create_dir(prefix.join("temp"))
+        .and_then(|()| std::fs::write(&file, text))
+        .with_context(|| format!("writing nginx's files in {}", prefix.display()))?;
     let mut command = Command::new(NGINX);
     command.arg("-p").arg(&prefix).arg("-c").arg(&file).args(["-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
-    let mut process = host.spawn(command)?;
-    let listening = host.wait_listening(address);
-    process.check_running()?;
-    listening?;
-    Ok(process)
+    host.serve(command, address)
 }
 
 /// A chain of nginx through all tiers of a lab, tuned as one who knows nginx would for many responses on few
@@ -40,7 +37,6 @@ pub struct NginxChain<'a> {
     files: PathBuf,
     shunt: ShuntParts<'a>,
     http: Vec<String>,
-    plain_upstream: bool,
 }
 
 /// One tier's configuration.
@@ -59,7 +55,7 @@ impl<'a> NginxChain<'a> {
     /// A chain whose backends serve the files of a directory.
     #[must_use]
     pub fn new(files: impl Into<PathBuf>) -> Self {
-        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new(), plain_upstream: false }
+        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new() }
     }
 
     /// Adds Shunt to the tiers that `part` has one for.
@@ -76,13 +72,6 @@ impl<'a> NginxChain<'a> {
         self
     }
 
-    /// Leaves the backends out: their servers are someone else's.
-    #[must_use]
-    pub fn without_backends(mut self) -> Self {
-        self.plain_upstream = true;
-        self
-    }
-
     /// The configuration of one tier.
     #[must_use]
     pub fn conf(&self, host: &Host, listen: SocketAddrV4, upstream: &[SocketAddrV4]) -> String {
@@ -95,12 +84,7 @@ impl<'a> NginxChain<'a> {
     /// # Errors
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
-        Chain::start(lab, |host, listen, upstream| {
-            if self.plain_upstream && host.role() == Role::Backend {
-                return Ok(None);
-            }
-            nginx(host, &self.conf(host, listen, upstream), listen).map(Some)
-        })
+        Chain::start(lab, |host, listen, upstream| nginx(host, &self.conf(host, listen, upstream), listen))
     }
 }
 

@@ -63,11 +63,3 @@ impl Placement {
         Ok(placed)
     }
 }
-
-impl Role {
-    /// Whether a host of this role is a part of the service.
-    #[must_use]
-    pub fn is_tier(self) -> bool {
-        matches!(self, Self::Frontend | Self::Intermediate | Self::Backend)
-    }
-}

@@ -17,7 +17,7 @@ use rustix::thread::set_current_timer_slack;
 use rustix::time::Timespec;
 
 use crate::host::Host;
-use crate::http::ResponseReader;
+use crate::http::{ResponseReader, get_request};
 
 /// A run at a constant rate.
 #[derive(Debug, Clone)]
@@ -25,10 +25,7 @@ pub struct Rate {
     server: SocketAddrV4,
     path: String,
     per_second: f64,
-    connections: usize,
-    warm_up: Duration,
     duration: Duration,
-    headers: Vec<String>,
 }
 
 /// What a run at a constant rate showed.
@@ -62,6 +59,11 @@ impl RateReport {
     }
 }
 
+const CONNECTIONS: usize = 16;
+
+/// Requests before this are sent, and not measured.
+const WARM_UP: Duration = Duration::from_millis(500);
+
 /// After the last request was due, answers may take this long.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -69,32 +71,13 @@ impl Rate {
     /// `per_second` GETs of `path`, over 16 connections, for 3 seconds after a warm-up of half a second.
     #[must_use]
     pub fn new(server: SocketAddrV4, path: impl Into<String>, per_second: f64) -> Self {
-        let (warm_up, duration) = (Duration::from_millis(500), Duration::from_secs(3));
-        Self { server, path: path.into(), per_second, connections: 16, warm_up, duration, headers: Vec::new() }
+        Self { server, path: path.into(), per_second, duration: Duration::from_secs(3) }
     }
 
-    #[must_use]
-    pub fn connections(mut self, count: usize) -> Self {
-        self.connections = count.max(1);
-        self
-    }
-
+    /// The measured time, after the warm-up.
     #[must_use]
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
-        self
-    }
-
-    #[must_use]
-    pub fn warm_up(mut self, duration: Duration) -> Self {
-        self.warm_up = duration;
-        self
-    }
-
-    /// Adds a request field, `Name: value`.
-    #[must_use]
-    pub fn header(mut self, header: impl Into<String>) -> Self {
-        self.headers.push(header.into());
         self
     }
 
@@ -131,15 +114,13 @@ impl<'a> Run<'a> {
     fn new(rate: &'a Rate) -> Result<Self> {
         // Without this a wake-up may come 50 us late.
         set_current_timer_slack(NonZeroU64::new(1)).context("prctl(PR_SET_TIMERSLACK)")?;
-        let fields: String = rate.headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let request = format!("GET {} HTTP/1.1\r\nHost: {}\r\n{fields}\r\n", rate.path, rate.server);
         let histogram = || Histogram::new_with_bounds(1, 3_600_000_000_000, 3).context("making a histogram");
         let mut run = Self {
             rate,
-            request: request.into_bytes(),
-            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            request: get_request(rate.server, &rate.path, &[]).into_bytes(),
+            epoll: epoll::create(CreateFlags::CLOEXEC).context("epoll_create1")?,
             connections: Vec::new(),
-            idle: (0..rate.connections).collect(),
+            idle: (0..CONNECTIONS).collect(),
             waiting: VecDeque::new(),
             measured_from: Instant::now(),
             report: RateReport {
@@ -152,7 +133,7 @@ impl<'a> Run<'a> {
             },
             buffer: vec![0; 256 << 10],
         };
-        for number in 0..rate.connections {
+        for number in 0..CONNECTIONS {
             let connection = run.connect(number)?;
             run.connections.push(connection);
         }
@@ -164,18 +145,18 @@ impl<'a> Run<'a> {
         let stream = TcpStream::connect(server).with_context(|| format!("connecting to {server}"))?;
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
-        epoll::add(&self.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
+        epoll::add(&self.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN).context("epoll_ctl")?;
         Ok(Connection { stream, due: None, reader: ResponseReader::default() })
     }
 
     fn run(mut self) -> Result<RateReport> {
         let begin = Instant::now();
-        self.measured_from = begin + self.rate.warm_up;
-        let total = self.rate.warm_up + self.rate.duration;
+        self.measured_from = begin + WARM_UP;
+        let total = WARM_UP + self.rate.duration;
         let count = (total.as_secs_f64() * self.rate.per_second) as u64;
         let due_at = |number: u64| begin + Duration::from_secs_f64(number as f64 / self.rate.per_second);
         let mut number = 0;
-        let mut events = Vec::with_capacity(self.rate.connections);
+        let mut events = Vec::with_capacity(CONNECTIONS);
         loop {
             while number < count && due_at(number) <= Instant::now() {
                 self.on_due(due_at(number))?;

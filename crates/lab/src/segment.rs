@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
-/// RFC 9293 3.1, in the header's thirteenth byte.
+/// RFC 9293 3.1: the header's byte 13, counted from 0.
 pub(crate) mod flag {
     pub(crate) const FIN: u8 = 0x01;
     pub(crate) const SYN: u8 = 0x02;
@@ -92,21 +92,24 @@ impl Options {
                 (_, [length, ..]) => {
                     let Some(option) = bytes.get(2..usize::from(*length)) else { break };
                     bytes = &bytes[usize::from(*length)..];
-                    match (kind, option.len()) {
-                        (3, 1) => options.window_scale = Some(option[0].min(14)),
-                        (5, _) => {
-                            let blocks = option.chunks_exact(8);
-                            options.sack =
-                                blocks.filter_map(|block| Some((be32(block, 0)?, be32(block, 4)?))).collect();
-                        }
-                        (8, 8) => options.timestamps = be32(option, 0).zip(be32(option, 4)),
-                        _ => {}
-                    }
+                    options.set(*kind, option);
                 }
                 _ => break,
             }
         }
         options
+    }
+
+    fn set(&mut self, kind: u8, option: &[u8]) {
+        match (kind, option.len()) {
+            (3, 1) => self.window_scale = Some(option[0].min(14)),
+            (5, _) => {
+                let blocks = option.chunks_exact(8);
+                self.sack = blocks.filter_map(|block| Some((be32(block, 0)?, be32(block, 4)?))).collect();
+            }
+            (8, 8) => self.timestamps = be32(option, 0).zip(be32(option, 4)),
+            _ => {}
+        }
     }
 }
 

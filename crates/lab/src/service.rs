@@ -1,6 +1,7 @@
 //! A whole service in a lab: nginx on every tier and, where asked, an agent on the frontend and on each backend.
 
 mod agent;
+mod built;
 mod stats;
 
 use std::path::{Path, PathBuf};
@@ -9,11 +10,11 @@ use anyhow::{Context, Result};
 
 use crate::chain::{Chain, ShuntPart};
 use crate::host::{Host, Role};
+use crate::lab::Lab;
 use crate::nginx::NginxChain;
-use crate::topology::Lab;
 
 use agent::Agent;
-pub use agent::{module_file, shuntd_program};
+pub use built::{module_file, shuntd_program};
 pub use stats::{Stats, agent_stats};
 
 /// The module's default for `shunt_offer_min_length`, in bytes.

@@ -12,10 +12,7 @@ use crate::host::Host;
 pub struct Wrk {
     url: String,
     connections: u32,
-    threads: u32,
     duration: Duration,
-    headers: Vec<String>,
-    script: Option<std::path::PathBuf>,
 }
 
 /// What wrk reports.
@@ -46,11 +43,10 @@ impl WrkReport {
 }
 
 impl Wrk {
-    /// 10 connections, 1 thread, 3 seconds: the design's measurement.
+    /// 10 connections of one thread, for 3 seconds.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
-        let (headers, script) = (Vec::new(), None);
-        Self { url: url.into(), connections: 10, threads: 1, duration: Duration::from_secs(3), headers, script }
+        Self { url: url.into(), connections: 10, duration: Duration::from_secs(3) }
     }
 
     #[must_use]
@@ -59,30 +55,10 @@ impl Wrk {
         self
     }
 
-    #[must_use]
-    pub fn threads(mut self, threads: u32) -> Self {
-        self.threads = threads;
-        self
-    }
-
     /// Whole seconds, at least one.
     #[must_use]
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
-        self
-    }
-
-    /// Adds a request field, `Name: value`.
-    #[must_use]
-    pub fn header(mut self, header: impl Into<String>) -> Self {
-        self.headers.push(header.into());
-        self
-    }
-
-    /// A Lua script of wrk's kind.
-    #[must_use]
-    pub fn script(mut self, script: impl Into<std::path::PathBuf>) -> Self {
-        self.script = Some(script.into());
         self
     }
 
@@ -96,15 +72,8 @@ impl Wrk {
 
     fn command(&self) -> Command {
         let mut wrk = Command::new("wrk");
-        wrk.arg("--latency").args(["-c", &self.connections.to_string(), "-t", &self.threads.to_string()]);
-        wrk.args(["-d", &format!("{}s", self.duration.as_secs().max(1))]);
-        for header in &self.headers {
-            wrk.args(["-H", header]);
-        }
-        if let Some(script) = &self.script {
-            wrk.arg("-s").arg(script);
-        }
-        wrk.arg(&self.url);
+        wrk.args(["--latency", "-t", "1", "-c", &self.connections.to_string()]);
+        wrk.args(["-d", &format!("{}s", self.duration.as_secs().max(1)), &self.url]);
         wrk
     }
 }

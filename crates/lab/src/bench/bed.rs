@@ -1,7 +1,7 @@
 //! The labs that cases of one shape are measured in: the baseline, ours and HAProxy each have one of their own, all
 //! on the same cores, so that nothing of one is on another's path. Those that are not loaded cost nothing.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -10,11 +10,11 @@ use super::case::Shape;
 use crate::chain::Chain;
 use crate::fetch::{fetch, file_sha256};
 use crate::haproxy::HaproxyChain;
+use crate::lab::Lab;
 use crate::load::{Background, Cost};
 use crate::placement::Placement;
 use crate::report::number::size_name;
 use crate::service::{Options, Service, Stats};
-use crate::topology::Lab;
 use crate::wrk::Wrk;
 
 /// Every body that a case asks for, and the empty one of a header-only response.
@@ -56,7 +56,7 @@ pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<
     let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
     let (baseline_lab, ours_lab) = (lab()?, lab()?);
     let haproxy_lab = plan.haproxy.then(lab).transpose()?;
-    let files = make_files(&baseline_lab)?;
+    let files = baseline_lab.files(&SIZES.map(|size| (size_name(size), size)))?;
     let mut bed = Bed {
         shape: plan.shape,
         baseline: Service::start(&baseline_lab, &files, Options::plain()).context("the baseline")?,
@@ -71,11 +71,6 @@ pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<
     bed.place(&Placement::WholeService)?;
     bed.background = Background::settle(baseline_lab.cores().measured, plan.background, plan.background * PATIENCE)?;
     work(&mut bed)
-}
-
-fn make_files(lab: &Lab) -> Result<PathBuf> {
-    let files: Vec<(String, u64)> = SIZES.iter().map(|size| (size_name(*size), *size)).collect();
-    lab.files(&files.iter().map(|(name, size)| (name.as_str(), *size)).collect::<Vec<_>>())
 }
 
 impl Bed<'_> {
@@ -99,13 +94,15 @@ impl Bed<'_> {
         }
     }
 
-    fn sides(&self) -> impl Iterator<Item = (&Lab, &Chain)> {
-        [Side::Baseline, Side::Ours, Side::Haproxy].into_iter().filter_map(|side| self.side(side))
+    /// The sides that there are.
+    fn sides(&self) -> impl Iterator<Item = (Side, &Lab, &Chain)> {
+        let all = [Side::Baseline, Side::Ours, Side::Haproxy].into_iter();
+        all.filter_map(|side| self.side(side).map(|(lab, chain)| (side, lab, chain)))
     }
 
     /// Places every lab alike.
     pub(super) fn place(&self, placement: &Placement) -> Result<()> {
-        self.sides().try_for_each(|(lab, _)| lab.place(placement))
+        self.sides().try_for_each(|(_, lab, _)| lab.place(placement))
     }
 
     /// Where to ask one side, and from which lab.
@@ -136,13 +133,13 @@ impl Bed<'_> {
 
     /// Every body through every service: a benchmark of wrong bytes is worth nothing.
     fn check_bodies(&self, files: &Path) -> Result<()> {
-        for (lab, chain) in self.sides() {
-            let paths: Vec<String> = SIZES.iter().map(|size| format!("/{}", size_name(*size))).collect();
-            let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
-            for fetched in fetch(lab.client(), chain.server(), &paths)? {
-                let expected = file_sha256(files.join(fetched.path.trim_start_matches('/')))?;
-                ensure!(fetched.status == 200, "{} was answered with {}", fetched.path, fetched.status);
-                ensure!(fetched.sha256 == expected, "the body of {} differs from its file", fetched.path);
+        let paths = SIZES.map(|size| format!("/{}", size_name(size)));
+        for (side, lab, chain) in self.sides() {
+            for fetched in fetch(lab.client(), chain.server(), &paths).with_context(|| format!("{side:?}"))? {
+                let (path, status) = (&fetched.path, fetched.status);
+                let expected = file_sha256(files.join(path.trim_start_matches('/')))?;
+                ensure!(status == 200, "{side:?}: {path} was answered with {status}");
+                ensure!(fetched.sha256 == expected, "{side:?}: the body of {path} differs from its file");
             }
         }
         Ok(())

@@ -119,7 +119,7 @@ impl Case {
         }
     }
 
-    /// The other half of "the same wire, the same hosts": cases of one shape share their labs.
+    /// The hosts and links that it needs: cases of one shape share their labs.
     pub(super) fn shape(self) -> Shape {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_issue() {
+    fn names_never_change() {
         let names: Vec<String> = Case::all().into_iter().map(Case::name).collect();
         assert_eq!(names.len(), 24 + 1 + 4 + 1 + 2 + 4 + 2);
         for name in [

@@ -2,11 +2,14 @@
 //! the backend, and moving the payload from one to the other is free.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
 
 use anyhow::Result;
 
 use super::bed::{Bed, Side};
 use super::effort::Effort;
+use super::runs::CONNECTIONS;
 use crate::report::Sample;
 use crate::wire::Wire;
 
@@ -23,31 +26,27 @@ impl Limits {
     /// The limit of bodies of `size`, with the bed's tiers. The bed is placed for the whole service.
     pub(super) fn of(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
         let shape = bed.shape();
-        let chain = match self.chain.get(&(shape.intermediates, shape.wire)) {
-            Some(known) => *known,
-            None => {
-                let runs = runs(effort, || chain_cost(bed, effort))?;
-                self.chain.insert((shape.intermediates, shape.wire), runs);
-                runs
-            }
-        };
+        let key = (shape.intermediates, shape.wire);
+        let chain = known_or(&mut self.chain, key, || median_of_runs(effort, || chain_cost(bed, effort)))?;
         Ok(chain + self.direct(bed, size, effort)? - self.direct(bed, 0, effort)?)
     }
 
     fn direct(&mut self, bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
         let key = (size, bed.shape().wire);
-        if let Some(known) = self.direct.get(&key) {
-            return Ok(*known);
-        }
-        let cost = runs(effort, || direct_cost(bed, size, effort))?;
-        self.direct.insert(key, cost);
-        Ok(cost)
+        known_or(&mut self.direct, key, || median_of_runs(effort, || direct_cost(bed, size, effort)))
     }
+}
+
+fn known_or<K: Eq + Hash>(known: &mut HashMap<K, f64>, key: K, measure: impl FnOnce() -> Result<f64>) -> Result<f64> {
+    Ok(match known.entry(key) {
+        Entry::Occupied(entry) => *entry.get(),
+        Entry::Vacant(entry) => *entry.insert(measure()?),
+    })
 }
 
 /// One run of a header-only response through the tiers.
 pub(super) fn chain_cost(bed: &Bed, effort: Effort) -> Result<f64> {
-    Ok(bed.load(Side::Baseline, 0, super::runs::CONNECTIONS, effort.load())?.microseconds(&bed.background()))
+    Ok(bed.load(Side::Baseline, 0, CONNECTIONS, effort.load())?.microseconds(&bed.background()))
 }
 
 /// One run of a response straight from the backend.
@@ -55,7 +54,7 @@ pub(super) fn direct_cost(bed: &Bed, size: u64, effort: Effort) -> Result<f64> {
     Ok(bed.load_direct(size, effort.load())?.microseconds(&bed.background()))
 }
 
-fn runs(effort: Effort, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
+fn median_of_runs(effort: Effort, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
     let values = (0..effort.side_rounds()).map(|_| run()).collect::<Result<Vec<_>>>()?;
     Ok(Sample(values).median())
 }

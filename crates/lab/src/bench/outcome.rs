@@ -156,7 +156,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_file_has_the_designs_shape() {
+    fn the_file_has_every_figure_by_its_name() {
         let json = serde_json::to_value(outcome()).unwrap();
         assert_eq!(json["bench"], "disc");
         assert_eq!(json["machine"]["cores"], 2);

@@ -82,7 +82,7 @@ fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
             let mark = Target::of(case.case).zip(case.baseline).map(|(target, baseline)| target.bound() * baseline);
             Some(Row { label: size_name(size), bars, mark })
         });
-        Panel { title: format!("{wire} wire"), rows: rows.collect(), scale: Scale::Row, show: microseconds }
+        Panel { title: format!("{wire} wire"), rows: rows.collect(), scale: Scale::Row, show: number::microseconds }
     };
     let panels: Vec<Panel> = [Wire::Tso, Wire::Mtu].map(panel).into_iter().filter(|one| !one.rows.is_empty()).collect();
     let title = match intermediates {
@@ -91,10 +91,6 @@ fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
         more => format!("frontend, {more} intermediates, backend"),
     };
     (!panels.is_empty()).then(|| Picture { title, subtitle: String::new(), panels, columns: 2 })
-}
-
-fn microseconds(value: f64) -> String {
-    format!("{} us", number::plain(value))
 }
 
 fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
@@ -108,14 +104,14 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
         Panel { title: title.to_owned(), rows: rows.collect(), scale: Scale::Panel, show }
     };
     let panels = [
-        of("CPU for one response", |case| matches!(case, Case::TierCpu { .. }), microseconds),
+        of("CPU for one response", |case| matches!(case, Case::TierCpu { .. }), number::microseconds),
         of("Traffic of an intermediate for one response", |case| case == Case::IntermediateBytes, number::bytes),
         of(
             "Responses that one core of the frontend carries",
             |case| matches!(case, Case::Saturated { .. }),
             number::plain,
         ),
-        of("Latency at a fixed rate", |case| matches!(case, Case::Latency { .. }), microseconds),
+        of("Latency at a fixed rate", |case| matches!(case, Case::Latency { .. }), number::microseconds),
     ];
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }

@@ -1,5 +1,6 @@
 //! `shunt bench disc --profile CASE`: where ours spends the measured core's time.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::service::Options;
 
 const LOAD_TIME: Duration = Duration::from_secs(5);
 
-/// This machine has no hardware counters; the clock works everywhere.
+/// Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
 pub(super) fn run(case: Case, ours: Options) -> Result<()> {
@@ -53,7 +54,7 @@ pub(super) fn run(case: Case, ours: Options) -> Result<()> {
     })
 }
 
-fn report(data: &std::path::Path, sort: &str, children: &str) -> Result<()> {
+fn report(data: &Path, sort: &str, children: &str) -> Result<()> {
     let mut report = Command::new("perf");
     report
         .args(["report", "--stdio", children, "-g", "none", "--percent-limit", "0.6", "--sort", sort, "-i"])

@@ -2,7 +2,7 @@
 
 use super::case::Case;
 use super::outcome::{CaseOutcome, Outcome, TargetOutcome};
-use super::target::Target;
+use super::target::{Figure, Target};
 use crate::load::Background;
 use crate::report::{Align, Paint, Table, number};
 
@@ -75,8 +75,8 @@ pub(super) fn noise(outcome: &Outcome) -> Option<String> {
 fn judged(target: &TargetOutcome, paint: Paint) -> String {
     let text = format!("{} {}", target.target, if target.met { "met" } else { "missed" });
     let measured = match target.target.figure {
-        super::target::Figure::Ratio => String::new(),
-        super::target::Figure::Growth => format!(" ({:.2})", target.measured),
+        Figure::Ratio => String::new(),
+        Figure::Growth => format!(" ({:.2})", target.measured),
     };
     if target.met { paint.good(&text) + &measured } else { paint.bad(&text) + &measured }
 }

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_of_the_issue_has_a_case() {
+    fn every_target_has_its_case() {
         assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 2 + 1 + 2 + 2 + 1);
         assert_eq!(target("fe-cpu/1m").to_string(), "growth <= 1.2");
         assert_eq!(target("saturated/256k/mtu").to_string(), ">= 5");

@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::chain::Chain;
 use crate::fetch::file_sha256;
+use crate::lab::Lab;
 use crate::report::number::size_name;
 use crate::service::OFFER_MIN_LENGTH;
-use crate::topology::Lab;
 
 /// 1 KiB to 64 MiB.
 const SIZES: std::ops::RangeInclusive<u32> = 5..=13;
@@ -33,7 +33,7 @@ impl Body {
 pub(super) fn make(lab: &Lab) -> Result<(PathBuf, Vec<Body>)> {
     let sizes: Vec<(String, u64)> =
         SIZES.map(|power| 4_u64.pow(power)).map(|bytes| (size_name(bytes), bytes)).collect();
-    let files = lab.files(&sizes.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect::<Vec<_>>())?;
+    let files = lab.files(&sizes)?;
     let body = |(name, bytes): (String, u64)| Ok(Body { sha256: file_sha256(files.join(&name))?, name, bytes });
     let bodies = sizes.into_iter().map(body).collect::<Result<Vec<_>>>()?;
     Ok((files, bodies))

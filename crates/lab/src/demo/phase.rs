@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 
 use super::bodies::{Body, fetch_and_compare, long_fetches};
+use crate::lab::Lab;
 use crate::load::{Background, Cost};
 use crate::placement::Placement;
 use crate::report::{Progress, number};
 use crate::service::{Options, Service, Stats};
-use crate::topology::Lab;
 use crate::wrk::Wrk;
 
 /// The bodies that wrk asks for.

@@ -26,13 +26,13 @@ pub(super) fn table(phases: &[Phase], paint: Paint) -> String {
             let of = |what: Of| loads.iter().map(move |load| what(&load.tiers[tier])).collect::<Vec<f64>>();
             let mut row = vec![(*body).to_owned(), loads[0].tiers[tier].tier.clone()];
             row.extend(cells(&of(BYTES), number::bytes, paint));
-            row.extend(cells(&of(CPU), microseconds, paint));
+            row.extend(cells(&of(CPU), number::microseconds, paint));
             table.row(row);
         }
         let of = |what: Of| loads.iter().map(|load| total(load, what)).collect::<Vec<f64>>();
         let mut row = vec![(*body).to_owned(), paint.bold("all tiers")];
         row.extend(cells(&of(BYTES), number::bytes, paint));
-        row.extend(cells(&of(CPU), microseconds, paint));
+        row.extend(cells(&of(CPU), number::microseconds, paint));
         table.row(row);
     }
     format!("For one response; bytes in and out of a tier's ports; CPU of a core.\n\n{}", table.show(paint))
@@ -60,10 +60,6 @@ fn change(plain: f64, ours: f64, paint: Paint) -> String {
     }
 }
 
-fn microseconds(value: f64) -> String {
-    format!("{} us", number::plain(value))
-}
-
 fn total(load: &LoadUse, of: Of) -> f64 {
     load.tiers.iter().map(of).sum()
 }
@@ -80,7 +76,7 @@ pub(super) fn savings(plain: &Phase, ours: &Phase) -> String {
         "Each {} response saved {} on the tiers' ports ({bytes_percent:.0}%) and {} of their CPU ({cpu_percent:.0}%).",
         LOADS[last].0,
         number::bytes(bytes),
-        microseconds(cpu)
+        number::microseconds(cpu)
     )
 }
 
@@ -89,7 +85,7 @@ pub(super) fn picture(phases: &[Phase], wire: Wire) -> Picture {
     let mut panels = Vec::new();
     for (at, (body, _)) in LOADS.iter().enumerate() {
         panels.push(panel(format!("{body}: bytes in and out"), phases, at, &series, BYTES, number::bytes));
-        panels.push(panel(format!("{body}: CPU"), phases, at, &series, CPU, microseconds));
+        panels.push(panel(format!("{body}: CPU"), phases, at, &series, CPU, number::microseconds));
     }
     Picture {
         title: "What each tier spends on one response".to_owned(),

@@ -138,6 +138,42 @@ impl Row {
     fn height(&self) -> f64 {
         BAR_HEIGHT * self.bars.len() as f64 + ROW_GAP
     }
+
+    /// `scale`: the length of a bar of 1.
+    fn draw(&self, svg: &mut String, left: f64, top: f64, scale: f64, show: fn(f64) -> String) {
+        let bars_height = self.height() - ROW_GAP;
+        let _ = writeln!(
+            svg,
+            "<text class=\"label\" text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            left - 10.0,
+            top + bars_height / 2.0 + 4.0,
+            escape(&self.label)
+        );
+        for (at, (series, value)) in self.bars.iter().enumerate() {
+            let value = if value.is_finite() { *value } else { 0.0 };
+            let (length, bar_top) = ((value.max(0.0) * scale).max(1.5), top + BAR_HEIGHT * at as f64);
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{left:.1}\" y=\"{bar_top:.1}\" width=\"{length:.1}\" height=\"{:.1}\" rx=\"2\" \
+                 fill=\"{}\"/><text class=\"value\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+                BAR_HEIGHT - 2.0,
+                series.colour,
+                left + length + 6.0,
+                bar_top + BAR_HEIGHT - 4.5,
+                escape(&show(value))
+            );
+        }
+        if let Some(mark) = self.mark {
+            let x = left + mark * scale;
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"#c0392b\" \
+                 stroke-width=\"2\"/>",
+                top - 3.0,
+                top + bars_height + 1.0
+            );
+        }
+    }
 }
 
 impl Panel {
@@ -156,40 +192,9 @@ impl Panel {
         );
         let mut y = top + PANEL_HEAD;
         for row in &self.rows {
-            let bars_height = row.height() - ROW_GAP;
             let longest = if self.scale == Scale::Panel { largest } else { row.largest() };
             let scale = (PANEL_WIDTH - LABEL_WIDTH - VALUE_WIDTH) / longest;
-            let _ = writeln!(
-                svg,
-                "<text class=\"label\" text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                origin - 10.0,
-                y + bars_height / 2.0 + 4.0,
-                escape(&row.label)
-            );
-            for (at, (series, value)) in row.bars.iter().enumerate() {
-                let value = if value.is_finite() { *value } else { 0.0 };
-                let (length, bar_top) = ((value.max(0.0) * scale).max(1.5), y + BAR_HEIGHT * at as f64);
-                let _ = writeln!(
-                    svg,
-                    "<rect x=\"{origin:.1}\" y=\"{bar_top:.1}\" width=\"{length:.1}\" height=\"{:.1}\" rx=\"2\" \
-                     fill=\"{}\"/><text class=\"value\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-                    BAR_HEIGHT - 2.0,
-                    series.colour,
-                    origin + length + 6.0,
-                    bar_top + BAR_HEIGHT - 4.5,
-                    escape(&(self.show)(value))
-                );
-            }
-            if let Some(mark) = row.mark {
-                let x = origin + mark * scale;
-                let _ = writeln!(
-                    svg,
-                    "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{:.1}\" stroke=\"#c0392b\" \
-                     stroke-width=\"2\"/>",
-                    y - 3.0,
-                    y + bars_height + 1.0
-                );
-            }
+            row.draw(svg, origin, y, scale, self.show);
             y += row.height();
         }
         let _ = writeln!(

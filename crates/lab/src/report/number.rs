@@ -46,6 +46,12 @@ pub fn plain(value: f64) -> String {
     }
 }
 
+/// `0.12 us`, `1,234 us`.
+#[must_use]
+pub fn microseconds(value: f64) -> String {
+    format!("{} us", plain(value))
+}
+
 /// A count in full, thousands apart.
 #[must_use]
 pub fn count(value: u64) -> String {

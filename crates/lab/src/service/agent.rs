@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::stats::{Stats, agent_stats};
 use crate::chain::ShuntPart;
@@ -35,7 +35,8 @@ impl<'lab> Agent<'lab> {
     pub(super) fn start(lab: &LabId, host: &'lab Host, peers: &[&Host], program: &Path) -> Result<Self> {
         mount_bpffs()?;
         let config = host.dir().join("shuntd.toml");
-        std::fs::write(&config, configuration(lab, host, peers)?)?;
+        let text = configuration(lab, host, peers)?;
+        std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let mut agent = Self { host, program: program.to_owned(), config, process: None };
         agent.process = Some(host.spawn(agent.command())?);
         Ok(agent)
@@ -133,41 +134,6 @@ fn mount_bpffs() -> Result<()> {
         return Ok(());
     }
     let status = Command::new("mount").args(["-t", "bpf", "bpf", "/sys/fs/bpf"]).status().context("running mount")?;
-    anyhow::ensure!(status.success(), "mounting a BPF file system at /sys/fs/bpf failed");
+    ensure!(status.success(), "mounting a BPF file system at /sys/fs/bpf failed");
     Ok(())
-}
-
-/// The agent's program: `$SHUNTD`, else beside this program, else in the workspace's target directory.
-///
-/// # Errors
-/// When it is at none of these places.
-pub fn shuntd_program() -> Result<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("shuntd")));
-    let targets = ["release", "debug"].map(|profile| workspace().join("target").join(profile).join("shuntd"));
-    let built = beside.into_iter().chain(targets);
-    find("SHUNTD", built, "shuntd is not built: run `cargo build --release`, or name its file in SHUNTD")
-}
-
-/// nginx's module: `$SHUNT_NGINX_MODULE`, else where `make -C nginx` leaves it.
-///
-/// # Errors
-/// When it is at neither place.
-pub fn module_file() -> Result<PathBuf> {
-    let built = workspace().join("nginx/build/ngx_http_shunt_module.so");
-    let hint = "the nginx module is not built: run `make -C nginx`, or name its file in SHUNT_NGINX_MODULE";
-    find("SHUNT_NGINX_MODULE", [built].into_iter(), hint)
-}
-
-fn workspace() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.ancestors().nth(2).unwrap_or(manifest).to_owned()
-}
-
-fn find(variable: &str, mut built: impl Iterator<Item = PathBuf>, hint: &'static str) -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os(variable) {
-        let named = PathBuf::from(named);
-        anyhow::ensure!(named.is_file(), "{variable} names {}, which is no file", named.display());
-        return std::fs::canonicalize(&named).with_context(|| format!("finding {}", named.display()));
-    }
-    built.find(|path| path.is_file()).context(hint)
 }

@@ -76,11 +76,11 @@ impl Stats {
     #[must_use]
     pub fn grown(&self, start: &Self, prefix: &str) -> BTreeMap<String, u64> {
         let before = start.flat();
-        let now = self.flat().into_iter().filter_map(|(path, value)| {
-            let grown = value.saturating_sub(before.get(&path).copied().unwrap_or(0));
-            (grown > 0).then(|| Some((path.strip_prefix(prefix)?.to_owned(), grown)))?
+        let grown = self.flat().into_iter().filter_map(|(path, value)| {
+            let name = path.strip_prefix(prefix)?.to_owned();
+            Some((name, value.saturating_sub(before.get(&path).copied().unwrap_or(0))))
         });
-        now.collect()
+        grown.filter(|(_, growth)| *growth > 0).collect()
     }
 
     /// Counter by counter, the sum with another agent's; everything else is left out.
@@ -96,7 +96,7 @@ fn flatten(value: &Value, path: &str, flat: &mut BTreeMap<String, u64>) {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
             flatten(value, &path, flat);
         }),
-        Value::Number(number) => drop(number.as_u64().map(|number| flat.insert(path.to_owned(), number))),
+        Value::Number(number) => flat.extend(number.as_u64().map(|number| (path.to_owned(), number))),
         _ => {}
     }
 }

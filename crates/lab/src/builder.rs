@@ -1,0 +1,101 @@
+//! Builds a lab: what it is to have, and the steps from there to running hosts.
+
+use anyhow::{Result, ensure};
+
+use crate::cleanup::{LabId, Watchdog};
+use crate::description::Description;
+use crate::lab::Lab;
+use crate::links;
+use crate::placement::{Cores, Placement};
+use crate::topology;
+use crate::wire::Wire;
+
+/// The most hosts of one kind.
+const HOSTS_LIMIT: u8 = 64;
+
+/// What a lab is to have.
+#[derive(Debug, Clone)]
+pub struct LabBuilder {
+    clients: u8,
+    intermediates: u8,
+    backends: u8,
+    wire: Wire,
+    placement: Placement,
+    cores: Cores,
+}
+
+impl LabBuilder {
+    /// Client hosts; one unless told otherwise.
+    #[must_use]
+    pub fn clients(mut self, count: u8) -> Self {
+        self.clients = count;
+        self
+    }
+
+    /// Hosts between frontend and backend; none unless told otherwise.
+    #[must_use]
+    pub fn intermediates(mut self, count: u8) -> Self {
+        self.intermediates = count;
+        self
+    }
+
+    /// Backend hosts; one unless told otherwise.
+    #[must_use]
+    pub fn backends(mut self, count: u8) -> Self {
+        self.backends = count;
+        self
+    }
+
+    #[must_use]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// Where processes and receive work go; see [`Lab::place`].
+    #[must_use]
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    #[must_use]
+    pub fn cores(mut self, cores: Cores) -> Self {
+        self.cores = cores;
+        self
+    }
+
+    /// Builds the lab.
+    ///
+    /// # Errors
+    /// Without root, and when the kernel or `ip` refuses a step.
+    pub fn build(self) -> Result<Lab> {
+        ensure!(rustix::process::geteuid().is_root(), "the lab needs root: it makes network namespaces");
+        for (count, what) in
+            [(self.clients, "clients"), (self.backends, "backends"), (self.intermediates, "intermediates")]
+        {
+            ensure!(count <= HOSTS_LIMIT, "at most {HOSTS_LIMIT} {what}");
+        }
+        ensure!(self.clients > 0 && self.backends > 0, "a lab needs a client and a backend");
+        let id = LabId::fresh();
+        let watchdog = Watchdog::start(&id, std::env::var_os("SHUNT_LAB_KEEP").is_some_and(|keep| keep == "1"))?;
+        let plans = topology::hosts(self.clients, self.intermediates, self.backends);
+        let switch_plan = topology::switch(&plans);
+        links::make_namespaces(plans.iter().chain([&switch_plan]), &id)?;
+        let switch = switch_plan.open(&id)?;
+        let hosts = plans.iter().map(|plan| plan.open(&id)).collect::<Result<Vec<_>>>()?;
+        links::join(&hosts, &plans, &switch, &id, self.wire)?;
+        let lab = Lab { hosts, switch, wire: self.wire, cores: self.cores, id, _watchdog: watchdog };
+        Description::write(&lab)?;
+        lab.place(&self.placement)?;
+        Ok(lab)
+    }
+}
+
+impl Default for LabBuilder {
+    /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    fn default() -> Self {
+        let (wire, placement, cores) = (Wire::default(), Placement::default(), Cores::default());
+        Self { clients: 1, intermediates: 0, backends: 1, wire, placement, cores }
+    }
+}

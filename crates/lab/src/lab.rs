@@ -1,0 +1,142 @@
+//! A lab that runs: its hosts, by name and by role.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::builder::LabBuilder;
+use crate::cleanup::{LabId, Watchdog};
+use crate::files;
+use crate::host::{Host, Role};
+use crate::placement::{Cores, Placement};
+use crate::wire::Wire;
+
+/// A set of hosts that runs until it is dropped.
+#[derive(Debug)]
+pub struct Lab {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) switch: Host,
+    pub(crate) wire: Wire,
+    pub(crate) cores: Cores,
+    pub(crate) id: LabId,
+    /// Last, so that it cleans up after the hosts' descriptors are closed.
+    pub(crate) _watchdog: Watchdog,
+}
+
+impl Lab {
+    /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
+    #[must_use]
+    pub fn builder() -> LabBuilder {
+        LabBuilder::default()
+    }
+
+    #[must_use]
+    pub fn id(&self) -> &LabId {
+        &self.id
+    }
+
+    #[must_use]
+    pub fn wire(&self) -> Wire {
+        self.wire
+    }
+
+    #[must_use]
+    pub fn cores(&self) -> Cores {
+        self.cores
+    }
+
+    /// A directory for this lab's files, gone with it unless `SHUNT_LAB_KEEP=1`.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.id.dir()
+    }
+
+    /// All hosts from the client to the backend, without the switch.
+    #[must_use]
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    #[must_use]
+    pub fn switch(&self) -> &Host {
+        &self.switch
+    }
+
+    /// All hosts and the switch.
+    pub(crate) fn hosts_and_switch(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().chain([&self.switch])
+    }
+
+    /// The hosts of one role.
+    pub fn hosts_of(&self, role: Role) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().filter(move |host| host.role() == role)
+    }
+
+    /// The tiers, frontend first.
+    pub fn tiers(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().filter(|host| host.role().is_tier())
+    }
+
+    /// The first client.
+    #[must_use]
+    pub fn client(&self) -> &Host {
+        self.first(Role::Client)
+    }
+
+    #[must_use]
+    pub fn frontend(&self) -> &Host {
+        self.first(Role::Frontend)
+    }
+
+    /// Frontend's neighbour first.
+    #[must_use]
+    pub fn intermediates(&self) -> Vec<&Host> {
+        self.hosts_of(Role::Intermediate).collect()
+    }
+
+    /// The first backend.
+    #[must_use]
+    pub fn backend(&self) -> &Host {
+        self.first(Role::Backend)
+    }
+
+    fn first(&self, role: Role) -> &Host {
+        self.hosts_of(role).next().expect("every lab has a client, a frontend and a backend")
+    }
+
+    /// A host by its name, the switch included.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn host(&self, name: &str) -> Result<&Host> {
+        let found = self.hosts_and_switch().find(|host| host.name() == name);
+        found.with_context(|| format!("the lab has no host {name:?}"))
+    }
+
+    /// Moves every host's processes and receive work to the cores of `placement`; later processes follow.
+    ///
+    /// # Errors
+    /// When the placement names no host of this lab, or the kernel refuses a step.
+    pub fn place(&self, placement: &Placement) -> Result<()> {
+        let placed = placement.cores_of(self.hosts_and_switch(), self.cores)?;
+        for host in self.hosts_and_switch() {
+            host.place(placed.get(host.name()).copied().flatten())?;
+        }
+        Ok(())
+    }
+
+    /// Makes files of the given names and sizes, with contents that differ by name and repeat nowhere nearby, in a
+    /// directory of the lab; returns that.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn files(&self, files: &[(impl AsRef<str>, u64)]) -> Result<PathBuf> {
+        let dir = self.dir().join("files");
+        std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        for (name, size) in files {
+            let path = dir.join(name.as_ref());
+            files::write(&path, name.as_ref(), *size).with_context(|| format!("writing {}", path.display()))?;
+        }
+        Ok(dir)
+    }
+}
