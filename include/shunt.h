@@ -29,24 +29,29 @@ typedef __s64 shunt_s64;
 
 #define SHUNT_VERSION 1
 
-/* ---- the kernel: setsockopt and getsockopt on a client's connection ----
+/* ---- the kernel: setsockopt on a client's connection ----
  *
  * Answered by the steering programs of crates/handoff, not by a kernel protocol. Only the owner of
  * a socket can make these calls, so only the owner of a connection can hand it off. Without Shunt:
  * ENOPROTOOPT.
+ *
+ * Answers longer than an errno come through the caller's ring (below), where they are when the call
+ * returns. They wake nobody. A getsockopt would be the natural way, but a program there costs every
+ * getsockopt of every process in the cgroup, and a proxy makes one for each request.
  */
 #define SHUNT_SOL 0x53485554 /* "SHUT" */
 
 /* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
- * `peer`. From here until the region is complete the server writes nothing. EPERM where it is
- * refused: no such peer or ring, a region still active, length 0, or bytes of the server's own that
- * have not left yet. */
+ * `peer`. From here until the region is complete the server writes nothing. A struct shunt_state is
+ * in the ring afterwards. EPERM where it is refused: no such peer or ring, a region still active,
+ * length 0, or bytes of the server's own that have not left yet. */
 #define SHUNT_BEGIN  1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of
  * what the client has not acknowledged; only a reset may follow. */
 #define SHUNT_CANCEL 2
-/* getsockopt(SHUNT_STATE, struct shunt_state): the newest region of this connection. */
-#define SHUNT_STATE  1
+/* setsockopt(SHUNT_STATE, u32 ring): a struct shunt_state of this connection's newest region goes
+ * into the ring, as it does after SHUNT_BEGIN. EPERM where there is no such ring. */
+#define SHUNT_STATE  3
 
 struct shunt_begin {
     shunt_u32 peer;    /* index into the board */
@@ -60,11 +65,13 @@ struct shunt_begin {
 #define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
 
+/* A record of the ring. It begins as a struct shunt_event does. */
 struct shunt_state {
     shunt_u64 handoff;
     shunt_u64 acked;   /* payload bytes that the client has acknowledged */
-    shunt_u32 regions; /* how many this connection has begun, this one included */
+    shunt_u32 kind;    /* SHUNT_EVENT_STATE */
     shunt_u32 status;  /* SHUNT_REGION_* */
+    shunt_u32 regions; /* how many this connection has begun, this one included */
     /* the rest is as it was when the region began, and goes into shunt_handoff as it is */
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
@@ -77,12 +84,13 @@ struct shunt_state {
     shunt_u32 snd_wnd;   /* bytes that the client takes from `start` on */
     shunt_u32 snd_cwnd;  /* segments */
     shunt_u32 snd_ssthresh;
-    shunt_u32 srtt_us; /* microseconds, not shifted; 0: no sample */
-    shunt_u16 mss;     /* bytes, without options */
+    shunt_u32 srtt_us;     /* microseconds, not shifted; 0: no sample */
+    shunt_u32 ack_spacing; /* bytes between the ACKs that go to the backend; 0: each goes */
+    shunt_u16 mss;         /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 pad[3];
+    shunt_u8 pad[7];
 };
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
@@ -93,6 +101,7 @@ struct shunt_state {
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
 #define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
+#define SHUNT_EVENT_STATE    3 /* the answer to SHUNT_BEGIN or SHUNT_STATE: a struct shunt_state */
 
 struct shunt_event {
     shunt_u64 handoff;
@@ -165,7 +174,8 @@ struct shunt_board {
     X(24, refused_tag, "502: its tag is wrong (forged, foreign, used before, or another length)")   \
     X(25, refused_body, "502: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
-    X(27, relayed_untrusted_request, "not consented: method or request not eligible")
+    X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
+    X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate")
 /* clang-format on */
 
 struct shunt_counters {
@@ -261,12 +271,13 @@ struct shunt_handoff {
     shunt_u32 snd_cwnd;
     shunt_u32 snd_ssthresh;
     shunt_u32 srtt_us;
+    shunt_u32 ack_spacing;
     shunt_u16 mss;
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
     shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
-    shunt_u8 pad[6];
+    shunt_u8 pad[2];
 };
 
 struct shunt_abort {

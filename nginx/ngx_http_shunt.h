@@ -137,6 +137,7 @@ ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf);
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
+ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r);
 
 /* backend */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);
@@ -168,7 +169,6 @@ ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf
 void ngx_http_shunt_agent_exit(void);
 ngx_int_t ngx_http_shunt_agent_ready(void);
 ngx_int_t ngx_http_shunt_agent_takes_offers(void);
-uint32_t ngx_http_shunt_agent_ring_index(void);
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void);
 uint64_t ngx_http_shunt_agent_offer_number(void);
 ngx_int_t ngx_http_shunt_agent_offer(struct shunt_offer *offer, int fd);
@@ -188,9 +188,11 @@ void ngx_http_shunt_pending_remove(uint64_t id);
 void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx));
 
 /* ring */
-ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, ngx_log_t *log);
+ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log);
 void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring);
 void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring);
+const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff);
+uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring);
 
 /* field */
 ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent);

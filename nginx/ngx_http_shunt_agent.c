@@ -31,7 +31,6 @@ typedef struct {
     ngx_event_t retry;
     ngx_msec_t backoff;
     uint32_t worker;
-    uint32_t ring_index;
     ngx_http_shunt_ring_t *ring;
 } ngx_http_shunt_channel_t;
 
@@ -155,10 +154,9 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     }
 
     ch->worker = in->body.welcome.worker;
-    ch->ring_index = in->body.welcome.ring;
 
     if (ch->kind == SHUNT_CHANNEL_CONTROL && in->fds[2] != -1) {
-        ch->ring = ngx_http_shunt_ring_open(in->fds[2], log);
+        ch->ring = ngx_http_shunt_ring_open(in->fds[2], in->body.welcome.ring, log);
         in->fds[2] = -1;
     }
 
@@ -495,11 +493,6 @@ ngx_int_t ngx_http_shunt_agent_takes_offers(void)
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)
 {
     return ngx_http_shunt_control.ring;
-}
-
-uint32_t ngx_http_shunt_agent_ring_index(void)
-{
-    return ngx_http_shunt_control.ring_index;
 }
 
 /* A number that is never used twice: at the end of the count, a new connection brings a new upper

@@ -10,9 +10,14 @@
 static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
     if (ctx == NULL || !ctx->received) {
         return SHUNT_COUNT_relayed_no_consent;
+    }
+
+    if (clcf->limit_rate || r->limit_rate_set) {
+        return SHUNT_COUNT_relayed_limit_rate; /* it is about the way to the frontend */
     }
 
     if (!ngx_http_shunt_agent_takes_offers()) {

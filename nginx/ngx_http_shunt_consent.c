@@ -70,7 +70,7 @@ static ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
  * headers_in.host lead into the old one: so a new list, and the old one stays where it is. A
  * subrequest shares its parent's elements, and may therefore call this as well.
  */
-static ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
+ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
 {
     ngx_uint_t i;
     ngx_list_part_t old, *part;
@@ -174,8 +174,9 @@ static ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r,
     return ngx_http_shunt_format_consent(r->pool, consent, &h->value);
 }
 
-/* Could the response be stored here? Then its body must come here. */
-static ngx_int_t ngx_http_shunt_stored_here(ngx_http_request_t *r)
+/* 0, or the counter of the reason why the body must come here: it may be stored, or has to be slow
+   on its way. */
+static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
 {
     ngx_uint_t i;
     ngx_http_upstream_conf_t *ucf;
@@ -190,14 +191,18 @@ static ngx_int_t ngx_http_shunt_stored_here(ngx_http_request_t *r)
         ucf = r->loc_conf[modules[i]->ctx_index];
 
         if (ucf->store > 0) {
-            return 1;
+            return SHUNT_COUNT_relayed_cache;
         }
 
 #if (NGX_HTTP_CACHE)
         if (ucf->cache > 0 || ucf->cache_zone || ucf->cache_value) {
-            return 1;
+            return SHUNT_COUNT_relayed_cache;
         }
 #endif
+
+        if (ucf->limit_rate) {
+            return SHUNT_COUNT_relayed_limit_rate;
+        }
     }
 
     return 0;
@@ -235,11 +240,7 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_limit_rate_after;
     }
 
-    if (ngx_http_shunt_stored_here(r)) {
-        return SHUNT_COUNT_relayed_cache;
-    }
-
-    return 0;
+    return ngx_http_shunt_body_needed(r);
 }
 
 static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r)
@@ -276,10 +277,13 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r)
 /* as an intermediate: what a trusted tier consented to, and this tier too */
 static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
+    ngx_uint_t reason;
     ngx_http_shunt_consent_t consent = ctx->consent;
 
-    if (ngx_http_shunt_stored_here(r)) {
-        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_cache);
+    reason = ngx_http_shunt_body_needed(r);
+
+    if (reason) {
+        ngx_http_shunt_outcome(r, reason);
         return NGX_OK;
     }
 

@@ -135,15 +135,33 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 
 static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
 {
-    ngx_uint_t reason, pass, status = r->headers_out.status;
+    ngx_uint_t reason, pass, status;
     ngx_table_elt_t *field;
     ngx_http_shunt_ctx_t *ctx;
+
+    ctx = ngx_http_shunt_ctx(r);
+
+    /* A second header before the first has left: a filter or nginx has put an error page in the
+       place of the response whose offer was accepted, and nobody wants the payload. */
+    if (ctx && ctx->mode != SHUNT_MODE_NONE && !r->header_sent) {
+        ngx_http_shunt_release(ctx);
+        ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
+        ctx->mode = SHUNT_MODE_NONE;
+        ctx->header_held = 0;
+    }
 
     if (r->upstream == NULL || r->header_sent) {
         return ngx_http_shunt_next_early_header(r);
     }
 
-    ctx = ngx_http_shunt_ctx(r);
+    /* not r->headers_out.status: an error page that is proxied has the status of its error there */
+    status = r->upstream->headers_in.status_n;
+
+    /* The slice filter is about to clone the request, consent and all, without the phases. */
+    if (ctx && status == NGX_HTTP_PARTIAL_CONTENT && ngx_http_shunt_strip(r) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     pass = ctx && ctx->passed && ngx_http_shunt_upstream_trusted(r);
     field = ngx_http_shunt_take_offer(r, pass);
 
@@ -186,6 +204,11 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
         return ngx_http_shunt_next_early_body(r, in);
     }
 
+    /* the end that a filter sends itself when it has seen the payload's (addition, slice) */
+    if (ctx->mode == SHUNT_MODE_FETCH_EARLY && ctx->fetch.output && ctx->fetch.left == 0) {
+        return ngx_http_shunt_next_early_body(r, in);
+    }
+
     for (cl = in; cl; cl = cl->next) {
         last |= cl->buf->last_buf;
 
@@ -220,14 +243,15 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
 /* ---- late ---- */
 
-/* Does every filter leave the body as the backend will send it? */
+/* Does every filter leave the body as the backend will send it? The slice filter, the only one to
+   set subrequest_ranges, adds more of it, and cuts another range out of it that may be as long. */
 static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     return r->headers_out.content_length_n == (off_t) ctx->payload.length &&
            (r->headers_out.status == NGX_HTTP_OK ||
             r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT) &&
            !r->filter_need_in_memory && !r->main_filter_need_in_memory && !r->chunked &&
-           !r->post_action;
+           !r->post_action && !r->subrequest_ranges;
 }
 
 static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)

@@ -55,13 +55,38 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
     return rc;
 }
 
+/*
+ * What the kernel knows of a handoff, or NULL. Its completion may be handled on the way. An agent
+ * that came back has given this worker another ring, and the old one's number to somebody.
+ */
+static const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_ring_t *ring = ngx_http_shunt_agent_ring();
+
+    if (ring == NULL) {
+        ring = ctx->ring;
+    }
+
+    if (ngx_http_shunt_kernel_state(ctx->request->connection->fd,
+                                    ngx_http_shunt_ring_index(ring)) == -1) {
+        return NULL;
+    }
+
+    return ngx_http_shunt_ring_answer(ring, ctx->id);
+}
+
 /* What the peer has to know, as the kernel noted it when the region began. */
 static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                          struct shunt_handoff *msg)
 {
-    struct shunt_state state;
+    const struct shunt_state *state;
 
-    if (ngx_http_shunt_kernel_state(r->connection->fd, &state) == -1 || state.handoff != ctx->id) {
+    state = ngx_http_shunt_ring_answer(ctx->ring, ctx->id);
+    if (state == NULL) {
+        state = ngx_http_shunt_state(ctx);
+    }
+
+    if (state == NULL) {
         return NGX_ERROR;
     }
 
@@ -75,23 +100,24 @@ static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_c
     msg->length = ctx->payload.length;
     msg->rate = r->limit_rate; /* the write filter has evaluated it, for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
-    ngx_memcpy(msg->client_address, state.client_address, 16);
-    ngx_memcpy(msg->server_address, state.server_address, 16);
-    msg->client_port = state.client_port;
-    msg->server_port = state.server_port;
-    msg->start = state.start;
-    msg->rcv_nxt = state.rcv_nxt;
-    msg->tsval = state.tsval;
-    msg->ts_recent = state.ts_recent;
-    msg->snd_wnd = state.snd_wnd;
-    msg->snd_cwnd = state.snd_cwnd;
-    msg->snd_ssthresh = state.snd_ssthresh;
-    msg->srtt_us = state.srtt_us;
-    msg->mss = state.mss;
-    msg->snd_wscale = state.snd_wscale;
-    msg->rcv_wscale = state.rcv_wscale;
-    msg->options = state.options;
-    msg->first = state.regions == 1;
+    ngx_memcpy(msg->client_address, state->client_address, 16);
+    ngx_memcpy(msg->server_address, state->server_address, 16);
+    msg->client_port = state->client_port;
+    msg->server_port = state->server_port;
+    msg->start = state->start;
+    msg->rcv_nxt = state->rcv_nxt;
+    msg->tsval = state->tsval;
+    msg->ts_recent = state->ts_recent;
+    msg->snd_wnd = state->snd_wnd;
+    msg->snd_cwnd = state->snd_cwnd;
+    msg->snd_ssthresh = state->snd_ssthresh;
+    msg->srtt_us = state->srtt_us;
+    msg->ack_spacing = state->ack_spacing;
+    msg->mss = state->mss;
+    msg->snd_wscale = state->snd_wscale;
+    msg->rcv_wscale = state->rcv_wscale;
+    msg->options = state->options;
+    msg->first = state->regions == 1;
 
     return NGX_OK;
 }
@@ -112,7 +138,7 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     ctx->id = ngx_http_shunt_pending_add(ctx);
 
     begin.peer = ctx->peer.index;
-    begin.ring = ngx_http_shunt_agent_ring_index();
+    begin.ring = ngx_http_shunt_ring_index(ctx->ring);
     begin.handoff = ctx->id;
     begin.length = ctx->payload.length;
 
@@ -212,6 +238,32 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ngx_post_event(r->connection->write, &ngx_posted_events);
 }
 
+/* 1: the client has acknowledged more since the last call. Completes what is complete, also where
+ * the event of that had no room in the ring. */
+static ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
+{
+    const struct shunt_state *state;
+
+    state = ngx_http_shunt_state(ctx);
+
+    if (state == NULL || ctx->mode != SHUNT_MODE_ACTIVE) {
+        return 0;
+    }
+
+    if (state->status == SHUNT_REGION_COMPLETE) {
+        ngx_http_shunt_complete(ctx);
+        return 0;
+    }
+
+    if (state->acked <= ctx->acked) {
+        return 0;
+    }
+
+    ctx->acked = state->acked;
+
+    return 1;
+}
+
 void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_event *event)
 {
     if (ctx->mode != SHUNT_MODE_ACTIVE) {
@@ -234,13 +286,10 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_uint_t level;
-    struct shunt_state state;
     ngx_connection_t *c = ctx->request->connection;
 
-    if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_kernel_state(c->fd, &state) == 0 &&
-        state.handoff == ctx->id && state.status == SHUNT_REGION_COMPLETE) {
-        ngx_http_shunt_complete(ctx); /* the kernel's event has crossed the agent's message */
-        return;
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
     }
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
@@ -262,23 +311,17 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
 static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
 {
-    struct shunt_state state;
     ngx_http_shunt_ctx_t *ctx = ev->data;
     ngx_http_request_t *r = ctx->request;
     ngx_connection_t *c = r->connection;
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    if (ngx_http_shunt_kernel_state(c->fd, &state) == 0 && state.handoff == ctx->id) {
+    if (ngx_http_shunt_follow(ctx)) {
+        ctx->progress_at = ngx_current_msec;
+    }
 
-        if (state.status == SHUNT_REGION_COMPLETE) { /* its event had no room in the ring */
-            ngx_http_shunt_complete(ctx);
-            return;
-        }
-
-        if (state.acked > ctx->acked) {
-            ctx->acked = state.acked;
-            ctx->progress_at = ngx_current_msec;
-        }
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
+        return;
     }
 
     if (ngx_current_msec - ctx->progress_at >= clcf->send_timeout) {
@@ -298,11 +341,14 @@ static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
 static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
-    struct shunt_state state;
+    const struct shunt_state *state;
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
 
-    if (ngx_http_shunt_kernel_state(c->fd, &state) == 0 && state.handoff == ctx->id) {
-        ngx_http_shunt_count_acked(ctx, state.acked);
+    ctx->mode = SHUNT_MODE_DONE; /* its completion, if it comes now, comes too late */
+
+    state = ngx_http_shunt_state(ctx);
+    if (state) {
+        ngx_http_shunt_count_acked(ctx, state->acked);
     }
 
     ngx_http_shunt_count(SHUNT_COUNT_aborted, 1);
@@ -310,8 +356,6 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     (void) ngx_http_shunt_kernel_cancel(c->fd);
     (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
-
-    ctx->mode = SHUNT_MODE_DONE;
 }
 
 /* Whatever state the request is in, nothing refers to it afterwards. May be called again. */

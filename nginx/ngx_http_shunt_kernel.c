@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The system calls on a client's connection, without nginx. */
 #include <errno.h>
-#include <string.h>
 #include <sys/socket.h>
 
 #include "ngx_http_shunt_kernel.h"
@@ -11,12 +10,9 @@ int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin)
     return setsockopt(fd, SHUNT_SOL, SHUNT_BEGIN, begin, sizeof(*begin));
 }
 
-int ngx_http_shunt_kernel_state(int fd, struct shunt_state *state)
+int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 {
-    socklen_t len = sizeof(*state);
-
-    memset(state, 0, sizeof(*state));
-    return getsockopt(fd, SHUNT_SOL, SHUNT_STATE, state, &len);
+    return setsockopt(fd, SHUNT_SOL, SHUNT_STATE, &ring, sizeof(ring));
 }
 
 int ngx_http_shunt_kernel_cancel(int fd)

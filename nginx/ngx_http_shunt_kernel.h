@@ -7,7 +7,8 @@
 
 /* Each returns 0, or -1 with errno. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
-int ngx_http_shunt_kernel_state(int fd, struct shunt_state *state);
+/* A struct shunt_state goes into the ring. */
+int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
 int ngx_http_shunt_kernel_cancel(int fd);
 int ngx_http_shunt_kernel_reset_on_close(int fd);
 /* The errno that the connection failed with, taken from it, or 0. */

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The requests that wait for the kernel or the agent, by the id that those were given. An id is a
- * slot and a generation: what arrives for a request that is gone finds nothing.
+ * slot and a generation: what arrives for a request that is gone finds nothing. Generations begin
+ * anywhere, so that what went astray to another worker finds nothing there either.
  */
 #include "ngx_http_shunt.h"
 
 typedef struct {
     ngx_http_shunt_ctx_t *ctx; /* NULL: free */
-    uint32_t generation;       /* from 1, so that no id is 0 */
+    uint32_t generation;       /* never 0, so that no id is 0 */
     uint32_t next_free;
 } ngx_http_shunt_slot_t;
 
@@ -31,7 +32,7 @@ static ngx_int_t ngx_http_shunt_pending_grow(void)
 
     for (i = ngx_http_shunt_nslots; i < n; i++) {
         slots[i].ctx = NULL;
-        slots[i].generation = 1;
+        slots[i].generation = (uint32_t) ngx_random() | 1;
         slots[i].next_free = i + 1 < n ? i + 1 : NGX_HTTP_SHUNT_NO_SLOT;
     }
 

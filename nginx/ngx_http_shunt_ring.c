@@ -24,10 +24,14 @@ struct ngx_http_shunt_ring_s {
     unsigned long *producer;
     u_char *records;
     size_t size;
+    uint32_t index;        /* for struct shunt_begin */
     ngx_uint_t references; /* the agent's connection, and each handoff that reports here */
 };
 
 static void ngx_http_shunt_ring_handler(ngx_event_t *rev);
+
+/* The newest: it is read right after the call that it answers. */
+static struct shunt_state ngx_http_shunt_answer;
 
 /* max_entries of the map: /proc tells it to a process that may not use bpf(2) */
 static size_t ngx_http_shunt_ring_size(int fd)
@@ -91,7 +95,7 @@ static ngx_int_t ngx_http_shunt_ring_map(ngx_http_shunt_ring_t *ring, int fd)
 }
 
 /* Takes the descriptor, also when it fails. */
-ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, ngx_log_t *log)
+ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log)
 {
     ngx_connection_t *c = NULL;
     ngx_http_shunt_ring_t *ring;
@@ -120,6 +124,7 @@ ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, ngx_log_t *log)
     c->write->channel = 1;
 
     ring->connection = c;
+    ring->index = index;
     ring->references = 1;
 
     if (ngx_handle_read_event(c->read, 0) != NGX_OK) {
@@ -164,7 +169,16 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
         return;
     }
 
-    ngx_memcpy(&event, record + NGX_HTTP_SHUNT_RING_HEADER, sizeof(event));
+    record += NGX_HTTP_SHUNT_RING_HEADER;
+    ngx_memcpy(&event, record, sizeof(event));
+
+    if (event.kind == SHUNT_EVENT_STATE) {
+        if (length >= sizeof(struct shunt_state)) {
+            ngx_memcpy(&ngx_http_shunt_answer, record, sizeof(struct shunt_state));
+        }
+
+        return;
+    }
 
     ctx = ngx_http_shunt_pending_find(event.handoff);
     if (ctx) {
@@ -172,13 +186,11 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     }
 }
 
-static void ngx_http_shunt_ring_handler(ngx_event_t *rev)
+static void ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
 {
     u_char *record;
     uint32_t length;
     unsigned long consumer, producer;
-    ngx_connection_t *c = rev->data;
-    ngx_http_shunt_ring_t *ring = c->data;
 
     consumer = __atomic_load_n(ring->consumer, __ATOMIC_RELAXED);
 
@@ -203,6 +215,29 @@ static void ngx_http_shunt_ring_handler(ngx_event_t *rev)
         consumer += (length + NGX_HTTP_SHUNT_RING_HEADER + 7) & ~7UL;
         __atomic_store_n(ring->consumer, consumer, __ATOMIC_SEQ_CST);
     }
+}
+
+/*
+ * What the kernel has just answered about a handoff. Events that lie before it in the ring are
+ * handled first, that handoff's completion perhaps among them. NULL: the ring had no room.
+ */
+const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
+{
+    ngx_http_shunt_ring_drain(ring);
+
+    return ngx_http_shunt_answer.handoff == handoff ? &ngx_http_shunt_answer : NULL;
+}
+
+uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring)
+{
+    return ring->index;
+}
+
+static void ngx_http_shunt_ring_handler(ngx_event_t *rev)
+{
+    ngx_connection_t *c = rev->data;
+
+    ngx_http_shunt_ring_drain(c->data);
 
     rev->ready = 0;
     (void) ngx_handle_read_event(rev, 0);

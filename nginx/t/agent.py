@@ -3,21 +3,25 @@
 It is the agent of both ends ("self"), so what one nginx offers the same nginx can claim. A handoff is served
 by writing into the client's own socket, which kernel_shim.c passes here; its completion goes through a real
 BPF ring buffer.
+
+Handoffs are numbered by each worker for itself. Here, and in tests, a handoff's number is therefore its worker's
+ring, times 2^64, and the worker's own number: with one worker, the two are the same.
 """
-import array, ctypes, fcntl, mmap, os, socket, struct, termios, threading, time
+import array, ctypes, fcntl, itertools, mmap, os, socket, struct, termios, threading, time
 
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 CONTROL, OFFERS = 1, 2
-BEGIN, CANCEL = 1, 2
+BEGIN, CANCEL, STATE = 1, 2, 3
 COMPLETE, RESET = 1, 2
 COUNTERS = """shortcuts shortcut_bytes offers offered_bytes fetched aborted forged_request_field relayed_no_agent
 relayed_no_consent relayed_no_peer relayed_too_small relayed_type relayed_not_file relayed_agent_busy relayed_cache
 relayed_protocol relayed_limit_rate_after fetched_filter fetched_unsent fetched_begin fetched_expired refused_untrusted
-refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request""".split()
+refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request
+relayed_limit_rate""".split()
 
 OFFER_FORMAT = "=IIIIQQQ16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIIHBBBB6s"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIIIHBBBB2s"
 FETCH_FORMAT = "=IIIIQQQ16s"
 
 
@@ -50,7 +54,7 @@ assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550
 
 
 class Ring:
-    """A BPF ring buffer and a program that copies 24 bytes into it. Needs root."""
+    """A BPF ring buffer and programs that copy a record into it. Needs root."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def bpf(self, command, attr):
@@ -62,27 +66,48 @@ class Ring:
 
     def __init__(self):
         self.map = self.bpf(0, struct.pack("=IIII", 27, 0, 0, 1 << 16))
+        self.programs = {}
+
+    def program(self, size):
+        if size in self.programs:
+            return self.programs[size]
         ins = b""
         def i(op, dst=0, src=0, off=0, imm=0):
             nonlocal ins
             ins += struct.pack("=BBhi", op, dst | src << 4, off, imm)
         i(0xbf, 6, 1)
-        for k in range(3):
-            i(0x79, 1, 6, 8 * k)
-            i(0x7b, 10, 1, 8 * k - 24)
+        for k in range(0, size, 8):
+            i(0x79, 1, 6, k)
+            i(0x7b, 10, 1, k - size)
         i(0x18, 1, 1, 0, self.map); i(0)
-        i(0xbf, 2, 10); i(0x07, 2, 0, 0, -24); i(0xb7, 3, 0, 0, 24); i(0xb7, 4)
+        i(0xbf, 2, 10); i(0x07, 2, 0, 0, -size); i(0xb7, 3, 0, 0, size); i(0xb7, 4)
         i(0x85, 0, 0, 0, 130); i(0x95)
-        self.code = ctypes.create_string_buffer(ins, len(ins))
+        code = ctypes.create_string_buffer(ins, len(ins))
         license = ctypes.create_string_buffer(b"GPL")
-        attr = struct.pack("=IIQQIIQII", 31, len(ins) // 8, ctypes.addressof(self.code), ctypes.addressof(license),
+        attr = struct.pack("=IIQQIIQII", 31, len(ins) // 8, ctypes.addressof(code), ctypes.addressof(license),
                            0, 0, 0, 0, 1 << 4)
-        self.prog = self.bpf(5, attr)
+        return self.programs.setdefault(size, self.bpf(5, attr))
+
+    def write(self, record):
+        ctx = ctypes.create_string_buffer(record, len(record))
+        attr = struct.pack("=IIIIQQIIIIQQ", self.program(len(record)), 0, 0, 0, 0, 0, 0, 0, len(record), 0,
+                           ctypes.addressof(ctx), 0)
+        self.bpf(10, attr)
+
+
+class Rings:
+    """One for each control connection, as every worker reads its own."""
+
+    def __init__(self):
+        self.rings = []
+
+    def add(self):
+        ring = Ring()
+        self.rings.append(ring)
+        return self.rings.index(ring)  # another worker's may be behind it already
 
     def post(self, handoff, acked, kind):
-        ctx = ctypes.create_string_buffer(struct.pack("=QQII", handoff, acked, kind, 0), 24)
-        attr = struct.pack("=IIIIQQIIIIQQ", self.prog, 0, 0, 0, 0, 0, 0, 0, 24, 0, ctypes.addressof(ctx), 0)
-        self.bpf(10, attr)
+        self.rings[handoff >> 64].write(struct.pack("=QQII", handoff & MASK, acked, kind, 0))
 
 
 def wait_acked(fd):
@@ -104,9 +129,12 @@ class Agent:
         self.on_handoff = self.serve          # what a test replaces
         self.on_fetch = self.serve_fetch
         self.changed = threading.Condition()
-        self.ring = Ring() if with_ring else None
-        self.workers = 0
-        self.counter_maps, self.connections = [], []
+        self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
+        self.takes_offers.set()
+        self.ring = Rings() if with_ring else None
+        self.ring_of = {}                     # by connection
+        self.workers, self.numbers = 0, itertools.count(1)
+        self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=II64s16s16s", 2, 1, name, key, key)
         data = struct.pack("=IIIIII64s", 0x53424f41, 1, 1, frontend, 1, lifetime_ms, b"self") + peer(b"self")
@@ -146,6 +174,8 @@ class Agent:
 
     def talk(self, s):
         while True:
+            if s in self.offering:
+                self.takes_offers.wait()
             try:
                 data, fds, _, _ = socket.recv_fds(s, 4096, 4)
             except OSError:
@@ -171,9 +201,10 @@ class Agent:
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
             names = "kind size peer epoch handoff offer length rate tag client_address server_address client_port " \
-                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us mss snd_wscale rcv_wscale " \
+                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing mss snd_wscale rcv_wscale " \
                 "options first pad".split()
             h = dict(zip(names, f))
+            h["handoff"] |= self.ring_of.get(s, 0) << 64
             self.note("handoff", h)
             threading.Thread(target=self.on_handoff, args=(s, h), daemon=True).start()
         elif kind == FETCH:
@@ -181,7 +212,7 @@ class Agent:
             self.note("fetch", fetch)
             threading.Thread(target=self.on_fetch, args=(s, fetch, offer, length), daemon=True).start()
         elif kind == ABORT:
-            self.note("abort", struct.unpack_from("=Q", data, 8)[0])
+            self.note("abort", self.ring_of.get(s, 0) << 64 | struct.unpack_from("=Q", data, 8)[0])
 
     def note(self, *message):
         with self.changed:
@@ -201,17 +232,21 @@ class Agent:
                     raise TimeoutError(f"no {kind}")
 
     def welcome(self, s, channel):
-        self.workers += 1
+        number = next(self.numbers)
+        if channel == OFFERS:
+            self.offering.add(s)
         counters = os.memfd_create("counters")
         os.ftruncate(counters, 512)
         self.counter_maps.append(mmap.mmap(counters, 512))
         fds = [self.board, counters]
         ring = 0xffffffff
         if channel == CONTROL and self.ring:
-            fds.append(self.ring.map)
-            ring = 0
-        socket.send_fds(s, [struct.pack("=IIII", WELCOME, 16, self.workers, ring)], fds)
+            ring = self.ring_of[s] = self.ring.add()
+            fds.append(self.ring.rings[ring].map)
+        socket.send_fds(s, [struct.pack("=IIII", WELCOME, 16, number, ring)], fds)
         os.close(counters)
+        with self.changed:  # workers come all at once; and not before the welcome is there to be read
+            self.workers += 1
 
     def counters(self):
         total = [sum(struct.unpack_from("=Q", m, 8 * i)[0] for m in self.counter_maps) for i in range(len(COUNTERS))]
@@ -219,15 +254,19 @@ class Agent:
 
     def shim_loop(self):
         while True:
-            data, fds, _, _ = socket.recv_fds(self.shim, 4096, 4)
-            what, = struct.unpack_from("=i", data)
-            if what == BEGIN:
-                _, _, handoff, length = struct.unpack("=IIQQ", data[4:])
+            data, fds, _, at = socket.recv_fds(self.shim, 4096, 4)
+            what, _, ring, handoff, length = struct.unpack_from("=iIIQQ", data)
+            handoff |= ring << 64
+            if what in (BEGIN, STATE) and self.ring:
+                self.ring.rings[ring].write(data[28:])
+            self.shim.sendto(b".", at)
+            if what == STATE:
+                os.close(fds[0])
+            elif what == BEGIN:
                 with self.changed:
                     self.sockets[handoff] = fds[0]
                     self.changed.notify_all()
             else:
-                handoff, = struct.unpack_from("=Q", data, 4)
                 os.close(fds[0])
                 if handoff in self.sockets:  # a copy left open would keep nginx's reset from leaving
                     os.close(self.sockets.pop(handoff))
@@ -250,7 +289,11 @@ class Agent:
         c = self.client_socket(h["handoff"])
         data = self.payload(h["offer"])
         assert len(data) == h["length"]
-        self.write(c, data)
+        step = h["rate"] // 10 or len(data)
+        for i in range(0, len(data), step):
+            if i:
+                time.sleep(0.1)
+            self.write(c, data[i:i + step])
         wait_acked(c.fileno())
         self.ring.post(h["handoff"], len(data), COMPLETE)
         c.close()
@@ -268,7 +311,7 @@ class Agent:
                 return
 
     def end(self, s, id, reason):
-        s.send(struct.pack("=IIQII", ENDED, 24, id, reason, 0))
+        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, 0))
 
     def serve_fetch(self, s, fetch, offer, length, part=1.0):
         ours, theirs = socket.socketpair()

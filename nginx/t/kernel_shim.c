@@ -2,7 +2,8 @@
 /*
  * Stands in for the steering programs, so that the module's shortcut can be tested without them:
  * preloaded into nginx, it answers SHUNT_SOL itself. SHUNT_BEGIN passes the client's socket to the
- * test's agent, which writes the payload into it, as if from elsewhere.
+ * test's agent, which writes the payload into it, as if from elsewhere. Answers for the ring go by
+ * the agent too, which has a program that may write there, and are waited for.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,21 +22,19 @@
 
 static struct {
     struct shunt_state state;
-    uint64_t length;
+    struct shunt_begin begin;
     uint64_t base; /* tcpi_bytes_acked when everything before the payload will be acknowledged */
     uint32_t port; /* tells a connection from an earlier one with its descriptor */
 } regions[FDS];
 
 static char path[108];
 static int (*real_set)(int, int, int, const void *, socklen_t);
-static int (*real_get)(int, int, int, void *, socklen_t *);
 
 __attribute__((constructor)) static void shim_start(void)
 {
     const char *p = getenv("SHUNT_SHIM");
 
     real_set = (int (*)(int, int, int, const void *, socklen_t)) dlsym(RTLD_NEXT, "setsockopt");
-    real_get = (int (*)(int, int, int, void *, socklen_t *)) dlsym(RTLD_NEXT, "getsockopt");
 
     if (p) {
         strncpy(path, p, sizeof(path) - 1);
@@ -47,7 +46,7 @@ static void tcp(int fd, struct tcp_info *info)
     socklen_t len = sizeof(*info);
 
     memset(info, 0, sizeof(*info));
-    real_get(fd, IPPROTO_TCP, TCP_INFO, info, &len);
+    getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len);
 }
 
 static uint32_t peer_port(int fd)
@@ -60,14 +59,18 @@ static uint32_t peer_port(int fd)
     return sa.sin6_port;
 }
 
-static int tell(int what, int fd, const void *data, size_t size)
+/* what, a struct shunt_begin, a struct shunt_state: and one byte back when it is done */
+static int tell(int what, int fd)
 {
     int s, rc;
+    char done;
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
-    struct iovec iov[2] = {{&what, sizeof(what)}, {(void *) data, size}};
+    struct iovec iov[3] = {{&what, sizeof(what)},
+                           {&regions[fd].begin, sizeof(regions[fd].begin)},
+                           {&regions[fd].state, sizeof(regions[fd].state)}};
     char control[CMSG_SPACE(sizeof(int))] = {0};
     struct msghdr msg = {.msg_iov = iov,
-                         .msg_iovlen = 2,
+                         .msg_iovlen = 3,
                          .msg_control = control,
                          .msg_controllen = sizeof(control)};
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
@@ -78,10 +81,13 @@ static int tell(int what, int fd, const void *data, size_t size)
     memcpy(CMSG_DATA(c), &fd, sizeof(int));
 
     s = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    rc = bind(s, (struct sockaddr *) &sa, sizeof(sa.sun_family)); /* any name, to be answered at */
     strcpy(sa.sun_path, path);
-    rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
     if (rc == 0) {
-        rc = sendmsg(s, &msg, MSG_NOSIGNAL) == -1 ? -1 : 0;
+        rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
+    }
+    if (rc == 0) {
+        rc = sendmsg(s, &msg, MSG_NOSIGNAL) == -1 || recv(s, &done, 1, 0) != 1 ? -1 : 0;
     }
     close(s);
     return rc;
@@ -114,7 +120,7 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
     getsockname(fd, (struct sockaddr *) &sa, &len);
     address(&sa, state->server_address, &state->server_port);
     len = sizeof(state->tsval);
-    real_get(fd, IPPROTO_TCP, TCP_TIMESTAMP, &state->tsval, &len);
+    getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &state->tsval, &len);
     state->snd_wnd = info->tcpi_snd_wnd;
     state->snd_cwnd = info->tcpi_snd_cwnd;
     state->srtt_us = info->tcpi_rtt;
@@ -124,19 +130,9 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
     state->options = info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
-int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+static int begin(int fd, const struct shunt_begin *begin)
 {
     struct tcp_info info;
-    const struct shunt_begin *begin = value;
-
-    if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
-        return real_set(fd, level, name, value, len);
-    }
-
-    if (name == SHUNT_CANCEL) {
-        regions[fd].state.status = SHUNT_REGION_CANCELLED;
-        return tell(SHUNT_CANCEL, fd, &regions[fd].state.handoff, 8);
-    }
 
     if (regions[fd].port != peer_port(fd)) {
         memset(&regions[fd], 0, sizeof(regions[fd]));
@@ -145,14 +141,15 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     tcp(fd, &info);
     regions[fd].base = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
-    regions[fd].length = begin->length;
+    regions[fd].begin = *begin;
     regions[fd].state.handoff = begin->handoff;
+    regions[fd].state.kind = SHUNT_EVENT_STATE;
     regions[fd].state.acked = 0;
     describe(fd, &info, &regions[fd].state);
     regions[fd].state.regions++;
     regions[fd].state.status = SHUNT_REGION_ACTIVE;
 
-    if (tell(SHUNT_BEGIN, fd, begin, sizeof(*begin)) == -1) {
+    if (tell(SHUNT_BEGIN, fd) == -1) {
         regions[fd].state.status = SHUNT_REGION_NONE;
         errno = EPERM;
         return -1;
@@ -161,22 +158,37 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
     return 0;
 }
 
-int getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+static int state(int fd, uint32_t ring)
 {
     struct tcp_info info;
 
-    if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
-        return real_get(fd, level, name, value, len);
-    }
-
     tcp(fd, &info);
+    regions[fd].begin.ring = ring;
     regions[fd].state.acked =
         info.tcpi_bytes_acked > regions[fd].base ? info.tcpi_bytes_acked - regions[fd].base : 0;
-    if (regions[fd].state.acked > regions[fd].length) {
-        regions[fd].state.acked = regions[fd].length;
+    if (regions[fd].state.acked > regions[fd].begin.length) {
+        regions[fd].state.acked = regions[fd].begin.length;
     }
 
-    memcpy(value, &regions[fd].state, sizeof(regions[fd].state));
-    *len = sizeof(regions[fd].state);
-    return 0;
+    return tell(SHUNT_STATE, fd);
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
+{
+    if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
+        return real_set(fd, level, name, value, len);
+    }
+
+    switch (name) {
+
+    case SHUNT_BEGIN:
+        return begin(fd, value);
+
+    case SHUNT_CANCEL:
+        regions[fd].state.status = SHUNT_REGION_CANCELLED;
+        return tell(SHUNT_CANCEL, fd);
+
+    default:
+        return state(fd, *(const uint32_t *) value);
+    }
 }

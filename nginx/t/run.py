@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
+configurations.py has more of them, with other parts of nginx.
+
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
 """
@@ -18,7 +20,7 @@ RST = struct.pack("ii", 1, 0)
 
 CONF = """
 load_module {module};
-user root; worker_processes 1; pid {dir}/pid; error_log {dir}/error.log {level};
+user root; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log {level};
 events {{ worker_connections 512; }}
 http {{
     shunt_agent {dir}/shuntd.sock;
@@ -143,6 +145,7 @@ class Base(unittest.TestCase):
     agent_options = {}
     send_timeout = "60s"
     start_agent = True
+    conf, workers, module = CONF, 1, MODULE
 
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
@@ -153,8 +156,8 @@ class Base(unittest.TestCase):
                 f.write(data)
         self.agent = agents.Agent(self.dir, **self.agent_options) if self.start_agent else None
         with open(self.dir + "/conf", "w") as f:
-            f.write(CONF.format(module=MODULE, dir=self.dir, send_timeout=self.send_timeout,
-                                level=os.environ.get("LEVEL", "info")))
+            f.write(self.conf.format(module=self.module, dir=self.dir, send_timeout=self.send_timeout,
+                                     workers=self.workers, level=os.environ.get("LEVEL", "info")))
         env = dict(os.environ)
         if self.shim:
             env.update(LD_PRELOAD=SHIM, SHUNT_SHIM=self.dir + "/shim.sock")
@@ -167,7 +170,7 @@ class Base(unittest.TestCase):
             except OSError:
                 time.sleep(0.05)
         if self.agent:
-            self.until(lambda: self.agent.workers >= 2)
+            self.until(lambda: self.agent.workers >= 2 * self.workers)
 
     def tearDown(self):
         self.nginx.send_signal(signal.SIGQUIT)
@@ -732,4 +735,6 @@ class NoAgent(Base):
 if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
+    sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
+    from configurations import *
     unittest.main(verbosity=1)

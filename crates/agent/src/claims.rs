@@ -17,6 +17,17 @@ impl Agent {
             Ok(progress) => self.follow(progress),
             Err(reason) => self.tell_peer(peer, claimant.worker, claimant.handoff, reason),
         }
+        self.pass_advice();
+    }
+
+    fn pass_advice(&mut self) {
+        for (peer, spacing) in self.senders.as_mut().map(|senders| senders.take_advice()).unwrap_or_default() {
+            let peer = peer as usize;
+            if let Some(session) = self.peers[peer].session() {
+                spacing.emit(session.transport.output());
+                self.mark_unsent(peer);
+            }
+        }
     }
 
     fn send_payload(&mut self, peer: usize, claim: &Claim, claimant: Claimant) -> Result<Progress, Reason> {
@@ -54,6 +65,7 @@ impl Agent {
             Ok(progress) => self.follow(progress),
             Err(failure) => self.report(failure),
         }
+        self.pass_advice();
     }
 
     pub(crate) fn on_abort(&mut self, peer: usize, worker: u32, handoff: u64) {

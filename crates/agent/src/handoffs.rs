@@ -4,7 +4,7 @@
 //! only carries the claim there, and bad news back.
 
 use shunt_wire::local::{Handoff, Reason};
-use shunt_wire::peer::{Abort, Claim, Ended};
+use shunt_wire::peer::{Abort, Claim, Ended, Spacing};
 
 use crate::agent::Agent;
 
@@ -31,6 +31,12 @@ impl Agent {
                 Abort { worker: worker.into(), handoff: handoff.into() }.emit(session.transport.output());
                 self.mark_unsent(index);
             }
+        }
+    }
+
+    pub(crate) fn on_spacing(&mut self, peer: usize, spacing: &Spacing) {
+        if let Some(frontend) = &self.frontend {
+            frontend.set_spacing(peer as u32, spacing);
         }
     }
 

@@ -174,6 +174,10 @@ impl Agent {
                 self.on_ended(&ended);
                 Ok(())
             }
+            (Frame::Spacing(spacing), true) => {
+                self.on_spacing(index, &spacing);
+                Ok(())
+            }
             _ => Err(TransportError::Refused(Reason::Malformed)),
         }
     }

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
-use shunt_handoff::frontend::{FlowKey, SteerPeer};
+use shunt_handoff::frontend::{FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
-use shunt_wire::{Address, Endpoint};
+use shunt_wire::{Address, Endpoint, peer};
 
 use crate::config::Config;
 use crate::host;
@@ -131,6 +131,25 @@ impl FrontendSteering {
         let peer = SteerPeer { address: Address::from(address).0, port: port.to_be(), up: 0, ifindex };
         if let Err(error) = self.programs.set_peer(index, &peer) {
             tracing::error!(error = chain(&error), "cannot close a peer to handoffs");
+        }
+    }
+
+    /// Which ACKs the peer at `index` needs of a flow. Where it sends nothing on that flow now, it has no say.
+    pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
+        let spacing = Spacing {
+            flow: FlowKey {
+                client_address: wanted.client_address.0,
+                server_address: wanted.server_address.0,
+                client_port: u16::from_ne_bytes(wanted.client_port),
+                server_port: u16::from_ne_bytes(wanted.server_port),
+            },
+            peer: index,
+            bytes: wanted.bytes.get(),
+        };
+        match self.programs.set_spacing(&spacing) {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
+            Err(error) => tracing::error!(%error, "cannot set a flow's spacing"),
         }
     }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Steering at a frontend. Attached to the interfaces that face clients (tc, fe_in and fe_out) and
- * to the cgroup of the servers (fe_setsockopt, fe_getsockopt). All state is in the `flows` map and
+ * to the cgroup of the servers (fe_setsockopt). All state is in the `flows` map and
  * outlives the agent.
  */
 #include "headers.h"

@@ -6,7 +6,7 @@
  *   ACK at or below the region's start       yes, old delta             only if its SACK blocks
  *                                                                       lie in the region
  *   first ACK past the start                 yes, clamped to it         yes
- *   later pure ACKs inside                   no                         yes, each
+ *   later pure ACKs inside                   no                         yes, each that it needs
  *   ACK at the end                           yes, new delta: complete   yes
  *   ACK past the end                         nobody: nobody sent that   no
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
@@ -14,6 +14,8 @@
  *
  * Without one, all goes to the frontend, translated; a report of duplicates in an older region
  * (RFC 2883) also to that region's backend, which has missed the client's last ACK.
+ *
+ * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end here.
  *
  * What goes to both is cloned into this interface's ingress with a mark, and on its second way
  * through here it becomes the backend's copy. The original, whose data the frontend waits for, is
@@ -26,11 +28,15 @@
 #define COPY_MARK      0x53480000
 #define COPY_MARK_MASK 0xffff0000
 
+/* After as long a silence between two ACKs a sender may have timed out (RTO_MIN is 200 ms). */
+#define SILENCE_NS 100000000
+
 struct route {
     bool server;  /* the frontend's stack gets it */
     bool nobody;  /* drop: acknowledges what nobody has sent */
     bool clamped; /* the frontend's ACK number is the region's start */
     bool late;    /* the copy is a report of late duplicates */
+    bool held;    /* nobody gets it: no news */
     int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;    /* for the frontend: LOCAL */
     __u32 ring;
@@ -105,8 +111,37 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
     return false;
 }
 
+/*
+ * ACKs that only say that more has arrived are for a sender to go on with; one that may have many
+ * times more outstanding than lies between two of them does not wait for each. ack_spacing is a
+ * quarter of its congestion window at most, and a quarter of the client's window bounds it here.
+ * What could be loss or congestion shrinks a congestion window, so from its first sign every ACK
+ * goes. At least one goes in each tick of the coarse clock, which is a jiffy: the timers of a
+ * sender that waits for its disk, and not for ACKs, are longer.
+ */
+static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
+                                         const struct sack *sack, __u64 at, __u64 now)
+{
+    bool duplicate = at == flow->spaces.acked && p->window == flow->client_window;
+
+    if (sack->blocks || p->flags & TH_ECE || duplicate || now - flow->passed_ns > SILENCE_NS)
+        flow->ack_spacing = 0;
+    return flow->ack_spacing && at > flow->spaces.acked && at < flow->hold_until &&
+           now == flow->passed_ns;
+}
+
+/* Of an ACK that its backend gets. */
+static __always_inline void note_passed(struct flow *flow, const struct packet *p, __u64 at,
+                                        __u64 now)
+{
+    __u64 quarter = ((__u64) p->window << flow->snd_wscale) / 4;
+
+    flow->passed_ns = now;
+    flow->hold_until = at + (quarter < flow->ack_spacing ? quarter : flow->ack_spacing);
+}
+
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
-                                         const struct sack *sack, struct route *r)
+                                         const struct sack *sack, __u64 now, struct route *r)
 {
     struct spaces *s = &flow->spaces;
     __s64 at = nth_position(s, 0, p->ack);
@@ -125,23 +160,28 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
             route_late(s, p, sack, r);
         return;
     }
-    r->copy = break_index(s, 0);
+    bool only_backend = pure && flow->flags & FLOW_START_ACKED && at < length;
+    r->held = ack_may_wait(flow, p, sack, at, now) && only_backend;
     if (at > (__s64) s->acked)
         s->acked = at;
+    if (r->held)
+        return;
+    r->copy = break_index(s, 0);
+    note_passed(flow, p, at, now);
     if (at == length) {
         end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
         return;
     }
-    r->server = !pure || !(flow->flags & FLOW_START_ACKED);
+    r->server = !only_backend;
     r->clamped = r->server;
     flow->flags |= FLOW_START_ACKED;
 }
 
 static __always_inline void route_ack(struct flow *flow, const struct packet *p,
-                                      const struct sack *sack, struct route *r)
+                                      const struct sack *sack, __u64 now, struct route *r)
 {
     if (flow->spaces.status == SHUNT_REGION_ACTIVE) {
-        route_active(flow, p, sack, r);
+        route_active(flow, p, sack, now, r);
         if (r->nobody)
             return;
     } else {
@@ -320,7 +360,7 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
         r.server = true;
         route_reset(flow, p, &r);
     } else if (!untouched) {
-        route_ack(flow, p, &sack, &r);
+        route_ack(flow, p, &sack, now, &r);
     }
     if (p->flags & TH_ACK)
         r.ack = to_local(&flow->spaces, p->ack);
@@ -336,6 +376,10 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     }
     if (r.clamped)
         count(FE_IN_CLAMPED);
+    if (r.held) {
+        count(FE_IN_HELD);
+        return TC_ACT_SHOT;
+    }
     if (r.late)
         count(FE_IN_DSACK);
     if (!r.server) {
@@ -375,6 +419,30 @@ int fe_in(struct __sk_buff *skb)
         return PASS;
     }
     return steer(skb, &p, flow);
+}
+
+/*
+ * No packet: the agent runs it (BPF_PROG_TEST_RUN) with a struct spacing behind an Ethernet header,
+ * because user space cannot change one field of a flow that packets are changing too.
+ */
+SEC("tc")
+int fe_spacing(struct __sk_buff *skb)
+{
+    struct spacing *spacing = (void *) (long) skb->data + sizeof(struct ethhdr);
+    if ((void *) (spacing + 1) > (void *) (long) skb->data_end)
+        return TC_ACT_SHOT;
+    struct flow_key key = spacing->flow;
+    __u32 peer = spacing->peer;
+    __u32 bytes = spacing->bytes;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return TC_ACT_SHOT;
+    bpf_spin_lock(&flow->lock);
+    bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
+    if (its_own)
+        flow->ack_spacing = bytes;
+    bpf_spin_unlock(&flow->lock);
+    return its_own ? PASS : TC_ACT_SHOT;
 }
 
 #endif

@@ -33,6 +33,7 @@
 #define TH_PSH 0x08
 #define TH_ACK 0x10
 #define TH_URG 0x20
+#define TH_ECE 0x40
 
 /* In the machine's order, addresses and ports excepted. */
 struct packet {

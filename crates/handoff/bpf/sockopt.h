@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * SHUNT_BEGIN, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as cgroup programs: they run in the
+ * SHUNT_BEGIN, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as a cgroup program: it runs in the
  * system call of whoever owns the socket, with the socket locked, so that nothing can be sent
  * between reading snd_nxt and the region being there.
  */
@@ -139,6 +139,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
         flow->client_window = c->snd_wnd >> c->snd_wscale;
     }
     to_client(s, local, local, &start);
+    if (s->made == 0 || nth_break(s, 0)->peer != begin->peer)
+        flow->ack_spacing = 0;
     struct flow_break *b = next_break(s);
     b->local = local;
     b->start = start;
@@ -146,6 +148,7 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     b->peer = begin->peer;
     s->acked = 0;
     s->status = SHUNT_REGION_ACTIVE;
+    flow->hold_until = 0;
 
     flow->regions++;
     flow->handoff = begin->handoff;
@@ -159,6 +162,47 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     return FE_BEGUN;
 }
 
+static __always_inline void describe(const struct flow_key *key, struct flow *flow,
+                                     struct shunt_state *state)
+{
+    __builtin_memset(state, 0, sizeof(*state)); /* padding too: it leaves the kernel */
+    __builtin_memcpy(state->client_address, key->client_address, sizeof(state->client_address));
+    __builtin_memcpy(state->server_address, key->server_address, sizeof(state->server_address));
+    state->client_port = key->client_port;
+    state->server_port = key->server_port;
+    state->kind = SHUNT_EVENT_STATE;
+    if (!flow)
+        return;
+    bpf_spin_lock(&flow->lock);
+    state->handoff = flow->handoff;
+    state->acked = flow->spaces.acked;
+    state->regions = flow->regions;
+    state->status = flow->regions ? flow->spaces.status : SHUNT_REGION_NONE;
+    state->start = flow->start;
+    state->rcv_nxt = flow->rcv_nxt;
+    state->tsval = flow->tsval;
+    state->ts_recent = flow->ts_recent;
+    state->snd_wnd = flow->snd_wnd;
+    state->snd_cwnd = flow->snd_cwnd;
+    state->snd_ssthresh = flow->snd_ssthresh;
+    state->srtt_us = flow->srtt_us;
+    state->ack_spacing = flow->ack_spacing;
+    state->mss = flow->mss;
+    state->snd_wscale = flow->snd_wscale;
+    state->rcv_wscale = flow->rcv_wscale;
+    state->options = flow->options;
+    bpf_spin_unlock(&flow->lock);
+}
+
+/* The caller looks into the ring when its call returns: no need to wake it. */
+static __always_inline void report_state(void *ring, const struct flow_key *key, struct flow *flow)
+{
+    struct shunt_state state;
+    describe(key, flow, &state);
+    if (bpf_ringbuf_output(ring, &state, sizeof(state), BPF_RB_NO_WAKEUP))
+        count(FE_EVENT_LOST);
+}
+
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     struct shunt_begin *value = ctx->optval;
@@ -166,8 +210,10 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
         return FE_REFUSED_ARGUMENT;
     struct shunt_begin begin = *value;
     struct flow_key key = {};
-    if (begin.length == 0 || begin.length >= LENGTH_MAX || !flow_key_of(sk, &key) ||
-        !bpf_map_lookup_elem(&rings, &begin.ring))
+    if (begin.length == 0 || begin.length >= LENGTH_MAX || !flow_key_of(sk, &key))
+        return FE_REFUSED_ARGUMENT;
+    void *ring = bpf_map_lookup_elem(&rings, &begin.ring);
+    if (!ring)
         return FE_REFUSED_ARGUMENT;
     if (!is_reachable(begin.peer, &key))
         return FE_REFUSED_PEER;
@@ -186,6 +232,8 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     bpf_spin_lock(&flow->lock);
     enum steer_counter result = begin_region(flow, &begin, tcp, &connection);
     bpf_spin_unlock(&flow->lock);
+    if (result == FE_BEGUN)
+        report_state(ring, &key, flow);
     return result;
 }
 
@@ -204,6 +252,22 @@ static __always_inline void cancel(struct bpf_sock *sk)
         count(FE_CANCELLED);
 }
 
+/* False: no such ring, or not a connection. */
+static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    __u32 *value = ctx->optval;
+    struct flow_key key = {};
+
+    if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
+        return false;
+    __u32 index = *value;
+    void *ring = bpf_map_lookup_elem(&rings, &index);
+    if (!ring)
+        return false;
+    report_state(ring, &key, bpf_map_lookup_elem(&flows, &key));
+    return true;
+}
+
 SEC("cgroup/setsockopt")
 int fe_setsockopt(struct bpf_sockopt *ctx)
 {
@@ -220,60 +284,13 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
             return REFUSED;
     } else if (ctx->optname == SHUNT_CANCEL) {
         cancel(sk);
+    } else if (ctx->optname == SHUNT_STATE) {
+        if (!tell_state(ctx, sk))
+            return REFUSED;
     } else {
         return ALLOWED; /* to the kernel, which says ENOPROTOOPT */
     }
     ctx->optlen = -1; /* all done: the kernel need not look */
-    return ALLOWED;
-}
-
-static __always_inline void describe(struct flow *flow, struct shunt_state *state)
-{
-    bpf_spin_lock(&flow->lock);
-    state->handoff = flow->handoff;
-    state->acked = flow->spaces.acked;
-    state->regions = flow->regions;
-    state->status = flow->regions ? flow->spaces.status : SHUNT_REGION_NONE;
-    state->start = flow->start;
-    state->rcv_nxt = flow->rcv_nxt;
-    state->tsval = flow->tsval;
-    state->ts_recent = flow->ts_recent;
-    state->snd_wnd = flow->snd_wnd;
-    state->snd_cwnd = flow->snd_cwnd;
-    state->snd_ssthresh = flow->snd_ssthresh;
-    state->srtt_us = flow->srtt_us;
-    state->mss = flow->mss;
-    state->snd_wscale = flow->snd_wscale;
-    state->rcv_wscale = flow->rcv_wscale;
-    state->options = flow->options;
-    bpf_spin_unlock(&flow->lock);
-}
-
-SEC("cgroup/getsockopt")
-int fe_getsockopt(struct bpf_sockopt *ctx)
-{
-    if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_STATE || !is_ours(ctx))
-        return not_ours(ctx);
-
-    struct bpf_sock *sk = ctx->sk;
-    struct shunt_state *value = ctx->optval;
-    struct flow_key key = {};
-    if (!sk || (void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
-        return ALLOWED;
-
-    struct shunt_state state;
-    __builtin_memset(&state, 0, sizeof(state)); /* padding too: it leaves the kernel */
-    __builtin_memcpy(state.client_address, key.client_address, sizeof(state.client_address));
-    __builtin_memcpy(state.server_address, key.server_address, sizeof(state.server_address));
-    state.client_port = key.client_port;
-    state.server_port = key.server_port;
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-    if (flow)
-        describe(flow, &state);
-    *value = state;
-    ctx->optlen = sizeof(state);
-    barrier(); /* or the compiler stores both at once, which the verifier does not take */
-    ctx->retval = 0;
     return ALLOWED;
 }
 

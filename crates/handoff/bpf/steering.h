@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 1
+#define STEERING_LAYOUT 2
 
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
@@ -62,6 +62,8 @@ struct flow {
     __u32 regions; /* handoffs begun so far */
     struct spaces spaces;
     __u64 handoff;      /* of the newest region: its owner's name for it */
+    __u64 hold_until;   /* of the newest region: fewer payload bytes acknowledged is no news */
+    __u64 passed_ns;    /* CLOCK_MONOTONIC (coarse) of the last ACK that went to its backend */
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
     __u32 ring;         /* where the newest region's completion goes */
     /* what of the client's packets and the frontend's own has passed */
@@ -84,7 +86,7 @@ struct flow {
     __u16 mss;
     __u8 snd_wscale;
     __u8 rcv_wscale;
-    __u32 pad;
+    __u32 ack_spacing; /* payload bytes between ACKs that its backend needs, 0: it needs each */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -99,6 +101,13 @@ struct steer_peer {
     __be16 port;      /* the port that its sockets for us have */
     __u16 up;         /* 0: SHUNT_BEGIN is refused */
     __u32 ifindex;    /* of this machine's port towards it */
+};
+
+/* What a backend says of a flow: argument of fe_spacing. */
+struct spacing {
+    struct flow_key flow;
+    __u32 peer; /* who says so; only the newest region's sender may */
+    __u32 bytes;
 };
 
 /* A backend's socket for a client of some frontend: its addresses as its own kernel sees them. */
@@ -128,6 +137,7 @@ struct sender_slot {
 #define STEER_COUNTER_LIST(X)                                                                     \
     X(FE_IN_SERVER, "client packets to the frontend, translated")                                 \
     X(FE_IN_BACKEND, "client ACKs to a backend only")                                             \
+    X(FE_IN_HELD, "client ACKs that its backend does not need")                                   \
     X(FE_IN_BOTH, "client packets to both")                                                       \
     X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")          \
     X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                    \
@@ -152,7 +162,7 @@ struct sender_slot {
     X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \
     X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                         \
     X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                             \
-    X(FE_EVENT_LOST, "completion events that found their ring full or gone")                      \
+    X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                      \
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \

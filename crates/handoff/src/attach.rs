@@ -19,11 +19,10 @@ use crate::error::SteeringError;
 
 const HANDLE: u32 = 1;
 const MAPS: [&str; 7] = ["counters", "flows", "layout", "peers", "rings", "sender_slots", "senders"];
-const LINKS: [&str; 3] = [FE_SETSOCKOPT, FE_GETSOCKOPT, BE_CONNECTED];
+const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
 
 /// Names of the cgroup programs, and of the files that their links are pinned as.
 pub(crate) const FE_SETSOCKOPT: &str = "fe_setsockopt";
-pub(crate) const FE_GETSOCKOPT: &str = "fe_getsockopt";
 pub(crate) const BE_CONNECTED: &str = "be_connected";
 
 /// Where a tc program goes. Each program passes on what is not its own, so their order does not matter; the priority

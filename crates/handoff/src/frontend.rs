@@ -1,5 +1,6 @@
 //! The frontend's side of steering (bpf/frontend.bpf.c).
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -8,9 +9,9 @@ use std::time::Duration;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::time::{ClockId, clock_gettime};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::attach::{self, FE_GETSOCKOPT, FE_IN, FE_OUT, FE_SETSOCKOPT};
+use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT};
 use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::bpf::{FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
 use crate::counters::{self, Counter};
@@ -18,6 +19,23 @@ use crate::error::SteeringError;
 use crate::pins;
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
+
+/// The programs' "done" (TC_ACT_UNSPEC).
+const PASS: i32 = -1;
+/// In front of what a program gets that runs without a packet.
+const ETHERNET_BYTES: usize = 14;
+
+/// What a backend says of a flow: `struct spacing` of bpf/steering.h, which is in no map and so not generated.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Spacing {
+    /// Which flow.
+    pub flow: FlowKey,
+    /// Who says so: only the newest region's sender may.
+    pub peer: u32,
+    /// Payload bytes between the ACKs that it needs.
+    pub bytes: u32,
+}
 
 /// Where the frontend's programs go.
 #[derive(Clone, Debug)]
@@ -40,6 +58,7 @@ pub struct Frontend {
     peers: MapHandle,
     rings: MapHandle,
     counters: MapHandle,
+    fe_spacing: OwnedFd,
 }
 
 impl Frontend {
@@ -74,12 +93,13 @@ impl Frontend {
             peers: handle(&*loaded.maps.peers, "peers")?,
             rings: handle(&*loaded.maps.rings, "rings")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
+            fe_spacing: (loaded.progs.fe_spacing.as_fd().try_clone_to_owned())
+                .map_err(|source| SteeringError::map("dup", "fe_spacing")(source.into()))?,
         };
         // Packets first: a handoff may begin as soon as the socket option is there.
         attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces)?;
         attach::attach_tc(&loaded.progs.fe_out, FE_OUT, &config.interfaces)?;
         attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
-        attach::attach_cgroup(&loaded.progs.fe_getsockopt, FE_GETSOCKOPT, &config.cgroup, &config.pin_dir)?;
         Ok(frontend)
     }
 
@@ -92,6 +112,24 @@ impl Frontend {
         self.peers
             .update(&index.to_ne_bytes(), peer.as_bytes(), MapFlags::ANY)
             .map_err(SteeringError::map("update", "peers"))
+    }
+
+    /// Which ACKs of a flow its backend needs; `false` where it is not that backend's now.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_spacing(&self, spacing: &Spacing) -> io::Result<bool> {
+        let frame = [&[0; ETHERNET_BYTES], spacing.as_bytes()].concat();
+        let mut options = libbpf_sys::bpf_test_run_opts {
+            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len() as u32,
+            repeat: 1,
+            ..Default::default()
+        };
+        // SAFETY: the descriptor is a program's, and `options` says how long `frame` is, which the kernel only reads.
+        let status = unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fe_spacing.as_raw_fd(), &mut options) };
+        if status == 0 { Ok(options.retval as i32 == PASS) } else { Err(io::Error::from_raw_os_error(-status)) }
     }
 
     /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map.

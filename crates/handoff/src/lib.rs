@@ -15,6 +15,7 @@ pub mod frontend;
 pub mod payload;
 mod pins;
 pub mod sender;
+mod spacing;
 
 pub use attach::{detach_all, until_not_interrupted};
 pub use backend::{Backend, BackendConfig};

@@ -24,13 +24,16 @@ use shunt_sys::repair::{RepairError, Restored, clock_ms, close_silently, restore
 use shunt_sys::sockopt::{set_max_pacing_rate, unacknowledged};
 use shunt_wire::Endpoint;
 use shunt_wire::local::{Handoff, Reason};
-use shunt_wire::peer::Claim;
+use shunt_wire::peer::{Claim, Spacing};
 
 use crate::payload::Payload;
+use crate::spacing;
 
 /// Bytes that a sender's socket says it could receive: it never does, and a window that a client has seen may not
 /// become smaller than this.
 const RCV_WND: u32 = 65535;
+/// So many payloads of a connection, and its need of ACKs is looked at again.
+const LOOK_EVERY: u32 = 16;
 
 /// What identifies a sender's packets in its own machine: the client, and our port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +140,10 @@ struct Sender {
     ts_delta: u32,
     mss: u16,
     paced: bool,
+    /// Payloads so far.
+    payloads: u32,
+    /// What the frontend knows ([`Spacing::bytes`]).
+    ack_spacing: u32,
     /// Of the last change of `unacknowledged`.
     progress: (u32, Instant),
 }
@@ -148,6 +155,7 @@ pub struct Senders<T> {
     slots: slab::Slab<Sender>,
     by_key: std::collections::HashMap<SenderKey, usize>,
     counts: SenderCounts,
+    advice: Vec<(u32, Spacing)>,
 }
 
 /// What happened so far.
@@ -166,7 +174,14 @@ pub struct SenderCounts {
 impl<T: SenderTable> Senders<T> {
     /// No senders yet.
     pub fn new(table: T, limits: SenderLimits) -> Self {
-        Self { table, limits, slots: slab::Slab::new(), by_key: Default::default(), counts: Default::default() }
+        Self {
+            table,
+            limits,
+            slots: slab::Slab::new(),
+            by_key: Default::default(),
+            counts: Default::default(),
+            advice: Vec::new(),
+        }
     }
 
     /// What happened so far.
@@ -224,6 +239,12 @@ impl<T: SenderTable> Senders<T> {
             None => self.restore(key, claim, claimant, local, now)?,
         };
         self.pace(index, claim.rate.get());
+        let sender = &mut self.slots[index];
+        sender.ack_spacing = claim.ack_spacing.get();
+        sender.payloads = sender.payloads.wrapping_add(1);
+        if sender.ack_spacing == 0 || sender.payloads.is_multiple_of(LOOK_EVERY) {
+            self.advise(index);
+        }
         self.slots[index].state = State::Sending(payload);
         self.resume(index, now).map_err(|failure| failure.reason)
     }
@@ -251,7 +272,10 @@ impl<T: SenderTable> Senders<T> {
                 sender.state = State::Draining(payload);
                 Ok(Progress::Queued)
             }
-            Ok(false) => Ok(Progress::Blocked(index)),
+            Ok(false) => {
+                self.advise(index);
+                Ok(Progress::Blocked(index))
+            }
             Err(reason) => Err(self.fail(index, reason)),
         }
     }
@@ -389,11 +413,34 @@ impl<T: SenderTable> Senders<T> {
             ts_delta: slot.ts_delta,
             mss: claim.mss.get(),
             paced: false,
+            payloads: 0,
+            ack_spacing: 0,
             progress: (0, now),
         });
         self.by_key.insert(key, index);
         self.counts.restored += 1;
         Ok(index)
+    }
+
+    /// Where the frontend passes on many more ACKs than this sender needs, or too few.
+    fn advise(&mut self, index: usize) {
+        let sender = &mut self.slots[index];
+        let wanted = spacing::wanted(&sender.socket);
+        let known = sender.ack_spacing;
+        if wanted == 0 || (wanted / 2 < known && wanted > known / 2) {
+            return;
+        }
+        sender.ack_spacing = wanted;
+        let bytes = wanted.into();
+        let Endpoint { address: client_address, port_be: client_port } = sender.key.client;
+        let Endpoint { address: server_address, port_be: server_port } = sender.server;
+        let advice = Spacing { client_address, server_address, client_port, server_port, bytes };
+        self.advice.push((sender.claimant.peer, advice));
+    }
+
+    /// What frontends should know, and whose they are: indices of peers.
+    pub fn take_advice(&mut self) -> Vec<(u32, Spacing)> {
+        std::mem::take(&mut self.advice)
     }
 
     fn pace(&mut self, index: usize, rate: u64) {

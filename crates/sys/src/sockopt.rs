@@ -51,6 +51,39 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
     if status == 0 { Ok(bytes.max(0) as u32) } else { Err(io::Error::last_os_error()) }
 }
 
+/// What a connection may have outstanding, and how it feels.
+#[derive(Clone, Copy, Debug)]
+pub struct CongestionWindow {
+    /// `snd_cwnd`, in segments.
+    pub segments: u32,
+    /// Bytes of a segment.
+    pub mss: u32,
+    /// Nothing is being recovered and nothing suspected (TCP_CA_Open).
+    pub open: bool,
+}
+
+/// The first part of `struct tcp_info` (linux/tcp.h), as long as it is needed here.
+#[derive(FromBytes, IntoBytes)]
+#[repr(C)]
+struct TcpInfo {
+    state: u8,
+    ca_state: u8,
+    counts_and_options: [u8; 6],
+    rto_and_ato: [u32; 2],
+    snd_mss: u32,
+    others: [u32; 15],
+    snd_cwnd: u32,
+}
+
+/// Of a TCP connection (`TCP_INFO`, tcp(7)).
+///
+/// # Errors
+/// The kernel's.
+pub fn congestion_window(socket: impl AsFd) -> io::Result<CongestionWindow> {
+    let info: TcpInfo = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(CongestionWindow { segments: info.snd_cwnd, mss: info.snd_mss, open: info.ca_state == 0 })
+}
+
 /// The namespace's cookie (`SO_NETNS_COOKIE`), as BPF programs see it.
 ///
 /// # Errors
@@ -66,4 +99,20 @@ fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> 
     let status =
         unsafe { libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
     if status == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_new_connection_has_the_initial_window() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let window = congestion_window(&client).unwrap();
+        assert!(window.open);
+        assert_eq!(window.segments, 10, "TCP_INIT_CWND");
+        assert!((1000..=65536).contains(&window.mss), "{} bytes", window.mss);
+    }
 }

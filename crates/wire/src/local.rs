@@ -158,7 +158,7 @@ Handoff, kind::HANDOFF, {
     peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
     start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-    srtt_us: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6],
+    srtt_us: u32, ack_spacing: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2],
 });
 message!(
     /// The server gave a handoff up.

@@ -36,6 +36,7 @@ pub mod kind {
     pub const FETCH: u16 = 5;
     pub const FETCHED: u16 = 6;
     pub const REFUSED: u16 = 7;
+    pub const SPACING: u16 = 8;
 }
 
 /// First in every frame.
@@ -131,6 +132,8 @@ body!(
         snd_ssthresh: U32,
         /// Microseconds, 0: no sample.
         srtt_us: U32,
+        /// See [`Spacing::bytes`]: what holds for this flow now.
+        ack_spacing: U32,
         /// Shift of the client's window field.
         snd_wscale: u8,
         /// Shift of ours.
@@ -152,6 +155,22 @@ body!(
         reason: U32,
         /// From the claim.
         handoff: U64,
+    }
+);
+body!(
+    /// Backend's agent to frontend's: how many of a flow's ACKs its sender needs.
+    Spacing, kind::SPACING, {
+        /// The client's end.
+        client_address: Address,
+        /// The frontend's end, as the client knows it.
+        server_address: Address,
+        /// Network order.
+        client_port: [u8; 2],
+        /// Network order.
+        server_port: [u8; 2],
+        /// Payload bytes from one ACK to the next, at least 1. It holds until something seems lost on that flow; then
+        /// the sender gets every ACK until it says so again.
+        bytes: U32,
     }
 );
 body!(
@@ -191,6 +210,7 @@ pub enum Frame {
     Claim(Claim),
     Abort(Abort),
     Ended(Ended),
+    Spacing(Spacing),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -221,6 +241,7 @@ impl Frame {
             kind::CLAIM => exactly::<Claim>(body)?.checked().map(Frame::Claim),
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
+            kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),
@@ -297,6 +318,7 @@ impl Claim {
             snd_cwnd: handoff.snd_cwnd.into(),
             snd_ssthresh: handoff.snd_ssthresh.into(),
             srtt_us: handoff.srtt_us.into(),
+            ack_spacing: handoff.ack_spacing.into(),
             snd_wscale: handoff.snd_wscale,
             rcv_wscale: handoff.rcv_wscale,
             zero: U16::ZERO,
@@ -309,6 +331,12 @@ impl Claim {
         let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
         let sizes = self.length.get() > 0 && self.mss.get() > 0;
         if scales && ports && families && sizes { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Spacing {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.bytes.get() > 0 { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 
@@ -381,7 +409,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..9, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..10, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

@@ -79,6 +79,7 @@ fn the_c_header_has_the_same_layout() {
             snd_cwnd,
             snd_ssthresh,
             srtt_us,
+            ack_spacing,
             mss,
             snd_wscale,
             rcv_wscale,

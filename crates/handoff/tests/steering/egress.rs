@@ -1,6 +1,5 @@
 //! fe_out: the frontend's own segments, from LOCAL to CLIENT space.
 
-use super::host::root;
 use super::programs::*;
 use super::segment::*;
 use shunt_handoff::bpf::*;
@@ -37,17 +36,6 @@ fn cancelled() -> Flow {
 
 fn from_server(seq: u32) -> Segment {
     Segment::ack(server(), client(), seq, 77_000)
-}
-
-macro_rules! frontend {
-    ($flow:expr) => {{
-        if !root() {
-            return;
-        }
-        let frontend = Frontend::new();
-        frontend.set_flow(&$flow);
-        frontend
-    }};
 }
 
 #[test]

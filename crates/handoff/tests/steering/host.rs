@@ -97,6 +97,13 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Where cgroup v2 is mounted.
+pub fn cgroup() -> std::path::PathBuf {
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("/proc/mounts");
+    let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|mount| mount[2] == "cgroup2");
+    std::path::PathBuf::from(mount.expect("cgroup v2 is mounted")[1])
+}
+
 pub fn ifindex(name: &str) -> u32 {
     let any = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).expect("socket");
     netdevice::name_to_index(any, name).expect("the device is there")

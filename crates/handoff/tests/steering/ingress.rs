@@ -1,6 +1,5 @@
 //! fe_in: who gets which client packet (bpf/ingress.h has the table), and in whose sequence space.
 
-use super::host::root;
 use super::programs::*;
 use super::segment::*;
 use shunt_handoff::bpf::*;
@@ -55,17 +54,6 @@ fn from_client(ack: u32) -> Segment {
 /// What the backend gets of it: without data, from the client, with the frontend's ACK number as sequence number.
 fn steered(ack: u32) -> Segment {
     Segment::ack(client(), peer(), RCV_NXT, ack)
-}
-
-macro_rules! frontend {
-    ($flow:expr) => {{
-        if !root() {
-            return;
-        }
-        let frontend = Frontend::new();
-        frontend.set_flow(&$flow);
-        frontend
-    }};
 }
 
 #[test]

@@ -9,9 +9,8 @@ use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::host::{Host, ifindex, root};
+use super::host::{Host, cgroup, ifindex, root};
 use super::programs::{Pins, client, key, server};
-use super::sockets::cgroup;
 
 fn frontend_config(host: &Host, pins: &Pins) -> FrontendConfig {
     let interfaces = vec![host.client_port];

@@ -11,3 +11,5 @@ mod model;
 mod programs;
 mod segment;
 mod sockets;
+mod spacing;
+mod steered;

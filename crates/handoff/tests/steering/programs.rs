@@ -203,14 +203,13 @@ impl Frontend {
         grown(&self.skel.maps.counters, &mut self.before)
     }
 
-    /// (handoff, acked, kind) of the events in the ring.
+    /// The events in the ring.
     pub fn events(&self) -> Vec<(u64, u64, u32)> {
         let mut events = Vec::new();
         {
             let mut builder = RingBufferBuilder::new();
             let read = |bytes: &[u8]| {
-                let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
-                events.push((u64_at(0), u64_at(8), u32::from_ne_bytes(bytes[16..20].try_into().unwrap())));
+                events.push(event(bytes));
                 0
             };
             builder.add(&self.ring, read).unwrap();
@@ -218,6 +217,25 @@ impl Frontend {
         }
         events
     }
+}
+
+/// The frontend's programs with one flow; ends the test where this is not root.
+macro_rules! frontend {
+    ($flow:expr) => {{
+        if !$crate::host::root() {
+            return;
+        }
+        let frontend = $crate::programs::Frontend::new();
+        frontend.set_flow(&$flow);
+        frontend
+    }};
+}
+pub(crate) use frontend;
+
+/// An event of the ring (`struct shunt_event`): handoff, bytes acknowledged, kind.
+pub fn event(bytes: &[u8]) -> (u64, u64, u32) {
+    let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    (u64_at(0), u64_at(8), u32::from_ne_bytes(bytes[16..20].try_into().unwrap()))
 }
 
 fn ring() -> MapHandle {
@@ -245,6 +263,7 @@ pub fn begin(flow: &mut Flow, local: u32, start: u32, length: u64, peer: u32) {
     spaces.made += 1;
     spaces.status = ACTIVE;
     spaces.acked = 0;
+    flow.hold_until = 0;
     flow.regions += 1;
     flow.start = start;
     flow.ring = RING;

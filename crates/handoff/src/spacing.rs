@@ -1,0 +1,77 @@
+//! How many of its client's ACKs a sender needs.
+//!
+//! A frontend passes each ACK of a payload on, and each costs it and us more than the segment that it acknowledges. A
+//! sender that may have far more outstanding than lies between two ACKs never waits for the next: it says so, and the
+//! frontend keeps the others to itself (`ack_may_wait` in bpf/ingress.h, which also knows when that must end).
+//! Congestion control counts bytes, not ACKs (RFC 3465), and is told of all of them.
+
+use std::os::fd::AsFd;
+
+use rustix::net::sockopt::{socket_send_buffer_size, tcp_congestion};
+use shunt_sys::sockopt::{CongestionWindow, congestion_window};
+
+/// Of what may be outstanding, one part lies between two ACKs.
+const PARTS: u64 = 4;
+/// What a sender sends at once when an ACK comes: no more than segmentation offload makes a burst of anyway.
+const MOST: u64 = 65536;
+/// Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3): less than this saves nothing.
+const LEAST_SEGMENTS: u64 = 4;
+
+/// Payload bytes from one ACK to the next that do for this socket; 0: it needs each.
+pub(crate) fn wanted(socket: impl AsFd) -> u32 {
+    let (Ok(window), Ok(buffer)) = (congestion_window(&socket), socket_send_buffer_size(&socket)) else {
+        return 0;
+    };
+    match between(window, buffer) {
+        0 => 0,
+        bytes if shrinks_only_by_loss(&socket) => bytes,
+        _ => 0,
+    }
+}
+
+fn between(window: CongestionWindow, send_buffer_bytes: usize) -> u32 {
+    if !window.open {
+        return 0;
+    }
+    // The kernel counts a segment's overhead too: half of the buffer is bytes.
+    let outstanding = (u64::from(window.segments) * u64::from(window.mss)).min(send_buffer_bytes as u64 / 2);
+    let bytes = (outstanding / PARTS).min(MOST);
+    if bytes < LEAST_SEGMENTS * u64::from(window.mss) { 0 } else { bytes as u32 }
+}
+
+/// Others, BBR for one, make their window small to probe the path: no frontend can see that coming.
+fn shrinks_only_by_loss(socket: impl AsFd) -> bool {
+    matches!(tcp_congestion(socket).as_deref(), Ok("cubic" | "reno"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(segments: u32) -> CongestionWindow {
+        CongestionWindow { segments, mss: 1448, open: true }
+    }
+
+    #[test]
+    fn a_quarter_of_what_may_be_outstanding_lies_between_two_acks() {
+        assert_eq!(between(open(40), 1 << 20), 10 * 1448);
+        assert_eq!(between(open(40), 60_000), 7500, "the send buffer is the smaller one");
+    }
+
+    #[test]
+    fn a_small_window_needs_every_ack() {
+        assert_eq!(between(open(10), 1 << 20), 0);
+        assert_eq!(between(open(15), 1 << 20), 0);
+        assert_ne!(between(open(16), 1 << 20), 0);
+    }
+
+    #[test]
+    fn no_burst_is_longer_than_64_kib() {
+        assert_eq!(between(open(10_000), 64 << 20), 65536);
+    }
+
+    #[test]
+    fn a_sender_that_recovers_needs_every_ack() {
+        assert_eq!(between(CongestionWindow { open: false, ..open(1000) }, 1 << 20), 0);
+    }
+}

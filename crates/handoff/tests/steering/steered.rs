@@ -1,0 +1,315 @@
+//! Both sides' steering on three hosts, as two agents would have it, and what a server says to it by socket options.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapHandle, MapInfo, RingBufferBuilder};
+use shunt_handoff::bpf::SteerPeer;
+use shunt_handoff::counters::COUNTERS;
+use shunt_handoff::frontend::Spacing;
+use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
+use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all};
+use shunt_sys::repair::{Restored, close_silently, restore};
+use shunt_sys::sockopt;
+use shunt_wire::Endpoint;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::host::{Hosts, cgroup, ifindex, root};
+use super::programs::{event, key};
+
+pub const SHUNT_SOL: i32 = 0x5348_5554;
+pub const SHUNT_BEGIN: i32 = 1;
+pub const SHUNT_CANCEL: i32 = 2;
+pub const SHUNT_STATE: i32 = 3;
+pub const PEER: u32 = 2;
+pub const RING: u32 = 0;
+const SHUNT_EVENT_STATE: u32 = 3;
+const PORT: u16 = 7001;
+
+/// `struct shunt_begin`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Begin {
+    pub peer: u32,
+    pub ring: u32,
+    pub handoff: u64,
+    pub length: u64,
+}
+
+/// `struct shunt_state`.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct State {
+    pub handoff: u64,
+    pub acked: u64,
+    pub kind: u32,
+    pub status: u32,
+    pub regions: u32,
+    pub client_address: [u8; 16],
+    pub server_address: [u8; 16],
+    pub client_port: u16,
+    pub server_port: u16,
+    pub start: u32,
+    pub rcv_nxt: u32,
+    pub tsval: u32,
+    pub ts_recent: u32,
+    pub snd_wnd: u32,
+    pub snd_cwnd: u32,
+    pub snd_ssthresh: u32,
+    pub srtt_us: u32,
+    pub ack_spacing: u32,
+    pub mss: u16,
+    pub snd_wscale: u8,
+    pub rcv_wscale: u8,
+    pub options: u8,
+    pub pad: [u8; 7],
+}
+
+impl State {
+    pub fn client(&self) -> Endpoint {
+        endpoint(self.client_address, self.client_port)
+    }
+
+    pub fn server(&self) -> Endpoint {
+        endpoint(self.server_address, self.server_port)
+    }
+}
+
+fn endpoint(address: [u8; 16], port_be: u16) -> Endpoint {
+    Endpoint { address: shunt_wire::Address(address), port_be: port_be.to_ne_bytes() }
+}
+
+pub fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32) -> std::io::Result<T> {
+    let mut value = T::new_zeroed();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a T.
+    let status = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &mut length) };
+    if status == 0 { Ok(value) } else { Err(std::io::Error::last_os_error()) }
+}
+
+pub fn begin(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_BEGIN, &Begin { peer: PEER, ring: RING, handoff, length })
+}
+
+/// The backend's socket for one payload, and who writes into it.
+pub struct Sending {
+    socket: OwnedFd,
+    writer: JoinHandle<()>,
+}
+
+impl Sending {
+    /// All is acknowledged: the next socket may have the same addresses.
+    pub fn finish(self) {
+        self.writer.join().expect("the writer is done");
+        close_silently(self.socket);
+    }
+}
+
+/// Bytes that say where in which stream they are.
+pub fn payload(handoff: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at ^ at >> 8 ^ at >> 16).wrapping_add(handoff) as u8).collect()
+}
+
+/// The frontend's and the backend's steering on three hosts, as two agents would have it.
+pub struct Steered {
+    pub hosts: Hosts,
+    pub frontend: Frontend,
+    backend: Backend,
+    ring: OwnedFd,
+    pub frontend_config: FrontendConfig,
+    backend_config: BackendConfig,
+    /// What the backend says of each flow that it sends on: payload bytes between the ACKs that it needs.
+    pub spacing: Option<u32>,
+}
+
+fn cookie() -> u64 {
+    sockopt::netns_cookie(std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket")).expect("SO_NETNS_COOKIE")
+}
+
+impl Steered {
+    /// The calling thread is at the frontend from here on. `None` where this is not root.
+    pub fn new() -> Option<Self> {
+        if !root() {
+            return None;
+        }
+        let hosts = Hosts::new();
+        let backend_config = hosts.backend.run(|| BackendConfig {
+            pin_dir: hosts.pins("backend"),
+            netns_cookie: cookie(),
+            cgroup: cgroup(),
+            interfaces: vec![ifindex("uplink")],
+            ports: 7000..=7009,
+        });
+        let backend_config = backend_config.expect("the backend's namespace");
+        let backend = hosts.backend.run(|| Backend::load(&backend_config)).expect("netns").expect("the backend loads");
+        let frontend_config = FrontendConfig {
+            pin_dir: hosts.pins("frontend"),
+            netns_cookie: cookie(),
+            cgroup: cgroup(),
+            interfaces: vec![ifindex("clients")],
+        };
+        let frontend = Frontend::load(&frontend_config).expect("the frontend loads");
+        let peer = SteerPeer {
+            address: Endpoint::from(SocketAddr::from((hosts.backend_address, PORT))).address.0,
+            port: PORT.to_be(),
+            up: 1,
+            ifindex: ifindex("backends"),
+        };
+        frontend.set_peer(PEER, &peer).expect("set_peer");
+        let ring = frontend.create_ring(RING).expect("create_ring");
+        Some(Self { hosts, frontend, backend, ring, frontend_config, backend_config, spacing: None })
+    }
+
+    /// A connection: the frontend's end, and the client's.
+    pub fn connect(&self) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((self.hosts.frontend_address, 0)).expect("listen");
+        let at = listener.local_addr().expect("bound");
+        let client = self.hosts.client.run(|| TcpStream::connect(at)).expect("netns").expect("connect");
+        let (server, _) = listener.accept().expect("accept");
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
+            end.set_nodelay(true).expect("nodelay");
+        }
+        (server, client)
+    }
+
+    /// A connection whose server has written the header of a response, and whose client has read that.
+    pub fn connect_and_send_header(&self) -> (TcpStream, TcpStream) {
+        let (mut server, mut client) = self.connect();
+        server.write_all(b"header").expect("header");
+        expect(&mut client, b"header");
+        (server, client)
+    }
+
+    /// Hands `payload` off on `server`'s connection and sends it from the backend.
+    pub fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
+        let until = Instant::now() + Duration::from_secs(5);
+        while let Err(error) = begin(server, handoff, payload.len() as u64) {
+            assert!(Instant::now() < until, "SHUNT_BEGIN: {error}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let state = self.answer();
+        assert_eq!((state.handoff, state.status, state.acked), (handoff, 1, 0));
+        if let Some(bytes) = self.spacing {
+            let flow = key(state.client().socket_addr(), state.server().socket_addr());
+            let set = self.frontend.set_spacing(&Spacing { flow, peer: PEER, bytes });
+            assert!(set.expect("BPF_PROG_TEST_RUN"), "the flow is this peer's");
+        }
+        let socket = self.restore(&state);
+        let sending = socket.try_clone().expect("dup");
+        let payload = payload.to_vec();
+        let writer = std::thread::spawn(move || {
+            let mut socket = TcpStream::from(sending);
+            socket.set_nonblocking(false).expect("blocking");
+            // It fails where the client leaves.
+            let _ = socket.write_all(&payload);
+        });
+        Sending { socket, writer }
+    }
+
+    pub fn restore(&mut self, state: &State) -> OwnedFd {
+        let client = state.client();
+        let slot = Slot {
+            server: state.server(),
+            live: true,
+            start: state.start,
+            seq_delta: 0,
+            ts_delta: 0,
+            rcv_nxt: state.rcv_nxt,
+            ack: state.rcv_nxt,
+            snd_cwnd: state.snd_cwnd,
+            ts_recent: state.ts_recent,
+        };
+        self.backend.write_slot(7, &slot);
+        self.backend.insert(&SenderKey { client, port: PORT }, 7).expect("a free sender");
+        let restored = Restored {
+            local: (self.hosts.backend_address, PORT).into(),
+            remote: client.socket_addr(),
+            snd_nxt: state.start,
+            rcv_nxt: state.rcv_nxt,
+            snd_wnd: state.snd_wnd,
+            rcv_wnd: 65535,
+            mss: state.mss,
+            window_scale: (state.options & 4 != 0).then_some((state.snd_wscale, state.rcv_wscale)),
+            sack: state.options & 2 != 0,
+            tsval: (state.options & 1 != 0).then_some(state.tsval),
+        };
+        self.hosts.backend.run(|| restore(&restored)).expect("netns").expect("the socket is restored").0
+    }
+
+    /// What SHUNT_BEGIN or SHUNT_STATE has left in the ring.
+    pub fn answer(&self) -> State {
+        let record = self.record(Duration::ZERO);
+        assert_eq!(event(&record).2, SHUNT_EVENT_STATE);
+        State::read_from_bytes(&record).expect("a struct shunt_state")
+    }
+
+    /// SHUNT_STATE.
+    pub fn state(&self, server: &TcpStream) -> State {
+        sockopt::set(server, SHUNT_SOL, SHUNT_STATE, &RING).expect("SHUNT_STATE");
+        self.answer()
+    }
+
+    /// The next event of the ring: handoff, bytes acknowledged, kind.
+    pub fn event(&self) -> (u64, u64, u32) {
+        event(&self.record(Duration::from_secs(20)))
+    }
+
+    fn record(&self, wait: Duration) -> Vec<u8> {
+        let mut records = Vec::new();
+        {
+            let id = MapInfo::new(self.ring.as_fd()).expect("a map").info.id;
+            let map = MapHandle::from_map_id(id).expect("the ring");
+            let mut builder = RingBufferBuilder::new();
+            let read = |bytes: &[u8]| {
+                records.push(bytes.to_vec());
+                0
+            };
+            builder.add(&map, read).expect("a ring");
+            let ring = builder.build().expect("a ring");
+            // A record that was to wake nobody is not polled for.
+            let look = || if wait.is_zero() { ring.consume() } else { ring.poll(wait) };
+            while let Err(error) = look() {
+                assert_eq!(error.kind(), libbpf_rs::ErrorKind::Interrupted, "{error}");
+            }
+        }
+        assert_eq!(records.len(), 1, "one record: {:?}", self.counted());
+        records.remove(0)
+    }
+
+    /// All counters that are not 0.
+    pub fn counted(&self) -> BTreeMap<&'static str, u64> {
+        let mut counters = self.frontend.counters().expect("counters");
+        counters.extend(self.backend.counters().expect("counters"));
+        let counted = counters.into_iter().map(|counter| (counter.name, counter.value));
+        counted.filter(|(_, value)| *value > 0).collect()
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        assert!(COUNTERS.iter().any(|(known, _)| *known == name), "no counter {name}");
+        self.counted().get(name).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Steered {
+    fn drop(&mut self) {
+        let _ = detach_all(&self.frontend_config.pin_dir);
+        let _ = self.hosts.backend.run(|| detach_all(&self.backend_config.pin_dir));
+    }
+}
+
+/// Reads what is expected and fails at the first byte that differs.
+pub fn expect(client: &mut TcpStream, expected: &[u8]) {
+    let mut read = vec![0; expected.len()];
+    let mut at = 0;
+    while at < read.len() {
+        let bytes = client.read(&mut read[at..]).unwrap_or_else(|error| panic!("after {at} bytes: {error}"));
+        assert!(bytes > 0, "the end after {at} of {} bytes", expected.len());
+        assert_eq!(read[at..at + bytes], expected[at..at + bytes], "between {at} and {}", at + bytes);
+        at += bytes;
+    }
+}
