@@ -175,7 +175,8 @@ struct shunt_board {
     X(25, refused_body, "502: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
-    X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate")
+    X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate") \
+    X(29, relayed_not_worth, "not consented: bodies in that location are short")
 /* clang-format on */
 
 struct shunt_counters {

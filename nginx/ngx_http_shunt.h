@@ -32,6 +32,8 @@ typedef struct {
 
 typedef struct {
     ngx_flag_t shunt;
+    size_t mean_length;  /* bytes in long bodies per response, for which it is worth consenting */
+    uint64_t long_bytes; /* what this worker has seen of those: worth.c */
     ngx_flag_t consent;
     ngx_flag_t offer;
     size_t offer_min_length;
@@ -138,6 +140,11 @@ ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r);
+
+/* worth: whether to consent */
+void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
+ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf);
+void ngx_http_shunt_worth_note(ngx_http_shunt_loc_conf_t *lcf, off_t length);
 
 /* backend */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The request side. After the header is read, every Shunt-* field leaves the request, whoever sent
- * it; a trusted tier's consent is remembered. Before content is made, the location is known, and
- * this tier's consent, or the remembered one with this tier added, goes into the request.
+ * The request side. A trusted tier's consent is remembered, and every Shunt-* field leaves the
+ * request, whoever sent it, before it can go anywhere. Before content is made, the location is
+ * known, and this tier's consent, or the remembered one with this tier added, goes into the request.
  */
 #include <sys/random.h>
 
@@ -102,9 +102,11 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
     return NGX_OK;
 }
 
-/* Remembers the one well-formed consent of a trusted tier; counts every other field. */
+/* Remembers the one well-formed consent of a trusted tier; counts every other field. NGX_DECLINED:
+   there were others. */
 static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
+    ngx_int_t rc = NGX_OK;
     ngx_uint_t i, trusted;
     ngx_list_part_t *part;
     ngx_table_elt_t *h;
@@ -133,14 +135,17 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
             }
 
             ngx_http_shunt_count(SHUNT_COUNT_forged_request_field, 1);
+            rc = NGX_DECLINED;
         }
     }
 
-    return NGX_OK;
+    return rc;
 }
 
+/* A trusted consent alone may stay until the precontent phase: most such requests end at a file. */
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
 {
+    ngx_int_t rc;
     ngx_http_shunt_loc_conf_t *lcf;
 
     if (r != r->main || ngx_http_shunt_find_field(&r->headers_in.headers) == NULL) {
@@ -149,11 +154,13 @@ ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
 
     lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
 
-    if (ngx_http_shunt_receive(r, lcf) != NGX_OK || ngx_http_shunt_strip(r) != NGX_OK) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    rc = ngx_http_shunt_receive(r, lcf);
+
+    if (rc == NGX_DECLINED) {
+        rc = ngx_http_shunt_strip(r);
     }
 
-    return NGX_DECLINED;
+    return rc == NGX_OK ? NGX_DECLINED : NGX_HTTP_INTERNAL_SERVER_ERROR;
 }
 
 static ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r,
@@ -243,12 +250,14 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
     return ngx_http_shunt_body_needed(r);
 }
 
-static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r)
+static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
-    ngx_uint_t reason;
+    ngx_uint_t reason = SHUNT_COUNT_relayed_not_worth;
     ngx_http_shunt_ctx_t *ctx;
 
-    reason = ngx_http_shunt_not_eligible(r);
+    if (ngx_http_shunt_is_worth(lcf)) {
+        reason = ngx_http_shunt_not_eligible(r);
+    }
 
     if (reason) {
         ngx_http_shunt_outcome(r, reason);
@@ -306,7 +315,17 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
     lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
     ctx = ngx_http_shunt_ctx(r);
 
-    /* A subrequest has inherited the main request's fields; after an internal redirect, this is
+    if (ctx && r == r->main) {
+        ctx->given = 0;
+        ctx->passed = 0;
+    }
+
+    /* without a content handler it is nginx's own file: nobody to send a field to */
+    if (r->content_handler == NULL) {
+        return NGX_DECLINED;
+    }
+
+    /* The trusted consent is remembered. A subrequest has inherited the main request's fields; after an internal redirect, this is
        another location with other rules. */
     if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
         ngx_http_shunt_strip(r) != NGX_OK) {
@@ -317,21 +336,11 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         return NGX_DECLINED;
     }
 
-    if (ctx) {
-        ctx->given = 0;
-        ctx->passed = 0;
-    }
-
-    /* without a content handler it is nginx's own file */
-    if (r->content_handler == NULL) {
-        return NGX_DECLINED;
-    }
-
     if (ctx && ctx->received && lcf->consent) {
         rc = ngx_http_shunt_pass(r, ctx);
 
     } else if (lcf->shunt && !(ctx && ctx->received && lcf->offer)) {
-        rc = ngx_http_shunt_give(r);
+        rc = ngx_http_shunt_give(r, lcf);
 
         if (ctx && ctx->given) {
             ctx->received = 0; /* its nonce has been overwritten */

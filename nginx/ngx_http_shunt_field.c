@@ -43,23 +43,24 @@ static ngx_int_t ngx_http_shunt_take_name(ngx_http_shunt_cursor_t *c, ngx_str_t 
     return (name->len > 0 && name->len < SHUNT_NAME_BYTES) ? NGX_OK : NGX_ERROR;
 }
 
-static ngx_int_t ngx_http_shunt_hex_digit(u_char ch)
+/* of '0' to 'f'; 16 and more: no digit, a capital letter for one */
+static const u_char ngx_http_shunt_hex_values[] = {
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  16, 16, 16, 16, 16, 16, 16, 16,
+    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
+    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 10, 11, 12, 13, 14, 15,
+};
+
+static u_char ngx_http_shunt_hex_digit(u_char ch)
 {
-    if (ch >= '0' && ch <= '9') {
-        return ch - '0';
-    }
+    size_t i = (u_char) (ch - '0');
 
-    if (ch >= 'a' && ch <= 'f') {
-        return ch - 'a' + 10;
-    }
-
-    return -1;
+    return i < sizeof(ngx_http_shunt_hex_values) ? ngx_http_shunt_hex_values[i] : 16;
 }
 
 static ngx_int_t ngx_http_shunt_take_hex(ngx_http_shunt_cursor_t *c, u_char *out, size_t bytes)
 {
     size_t i;
-    ngx_int_t high, low;
+    u_char high, low, seen = 0;
 
     if ((size_t) (c->last - c->pos) < 2 * bytes) {
         return NGX_ERROR;
@@ -69,14 +70,11 @@ static ngx_int_t ngx_http_shunt_take_hex(ngx_http_shunt_cursor_t *c, u_char *out
         high = ngx_http_shunt_hex_digit(*c->pos++);
         low = ngx_http_shunt_hex_digit(*c->pos++);
 
-        if (high < 0 || low < 0) {
-            return NGX_ERROR;
-        }
-
+        seen |= high | low;
         out[i] = (u_char) (high << 4 | low);
     }
 
-    return NGX_OK;
+    return seen < 16 ? NGX_OK : NGX_ERROR;
 }
 
 /* 1 to max, no leading zero: max is below UINT64_MAX / 10 only for tiers, so the check is made

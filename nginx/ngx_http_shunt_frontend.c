@@ -117,6 +117,9 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 {
     const struct shunt_board *board = ngx_http_shunt_board();
 
+    ngx_http_shunt_worth_note(ngx_http_get_module_loc_conf(r, ngx_http_shunt_module),
+                              ctx->payload.length);
+
     ngx_http_clear_content_length(r);
     r->headers_out.content_length_n = ctx->payload.length;
 
@@ -138,6 +141,7 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     ngx_uint_t reason, pass, status;
     ngx_table_elt_t *field;
     ngx_http_shunt_ctx_t *ctx;
+    ngx_http_shunt_loc_conf_t *lcf;
 
     ctx = ngx_http_shunt_ctx(r);
 
@@ -170,6 +174,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     }
 
     if (field == NULL || pass) {
+        lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+        ngx_http_shunt_worth_note(lcf, r->header_only ? 0 : r->headers_out.content_length_n);
         return ngx_http_shunt_next_early_header(r);
     }
 

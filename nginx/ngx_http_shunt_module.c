@@ -27,6 +27,10 @@ static ngx_command_t ngx_http_shunt_commands[] = {
     {ngx_string("shunt"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_FLAG, ngx_http_shunt_role,
      NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, shunt), NULL},
 
+    {ngx_string("shunt_mean_length"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_TAKE1,
+     ngx_conf_set_size_slot, NGX_HTTP_LOC_CONF_OFFSET,
+     offsetof(ngx_http_shunt_loc_conf_t, mean_length), NULL},
+
     {ngx_string("shunt_trust"), NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_CONF_1MORE,
      ngx_http_shunt_trust, NGX_HTTP_LOC_CONF_OFFSET, 0, NULL},
 
@@ -185,7 +189,8 @@ void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
 
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h)
 {
-    return h->key.len >= 6 && ngx_strncasecmp(h->key.data, (u_char *) "shunt-", 6) == 0;
+    return h->key.len >= 6 && (h->key.data[0] | 0x20) == 's' &&
+           ngx_strncasecmp(h->key.data, (u_char *) "shunt-", 6) == 0;
 }
 
 /* ---- the life of the module ---- */
@@ -270,6 +275,8 @@ static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf)
     }
 
     conf->shunt = NGX_CONF_UNSET;
+    conf->mean_length = NGX_CONF_UNSET_SIZE;
+    ngx_http_shunt_worth_init(conf);
     conf->consent = NGX_CONF_UNSET;
     conf->offer = NGX_CONF_UNSET;
     conf->offer_min_length = NGX_CONF_UNSET_SIZE;
@@ -284,6 +291,7 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
     ngx_http_shunt_loc_conf_t *conf = child;
 
     ngx_conf_merge_value(conf->shunt, prev->shunt, 0);
+    ngx_conf_merge_size_value(conf->mean_length, prev->mean_length, 4 * 1024);
     ngx_conf_merge_value(conf->consent, prev->consent, 1);
     ngx_conf_merge_value(conf->offer, prev->offer, 0);
     ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);

@@ -18,7 +18,7 @@ COUNTERS = """shortcuts shortcut_bytes offers offered_bytes fetched aborted forg
 relayed_no_consent relayed_no_peer relayed_too_small relayed_type relayed_not_file relayed_agent_busy relayed_cache
 relayed_protocol relayed_limit_rate_after fetched_filter fetched_unsent fetched_begin fetched_expired refused_untrusted
 refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request
-relayed_limit_rate""".split()
+relayed_limit_rate relayed_not_worth""".split()
 
 OFFER_FORMAT = "=IIIIQQQ16sqQ"
 HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIIIHBBBB2s"

@@ -1,9 +1,8 @@
-//! What the agent asks its machine: interfaces, the cgroup hierarchy, which connections live.
+//! What the agent asks its machine: interfaces, its namespace, which connections live.
 
 use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 
 use rustix::net::{AddressFamily, SocketType};
 
@@ -33,17 +32,6 @@ pub fn interface_of(address: IpAddr) -> io::Result<u32> {
 pub fn netns_cookie() -> io::Result<u64> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     shunt_sys::sockopt::netns_cookie(&socket)
-}
-
-/// Where the cgroup v2 hierarchy is mounted.
-///
-/// # Errors
-/// The kernel's, or that it is not mounted.
-pub fn cgroup_root() -> io::Result<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let mut roots = fields.filter(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| PathBuf::from(fields[1]));
-    roots.next().ok_or_else(|| io::Error::other("no cgroup v2 hierarchy is mounted"))
 }
 
 /// Both ends, ours first, of every TCP connection of this network namespace.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use shunt_handoff::frontend::{FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
+use shunt_sys::cgroup;
 use shunt_wire::{Address, Endpoint, peer};
 
 use crate::config::Config;
@@ -59,7 +60,7 @@ impl Place {
         let host = |what| move |error| SteerError::Host { what, error };
         let cgroup = match &config.cgroup {
             Some(path) => path.clone(),
-            None => host::cgroup_root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?,
+            None => cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?,
         };
         let index = |name: &String| {
             host::interface_index(name).map_err(|error| SteerError::Interface { name: name.clone(), error })

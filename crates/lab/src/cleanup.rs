@@ -11,12 +11,14 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
+use shunt_sys::cgroup;
 use shunt_sys::netns::NAMED;
 
 /// Every namespace of every lab begins with this.
 const PREFIX: &str = "shunt-";
 
-/// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix.
+/// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix;
+/// `$4`: its control groups'.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 read -r _
@@ -32,6 +34,7 @@ for ns in /run/netns/"$1"*; do
 done
 # What the agents pinned: programs and maps go with the last name of them.
 [ -z "$3" ] || rm -rf -- "$3"*
+[ -z "$4" ] || rmdir -- "$4"*
 [ -z "$2" ] || rm -rf -- "$2"
 "#;
 
@@ -77,6 +80,16 @@ impl LabId {
     /// That file system allows no dot in a name.
     pub(crate) fn pins_prefix(&self) -> String {
         format!("/sys/fs/bpf/{PREFIX}lab-{}-", self.0.replace('.', "-"))
+    }
+
+    /// The control group of one host, below where the hierarchy is mounted.
+    pub(crate) fn cgroup(&self, root: &Path, host: &str) -> PathBuf {
+        root.join(format!("{PREFIX}lab-{}-{host}", self.0))
+    }
+
+    /// What the paths of this lab's control groups begin with.
+    fn cgroup_prefix(&self) -> Option<PathBuf> {
+        cgroup::root().ok().map(|root| self.cgroup(&root, ""))
     }
 
     fn of_dir(name: &str) -> Option<Self> {
@@ -128,6 +141,7 @@ impl Watchdog {
             .args(["-c", SCRIPT, "shunt-lab-watchdog", &id.namespace_prefix()])
             .arg(kept)
             .arg(id.pins_prefix())
+            .args(id.cgroup_prefix())
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -177,6 +191,7 @@ pub fn remove_leftovers() -> Result<Vec<LabId>> {
             .args(["-c", SCRIPT, "shunt-lab-clean", &lab.namespace_prefix()])
             .arg(lab.dir())
             .arg(lab.pins_prefix())
+            .args(lab.cgroup_prefix())
             .stdin(Stdio::null())
             .status()
             .context("starting sh")?;

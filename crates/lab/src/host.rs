@@ -1,4 +1,4 @@
-//! A host of the lab: one network namespace.
+//! A host of the lab: one network namespace, and one control group for its servers.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,9 +15,15 @@ use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::{Deserialize, Serialize};
+use shunt_sys::cgroup;
 use shunt_sys::netns::{Netns, detached_sysfs};
 
+use crate::cleanup::LabId;
 use crate::process::Process;
+
+fn make_dir(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))
+}
 
 /// What a host is there for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +62,8 @@ pub struct Host {
     netns: Netns,
     /// Sysfs as seen from inside, for the devices' queues and counters.
     sysfs: OwnedFd,
+    /// What is attached there by this host's agent runs for this host's servers alone.
+    cgroup: PathBuf,
     ports: Vec<Port>,
     dir: PathBuf,
     core: Mutex<Option<usize>>,
@@ -63,13 +71,15 @@ pub struct Host {
 }
 
 impl Host {
-    pub(crate) fn open(name: &str, role: Role, namespace: String, ports: Vec<Port>, lab_dir: &Path) -> Result<Self> {
+    pub(crate) fn open(name: &str, role: Role, namespace: String, ports: Vec<Port>, lab: &LabId) -> Result<Self> {
         let netns = Netns::named(&namespace).with_context(|| format!("opening namespace {namespace}"))?;
         let sysfs = netns.run(detached_sysfs)?.context("mounting sysfs")?;
-        let dir = lab_dir.join(name);
-        std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
+        let cgroup = lab.cgroup(&cgroup::root().context("looking for cgroup v2")?, name);
+        make_dir(&cgroup)?;
+        let dir = lab.dir().join(name);
+        make_dir(&dir)?;
         let (core, logs) = (Mutex::new(None), AtomicUsize::new(0));
-        Ok(Self { name: name.to_owned(), role, namespace, netns, sysfs, ports, dir, core, logs })
+        Ok(Self { name: name.to_owned(), role, namespace, netns, sysfs, cgroup, ports, dir, core, logs })
     }
 
     /// `client`, `frontend`, `intermediate1`, `backend`, `switch`...
@@ -103,6 +113,12 @@ impl Host {
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The control group that its servers are in.
+    #[must_use]
+    pub fn cgroup(&self) -> &Path {
+        &self.cgroup
     }
 
     /// The address that others reach this host at: the frontend's is that of its client port.
@@ -150,6 +166,7 @@ impl Host {
         let log = self.dir.join(format!("{program}-{number}.log"));
         let output = File::create(&log).with_context(|| format!("creating {}", log.display()))?;
         command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+        cgroup::start_in(&mut command, &self.cgroup).with_context(|| format!("opening {}", self.cgroup.display()))?;
         Process::start(format!("{program} on {}", self.name), log, |command| self.run(|| command.spawn()), command)
     }
 

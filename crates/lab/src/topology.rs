@@ -55,7 +55,7 @@ impl HostPlan {
 
     /// Opens the host, whose namespace is there.
     pub(crate) fn open(&self, lab: &LabId) -> Result<Host> {
-        Host::open(&self.name, self.role, self.namespace(lab), self.ports.clone(), &lab.dir())
+        Host::open(&self.name, self.role, self.namespace(lab), self.ports.clone(), lab)
     }
 }
 

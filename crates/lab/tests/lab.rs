@@ -191,7 +191,7 @@ fn a_busy_core_is_told_from_an_idle_one() -> Result<()> {
     Ok(())
 }
 
-/// What is left of the lab of `owner`: namespaces, files, processes.
+/// What is left of the lab of `owner`: namespaces, files, control groups, processes.
 fn remains(owner: u32, server: u32) -> Vec<String> {
     let names = |dir: std::path::PathBuf| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -199,6 +199,7 @@ fn remains(owner: u32, server: u32) -> Vec<String> {
     };
     let mut left = names("/run/netns".into());
     left.extend(names(std::env::temp_dir()));
+    left.extend(shunt_sys::cgroup::root().map(names).unwrap_or_default());
     left.retain(|name| {
         name.starts_with(&format!("shunt-{owner}.")) || name.starts_with(&format!("shunt-lab-{owner}."))
     });

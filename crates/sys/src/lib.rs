@@ -1,5 +1,6 @@
 //! The one home of raw kernel interfaces that no library wraps.
 
+pub mod cgroup;
 pub mod mapped;
 pub mod netns;
 pub mod repair;

@@ -99,9 +99,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
 
 /// Where cgroup v2 is mounted.
 pub fn cgroup() -> std::path::PathBuf {
-    let mounts = std::fs::read_to_string("/proc/mounts").expect("/proc/mounts");
-    let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|mount| mount[2] == "cgroup2");
-    std::path::PathBuf::from(mount.expect("cgroup v2 is mounted")[1])
+    shunt_sys::cgroup::root().expect("cgroup v2 is mounted")
 }
 
 pub fn ifindex(name: &str) -> u32 {

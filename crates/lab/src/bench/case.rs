@@ -33,6 +33,7 @@ pub(super) enum Case {
     TierCpu {
         tier: Tier,
         size: u64,
+        wire: Wire,
     },
     IntermediateBytes,
     /// Responses that one core of the frontend carries.
@@ -68,7 +69,9 @@ impl Case {
         }
         all.push(Self::Handoff);
         for tier in [Tier::Frontend, Tier::Intermediate] {
-            all.extend([64 * KIB, MIB].map(|size| Self::TierCpu { tier, size }));
+            for wire in [Wire::Tso, Wire::Mtu] {
+                all.extend([64 * KIB, MIB].map(|size| Self::TierCpu { tier, size, wire }));
+            }
         }
         all.push(Self::IntermediateBytes);
         all.extend([32 * KIB, 256 * KIB].map(|size| Self::Saturated { size }));
@@ -83,8 +86,8 @@ impl Case {
         match self {
             Self::Cpu { intermediates, size, wire } => format!("cpu/{intermediates}is/{}/{wire}", size_name(size)),
             Self::Handoff => "handoff/64k".to_owned(),
-            Self::TierCpu { tier: Tier::Frontend, size } => format!("fe-cpu/{}", size_name(size)),
-            Self::TierCpu { tier: Tier::Intermediate, size } => format!("is-cpu/{}", size_name(size)),
+            Self::TierCpu { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),
+            Self::TierCpu { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
             Self::IntermediateBytes => "is-bytes/1m".to_owned(),
             Self::Saturated { size } => format!("saturated/{}/mtu", size_name(size)),
             Self::Latency { quantile: Quantile::P50, size } => format!("p50/{}", size_name(size)),
@@ -123,7 +126,8 @@ impl Case {
     pub(super) fn shape(self) -> Shape {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),
-            Self::TierCpu { .. } | Self::IntermediateBytes => (2, Wire::Mtu),
+            Self::TierCpu { wire, .. } => (2, wire),
+            Self::IntermediateBytes => (2, Wire::Mtu),
             Self::Handoff | Self::Saturated { .. } | Self::Latency { .. } | Self::Idle | Self::IdleTail => {
                 (0, Wire::Mtu)
             }
@@ -146,13 +150,13 @@ mod tests {
     #[test]
     fn names_never_change() {
         let names: Vec<String> = Case::all().into_iter().map(Case::name).collect();
-        assert_eq!(names.len(), 24 + 1 + 4 + 1 + 2 + 4 + 2);
+        assert_eq!(names.len(), 24 + 1 + 8 + 1 + 2 + 4 + 2);
         for name in [
             "cpu/0is/16k/tso",
             "cpu/2is/1m/mtu",
             "handoff/64k",
-            "fe-cpu/64k",
-            "is-cpu/1m",
+            "fe-cpu/64k/tso",
+            "is-cpu/1m/mtu",
             "is-bytes/1m",
             "saturated/32k/mtu",
             "saturated/256k/mtu",

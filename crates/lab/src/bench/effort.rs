@@ -15,11 +15,13 @@ pub(super) enum Effort {
 impl Effort {
     /// How many times baseline and ours are measured in turns.
     pub(super) fn rounds(self, case: Case) -> usize {
-        match self {
-            Self::Full => 3,
-            // Of the tiers' CPU, the growth from the smaller body is judged.
-            Self::Quick if Target::of(case).is_some() || matches!(case, Case::TierCpu { .. }) => 2,
-            Self::Quick => 1,
+        // Of the tiers' CPU, the growth from the smaller body is judged.
+        let judged = Target::of(case).is_some() || matches!(case, Case::TierCpu { .. });
+        match (self, judged) {
+            (Self::Full, true) => 7,
+            (Self::Full, false) => 3,
+            (Self::Quick, true) => 2,
+            (Self::Quick, false) => 1,
         }
     }
 
@@ -27,16 +29,13 @@ impl Effort {
     pub(super) fn side_rounds(self) -> usize {
         match self {
             Self::Quick => 1,
-            Self::Full => 2,
+            Self::Full => 3,
         }
     }
 
     /// Of one closed-loop load.
     pub(super) fn load(self) -> Duration {
-        match self {
-            Self::Quick => Duration::from_secs(1),
-            Self::Full => Duration::from_secs(2),
-        }
+        Duration::from_secs(1) // short, so that both sides of a round meet the same machine
     }
 
     /// Of one load at a constant rate.

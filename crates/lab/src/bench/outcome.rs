@@ -19,7 +19,8 @@ pub(super) struct CaseOutcome {
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) baseline: Option<f64>,
-    /// Ours to baseline; ours itself where there is no baseline.
+    /// Ours to baseline: the median of the rounds' ratios, because what changes on the machine from minute to minute
+    /// changes both sides of a round alike. Ours itself where there is no baseline.
     pub(super) ratio: f64,
     pub(super) runs: Runs,
     /// What stands beside it: HAProxy, the physical limit, utilisation...
@@ -39,13 +40,14 @@ impl CaseOutcome {
     /// Ours against a baseline.
     pub(super) fn compared(case: Case, baseline: Sample, ours: Sample) -> Self {
         let (ours_median, baseline_median) = (ours.median(), baseline.median());
+        let ratio = ours.ratios_to(&baseline).median();
         Self {
             case,
             name: case.name(),
             unit: case.unit(),
             ours: ours_median,
             baseline: Some(baseline_median),
-            ratio: ours_median / baseline_median,
+            ratio,
             runs: Runs { ours, baseline: Some(baseline) },
             extra: BTreeMap::new(),
         }
@@ -64,9 +66,12 @@ impl CaseOutcome {
         self
     }
 
-    /// The larger of both sides' spreads.
+    /// Of what is quoted: the rounds' ratios, or ours where there is no baseline.
     pub(super) fn spread(&self) -> f64 {
-        self.runs.baseline.as_ref().map_or(0.0, Sample::spread).max(self.runs.ours.spread())
+        match &self.runs.baseline {
+            Some(baseline) => self.runs.ours.ratios_to(baseline).spread(),
+            None => self.runs.ours.spread(),
+        }
     }
 }
 
@@ -127,8 +132,8 @@ pub(super) fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
 }
 
 fn at_64k(cases: &[CaseOutcome], of: Case) -> Option<&CaseOutcome> {
-    let Case::TierCpu { tier, .. } = of else { return None };
-    cases.iter().find(|outcome| outcome.case == Case::TierCpu { tier, size: 64 << 10 })
+    let Case::TierCpu { tier, wire, .. } = of else { return None };
+    cases.iter().find(|outcome| outcome.case == Case::TierCpu { tier, size: 64 << 10, wire })
 }
 
 #[cfg(test)]
@@ -141,8 +146,8 @@ pub(super) mod tests {
         };
         let cases = vec![
             of("cpu/0is/64k/mtu", 100.0, 75.0).with("haproxy", 90.0).with("limit", 60.0),
-            of("fe-cpu/64k", 80.0, 20.0),
-            of("fe-cpu/1m", 900.0, 25.0),
+            of("fe-cpu/64k/mtu", 80.0, 20.0),
+            of("fe-cpu/1m/mtu", 900.0, 25.0),
             CaseOutcome::alone(Case::Handoff, Sample(vec![20.0, 22.0, 40.0])),
         ];
         Outcome {
@@ -174,7 +179,7 @@ pub(super) mod tests {
 
     #[test]
     fn growth_is_against_the_same_tier_at_64k() {
-        let growth = outcome().targets.into_iter().find(|target| target.name == "fe-cpu/1m").unwrap();
+        let growth = outcome().targets.into_iter().find(|target| target.name == "fe-cpu/1m/mtu").unwrap();
         assert!((growth.measured - 1.25).abs() < 1e-9 && !growth.met);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::case::{Case, Tier};
+use super::case::Case;
 
 /// Which figure of a case is held against the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -27,7 +27,7 @@ pub(super) struct Target {
 impl Target {
     /// That of a case, if it has one.
     pub(super) fn of(case: Case) -> Option<Self> {
-        if let Case::TierCpu { tier: Tier::Frontend | Tier::Intermediate, size } = case {
+        if let Case::TierCpu { size, .. } = case {
             return (size > 64 << 10).then_some(Self { figure: Figure::Growth, at_most: Some(1.2), at_least: None });
         }
         let (at_most, at_least) = match case.name().as_str() {
@@ -86,9 +86,9 @@ mod tests {
 
     #[test]
     fn every_target_has_its_case() {
-        assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 2 + 1 + 2 + 2 + 1);
-        assert_eq!(target("fe-cpu/1m").to_string(), "growth <= 1.2");
+        assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 4 + 1 + 2 + 2 + 1);
+        assert_eq!(target("fe-cpu/1m/tso").to_string(), "growth <= 1.2");
         assert_eq!(target("saturated/256k/mtu").to_string(), ">= 5");
-        assert_eq!(Target::of(Case::parse("fe-cpu/64k").unwrap()), None);
+        assert_eq!(Target::of(Case::parse("fe-cpu/64k/tso").unwrap()), None);
     }
 }

@@ -24,6 +24,12 @@ impl Sample {
         }
     }
 
+    /// Each value's ratio to the one of `others` that was measured beside it.
+    #[must_use]
+    pub fn ratios_to(&self, others: &Self) -> Self {
+        self.0.iter().zip(&others.0).map(|(own, other)| own / other).collect()
+    }
+
     /// The distance from lowest to highest, as a part of the median.
     #[must_use]
     pub fn spread(&self) -> f64 {
@@ -54,6 +60,12 @@ mod tests {
         assert_eq!(sample(&[4.0, 1.0, 2.0, 1000.0]).median(), 3.0);
         assert_eq!(sample(&[7.0]).median(), 7.0);
         assert!(sample(&[]).median().is_nan());
+    }
+
+    #[test]
+    fn ratios_are_of_neighbours() {
+        let ratios = sample(&[1.0, 9.0]).ratios_to(&sample(&[2.0, 3.0]));
+        assert_eq!(ratios.0, [0.5, 3.0]);
     }
 
     #[test]

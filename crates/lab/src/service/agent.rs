@@ -115,12 +115,13 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host]) -> Result<String> {
         _ => "[backend]\ninterfaces = [\"service0\"]",
     };
     let mut text = format!(
-        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}:{PORT}\"\npins = \"{}{}\"\n\n{role}\n",
+        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}:{PORT}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
         host.name(),
         ShuntPart::agent_socket(host).display(),
         address(host)?,
         lab.pins_prefix(),
         host.name(),
+        host.cgroup().display(),
     );
     for peer in peers {
         write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\n", peer.name(), address(peer)?)?;
