@@ -2,7 +2,8 @@
 /*
  * The request side. A trusted tier's consent is remembered, and every Shunt-* field leaves the
  * request, whoever sent it, before it can go anywhere. Before content is made, the location is
- * known, and this tier's consent, or the remembered one with this tier added, goes into the request.
+ * known, and this tier's consent, or the remembered one with this tier added, goes into the
+ * request.
  */
 #include <sys/random.h>
 
@@ -325,8 +326,8 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         return NGX_DECLINED;
     }
 
-    /* The trusted consent is remembered. A subrequest has inherited the main request's fields; after an internal redirect, this is
-       another location with other rules. */
+    /* The trusted consent is remembered. A subrequest has inherited the main request's fields;
+       after an internal redirect, this is another location with other rules. */
     if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
         ngx_http_shunt_strip(r) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;

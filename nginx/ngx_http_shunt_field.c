@@ -45,9 +45,9 @@ static ngx_int_t ngx_http_shunt_take_name(ngx_http_shunt_cursor_t *c, ngx_str_t 
 
 /* of '0' to 'f'; 16 and more: no digit, a capital letter for one */
 static const u_char ngx_http_shunt_hex_values[] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  16, 16, 16, 16, 16, 16, 16, 16,
-    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
-    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 10, 11, 12, 13, 14, 15,
+    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  16, 16, 16, 16, 16, 16, 16, 16, 16,
+    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16,
+    16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 10, 11, 12, 13, 14, 15,
 };
 
 static u_char ngx_http_shunt_hex_digit(u_char ch)

@@ -15,7 +15,8 @@
  * Without one, all goes to the frontend, translated; a report of duplicates in an older region
  * (RFC 2883) also to that region's backend, which has missed the client's last ACK.
  *
- * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end here.
+ * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end
+ * here.
  *
  * What goes to both is cloned into this interface's ingress with a mark, and on its second way
  * through here it becomes the backend's copy. The original, whose data the frontend waits for, is
@@ -117,7 +118,9 @@ static __always_inline bool reaches_region(const struct spaces *s, const struct 
  * quarter of its congestion window at most, and a quarter of the client's window bounds it here.
  * What could be loss or congestion shrinks a congestion window, so from its first sign every ACK
  * goes. At least one goes in each tick of the coarse clock, which is a jiffy: the timers of a
- * sender that waits for its disk, and not for ACKs, are longer.
+ * sender that is paced are longer. One that pauses, for its disk, may miss the last ACK before the
+ * pause and probe with a segment too many (RFC 8985, 7); the duplicate report of that is a sign
+ * too.
  */
 static __always_inline bool ack_may_wait(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 at, __u64 now)

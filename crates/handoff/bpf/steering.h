@@ -162,7 +162,7 @@ struct sender_slot {
     X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \
     X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                         \
     X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                             \
-    X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                      \
+    X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                \
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \

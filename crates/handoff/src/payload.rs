@@ -7,8 +7,6 @@ use std::os::unix::fs::MetadataExt;
 use rustix::io::Errno;
 use shunt_wire::local::{Offer, Reason};
 
-use crate::sender::reason_of;
-
 /// What is left to send of a file's range.
 #[derive(Debug)]
 pub struct Payload {
@@ -69,6 +67,16 @@ impl Payload {
     /// client's connection must not end well.
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
         if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
+    }
+}
+
+/// What the kernel's answer to a send means for a handoff.
+fn reason_of(errno: Errno) -> Reason {
+    match errno {
+        Errno::PIPE | Errno::CONNRESET => Reason::ClientGone,
+        Errno::TIMEDOUT => Reason::NoProgress,
+        Errno::IO => Reason::FileChanged,
+        _ => Reason::Socket,
     }
 }
 

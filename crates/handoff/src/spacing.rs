@@ -17,16 +17,45 @@ const MOST: u64 = 65536;
 /// Clients acknowledge every second segment by themselves (RFC 9293, 3.8.6.3): less than this saves nothing.
 const LEAST_SEGMENTS: u64 = 4;
 
-/// Payload bytes from one ACK to the next that do for this socket; 0: it needs each.
-pub(crate) fn wanted(socket: impl AsFd) -> u32 {
-    let (Ok(window), Ok(buffer)) = (congestion_window(&socket), socket_send_buffer_size(&socket)) else {
-        return 0;
-    };
-    match between(window, buffer) {
-        0 => 0,
-        bytes if shrinks_only_by_loss(&socket) => bytes,
-        _ => 0,
+/// As a frontend is told it: every ACK goes.
+const EACH: u32 = 1;
+
+/// What a sender and its frontend know of it.
+#[derive(Debug, Default)]
+pub(crate) struct Spacing {
+    /// What the frontend does: payload bytes from one ACK to the next, 0 or [`EACH`] where each goes.
+    known: u32,
+    /// See [`CongestionWindow::retransmitted`].
+    retransmitted: u32,
+}
+
+impl Spacing {
+    /// The frontend says what it does.
+    pub(crate) fn is(&mut self, known: u32) {
+        self.known = known;
     }
+
+    /// What the frontend should do, where that is twice what it does or more, or half of it or less.
+    pub(crate) fn news(&mut self, socket: impl AsFd) -> Option<u32> {
+        let (window, buffer) = (congestion_window(&socket).ok()?, socket_send_buffer_size(&socket).ok()?);
+        if std::mem::replace(&mut self.retransmitted, window.retransmitted) != window.retransmitted {
+            self.known = EACH; // from the first duplicate on
+        }
+        let wanted = match between(window, buffer) {
+            0 => EACH,
+            bytes if shrinks_only_by_loss(&socket) => bytes,
+            _ => EACH,
+        };
+        if !differ(wanted, self.known.max(EACH)) {
+            return None;
+        }
+        self.known = wanted;
+        Some(wanted)
+    }
+}
+
+fn differ(wanted: u32, known: u32) -> bool {
+    wanted / 2 >= known || known / 2 >= wanted
 }
 
 fn between(window: CongestionWindow, send_buffer_bytes: usize) -> u32 {
@@ -49,13 +78,19 @@ mod tests {
     use super::*;
 
     fn open(segments: u32) -> CongestionWindow {
-        CongestionWindow { segments, mss: 1448, open: true }
+        CongestionWindow { segments, mss: 1448, open: true, retransmitted: 0 }
     }
 
     #[test]
     fn a_quarter_of_what_may_be_outstanding_lies_between_two_acks() {
         assert_eq!(between(open(40), 1 << 20), 10 * 1448);
         assert_eq!(between(open(40), 60_000), 7500, "the send buffer is the smaller one");
+    }
+
+    #[test]
+    fn only_what_differs_by_half_is_news() {
+        assert!(differ(20_000, EACH) && differ(EACH, 20_000) && differ(20_000, 10_000) && differ(10_000, 20_000));
+        assert!(!differ(EACH, EACH) && !differ(20_000, 10_001) && !differ(10_001, 20_000));
     }
 
     #[test]

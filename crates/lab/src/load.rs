@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::lab::Lab;
 use crate::meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
+use crate::rate::Rate;
 use crate::wrk::{Wrk, WrkReport};
 
 /// What a closed-loop load cost the measured core and every tier's ports.
@@ -41,9 +42,7 @@ impl Cost {
     /// Microseconds of the measured core for one response, less what the core does when there is no load.
     #[must_use]
     pub fn microseconds(&self, background: &Background) -> f64 {
-        // Beyond that it is another load, which does not go on as before beside ours.
-        let idle_work = self.cpu.wall.mul_f64(background.0.min(QUIET));
-        self.cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6 / self.report.requests as f64
+        background.without(&self.cpu) / self.report.requests as f64
     }
 
     /// Bytes in and out of a tier's ports for one response.
@@ -56,6 +55,34 @@ impl Cost {
     #[must_use]
     pub fn responses_per_core_second(&self, background: &Background) -> f64 {
         1e6 / self.microseconds(background)
+    }
+}
+
+/// What a load at a constant rate cost the measured core.
+#[derive(Debug, Clone, Copy)]
+pub struct RateCost {
+    cpu: CpuUse,
+    /// Responses, the warm-up's too.
+    responses: f64,
+}
+
+impl RateCost {
+    /// Runs the load from the lab's first client, with the lab placed as it is.
+    ///
+    /// # Errors
+    /// When an answer was an error or none.
+    pub fn of(lab: &Lab, load: &Rate) -> Result<Self> {
+        let cpu = CpuMeter::start(lab.cores().measured)?;
+        let report = load.run(lab.client())?;
+        let cpu = cpu.read()?;
+        report.check()?;
+        Ok(Self { cpu, responses: load.requests() })
+    }
+
+    /// See [`Cost::microseconds`].
+    #[must_use]
+    pub fn microseconds(&self, background: &Background) -> f64 {
+        background.without(&self.cpu) / self.responses
     }
 }
 
@@ -90,6 +117,13 @@ impl Background {
                 return Ok(background);
             }
         }
+    }
+
+    /// Microseconds of what a core did beside a load, less what it does without one.
+    fn without(self, cpu: &CpuUse) -> f64 {
+        // Beyond that it is another load, which does not go on as before beside ours.
+        let idle_work = cpu.wall.mul_f64(self.0.min(QUIET));
+        cpu.busy.saturating_sub(idle_work).as_secs_f64() * 1e6
     }
 
     /// Whether figures that are measured beside it are worth something.

@@ -10,7 +10,7 @@ use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::thread::set_current_timer_slack;
@@ -52,6 +52,14 @@ impl RateReport {
         Duration::from_nanos(self.latency_ns.value_at_quantile(quantile))
     }
 
+    /// # Errors
+    /// When a request failed or was not answered in full.
+    pub fn check(&self) -> Result<()> {
+        let wrong = self.status_errors + self.connection_errors;
+        ensure!(wrong == 0 && self.answered == self.due, "{} of {} requests failed", wrong.max(1), self.due);
+        Ok(())
+    }
+
     /// A quantile of the client's own lateness.
     #[must_use]
     pub fn lateness(&self, quantile: f64) -> Duration {
@@ -79,6 +87,11 @@ impl Rate {
     pub fn duration(mut self, duration: Duration) -> Self {
         self.duration = duration;
         self
+    }
+
+    /// How many a run makes, those of the warm-up too.
+    pub(crate) fn requests(&self) -> f64 {
+        self.per_second * (WARM_UP + self.duration).as_secs_f64()
     }
 
     /// Runs it on `host`, on one thread.

@@ -25,7 +25,7 @@ pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
 pub struct Options {
     /// Agents and nginx's module; without it the service is the plain baseline.
     pub shunt: bool,
-    /// Another shortest offer than the module's default, in bytes.
+    /// Another shortest offer than the module's default, in bytes; frontends then always consent.
     pub offer_min: Option<u64>,
 }
 
@@ -186,8 +186,10 @@ fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>) -> Option<Shun
         return None;
     }
     let mut part = ShuntPart::of(host, PathBuf::from(module));
-    if let (Role::Backend, Some(bytes)) = (host.role(), offer_min) {
-        part.location.push(format!("shunt_offer_min_length {bytes}"));
+    match (host.role(), offer_min) {
+        (Role::Backend, Some(bytes)) => part.location.push(format!("shunt_offer_min_length {bytes}")),
+        (Role::Frontend, Some(_)) => part.location.push("shunt_mean_length 0".into()),
+        _ => {}
     }
     Some(part)
 }

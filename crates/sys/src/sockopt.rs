@@ -60,6 +60,8 @@ pub struct CongestionWindow {
     pub mss: u32,
     /// Nothing is being recovered and nothing suspected (TCP_CA_Open).
     pub open: bool,
+    /// Segments that were sent again, since the connection began.
+    pub retransmitted: u32,
 }
 
 /// The first part of `struct tcp_info` (linux/tcp.h), as long as it is needed here.
@@ -73,6 +75,8 @@ struct TcpInfo {
     snd_mss: u32,
     others: [u32; 15],
     snd_cwnd: u32,
+    more_others: [u32; 4],
+    total_retrans: u32,
 }
 
 /// Of a TCP connection (`TCP_INFO`, tcp(7)).
@@ -81,7 +85,12 @@ struct TcpInfo {
 /// The kernel's.
 pub fn congestion_window(socket: impl AsFd) -> io::Result<CongestionWindow> {
     let info: TcpInfo = get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    Ok(CongestionWindow { segments: info.snd_cwnd, mss: info.snd_mss, open: info.ca_state == 0 })
+    Ok(CongestionWindow {
+        segments: info.snd_cwnd,
+        mss: info.snd_mss,
+        open: info.ca_state == 0,
+        retransmitted: info.total_retrans,
+    })
 }
 
 /// The namespace's cookie (`SO_NETNS_COOKIE`), as BPF programs see it.
@@ -112,7 +121,7 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let window = congestion_window(&client).unwrap();
         assert!(window.open);
-        assert_eq!(window.segments, 10, "TCP_INIT_CWND");
+        assert_eq!((window.segments, window.retransmitted), (10, 0), "TCP_INIT_CWND");
         assert!((1000..=65536).contains(&window.mss), "{} bytes", window.mss);
     }
 }

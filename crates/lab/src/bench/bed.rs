@@ -11,8 +11,9 @@ use crate::chain::Chain;
 use crate::fetch::{fetch, file_sha256};
 use crate::haproxy::HaproxyChain;
 use crate::lab::Lab;
-use crate::load::{Background, Cost};
+use crate::load::{Background, Cost, RateCost};
 use crate::placement::Placement;
+use crate::rate::Rate;
 use crate::report::number::size_name;
 use crate::service::{Options, Service, Stats};
 use crate::wrk::Wrk;
@@ -118,6 +119,15 @@ impl Bed<'_> {
             let counters = if side == Side::Ours { self.ours.explain() } else { String::new() };
             anyhow!("{side:?}: {error:#}{counters}")
         })
+    }
+
+    /// Loads one side at a constant rate for `time` after a warm-up; returns microseconds of the measured core per
+    /// response.
+    pub(super) fn load_at_rate(&self, side: Side, size: u64, per_second: f64, time: Duration) -> Result<f64> {
+        let (lab, chain) = self.target(side)?;
+        let load = Rate::new(chain.server(), format!("/{}", size_name(size)), per_second).duration(time);
+        let cost = RateCost::of(lab, &load).with_context(|| format!("{side:?}"))?;
+        Ok(cost.microseconds(&self.background))
     }
 
     /// Loads the baseline's backend, past its proxies.

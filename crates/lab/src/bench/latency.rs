@@ -1,6 +1,6 @@
 //! Latency at a constant rate, the same for both sides, with the whole service on one core.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result};
 
 use super::bed::{Bed, Side};
 use super::case::{Case, Quantile};
@@ -59,12 +59,6 @@ fn run(bed: &Bed, side: Side, case: Case, effort: Effort) -> Result<RateReport> 
     let (lab, chain) = bed.target(side)?;
     let path = format!("/{}", size_name(case.size()));
     let report = Rate::new(chain.server(), path, rate(case.size())).duration(effort.rate(case)).run(lab.client())?;
-    let wrong = report.status_errors + report.connection_errors;
-    ensure!(
-        wrong == 0 && report.answered == report.due,
-        "{side:?}: {} of {} requests failed",
-        wrong.max(1),
-        report.due
-    );
+    report.check().with_context(|| format!("{side:?}"))?;
     Ok(report)
 }

@@ -18,6 +18,11 @@ pub(super) const CONNECTIONS: u32 = 10;
 /// Enough that the frontend's core is never out of work.
 const SATURATING_CONNECTIONS: u32 = 64;
 
+/// A tier's CPU may grow from this body, in bytes, to the case's by no more than its target.
+const GROWTH_FROM: u64 = 64 << 10;
+/// Responses a second.
+const GROWTH_RATE: f64 = 500.0;
+
 /// Runs baseline and ours in turns.
 pub(super) fn alternate(rounds: usize, mut run: impl FnMut(Side) -> Result<()>) -> Result<()> {
     for _ in 0..rounds {
@@ -134,7 +139,22 @@ impl Runner {
     fn tier(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
         let background = bed.background();
         let costs = self.costs(bed, case, CONNECTIONS)?;
-        Ok(costs.compared(case, |cost| cost.microseconds(&background)))
+        let outcome = costs.compared(case, |cost| cost.microseconds(&background));
+        if case.size() == GROWTH_FROM { Ok(outcome) } else { self.growth(bed, case, outcome) }
+    }
+
+    /// Beside the closed loop's figures: ours for both bodies at one rate. A closed loop asks for fewer long bodies a
+    /// second, and a core that is idle more often pays more to wake up, whatever it is asked for.
+    fn growth(&self, bed: &Bed, case: Case, outcome: CaseOutcome) -> Result<CaseOutcome> {
+        let (mut short, mut long) = (Sample::default(), Sample::default());
+        for _ in 0..self.effort.rounds(case) {
+            short.push(bed.load_at_rate(Side::Ours, GROWTH_FROM, GROWTH_RATE, self.effort.load())?);
+            long.push(bed.load_at_rate(Side::Ours, case.size(), GROWTH_RATE, self.effort.load())?);
+        }
+        Ok(outcome
+            .with("growth_at_rate", long.ratios_to(&short).median())
+            .with("at_rate_us", long.median())
+            .with("at_rate_us_64k", short.median()))
     }
 
     fn intermediate_bytes(&self, bed: &Bed) -> Result<CaseOutcome> {

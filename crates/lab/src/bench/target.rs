@@ -10,7 +10,7 @@ use super::case::Case;
 pub(super) enum Figure {
     /// Ours to baseline, or ours where there is no baseline.
     Ratio,
-    /// Ours to ours of the same case at 64 KiB: does it grow with the body?
+    /// Ours to ours at 64 KiB: does it grow with the body?
     Growth,
 }
 

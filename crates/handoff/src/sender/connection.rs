@@ -1,0 +1,262 @@
+//! One sender: its socket, how that counts, and what has become of its payload.
+//!
+//! The socket counts on in its own sequence space from payload to payload; a [`Slot`] says where that is in the
+//! client's. Its timestamps and its idea of the client's window are brought up to date when the next payload begins.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
+use shunt_sys::sockopt::{set_max_pacing_rate, unacknowledged};
+use shunt_wire::Endpoint;
+use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::peer::{Claim, Spacing};
+
+use super::{Claimant, SenderKey, SenderLimits, Slot};
+use crate::payload::Payload;
+use crate::spacing;
+
+/// Bytes that a sender's socket says it could receive: it never does, and a window that a client has seen may not
+/// become smaller than this.
+const RCV_WND: u32 = 65535;
+/// So many payloads of a connection, and its need of ACKs is looked at again.
+const LOOK_EVERY: u32 = 16;
+
+pub(super) enum State {
+    /// A payload's bytes are being queued.
+    Sending(Payload),
+    /// All queued, not known to be acknowledged. The payload stays for the last look at its file.
+    Draining(Payload),
+    /// Nothing outstanding.
+    Parked,
+}
+
+/// What a look at a sender says.
+pub(super) enum Verdict {
+    Keep,
+    Close,
+    Fail(Reason),
+}
+
+pub(super) struct Sender {
+    pub(super) key: SenderKey,
+    pub(super) socket: OwnedFd,
+    pub(super) claimant: Claimant,
+    pub(super) state: State,
+    server: Endpoint,
+    /// Bytes given to the socket, in its own sequence space: its `write_seq`.
+    write_seq: u32,
+    /// Constant: the socket never receives data.
+    rcv_nxt: u32,
+    /// Of the socket's timestamp clock from [`clock_ms`].
+    ts_offset: u32,
+    ts_delta: u32,
+    mss: u16,
+    paced: bool,
+    /// Payloads so far.
+    payloads: u32,
+    /// Which ACKs of its client it gets.
+    spacing: spacing::Spacing,
+    /// Of the last change of `unacknowledged`.
+    progress: (u32, Instant),
+}
+
+/// Of a sender whose socket begins with `claim`, so that both count alike.
+pub(super) fn first_slot(claim: &Claim) -> Slot {
+    Slot {
+        server: Endpoint { address: claim.server_address, port_be: claim.server_port },
+        live: true,
+        start: claim.start.get(),
+        seq_delta: 0,
+        // The socket takes only an even clock (Restored::tsval); the client sees the frontend's.
+        ts_delta: claim.tsval.get() & 1,
+        rcv_nxt: claim.rcv_nxt.get(),
+        ack: claim.rcv_nxt.get(),
+        snd_cwnd: claim.snd_cwnd.get(),
+        ts_recent: claim.ts_recent.get(),
+    }
+}
+
+impl Sender {
+    /// Makes the socket, as `slot` from [`first_slot`] has it.
+    pub(super) fn restore(
+        key: SenderKey,
+        slot: &Slot,
+        claim: &Claim,
+        claimant: Claimant,
+        local: SocketAddr,
+        now: Instant,
+    ) -> Result<Self, RepairError> {
+        let timestamps = claim.options & Handoff::TIMESTAMPS != 0;
+        let (socket, ts_offset) = restore(&Restored {
+            local,
+            remote: key.client.socket_addr(),
+            snd_nxt: claim.start.get(),
+            rcv_nxt: claim.rcv_nxt.get(),
+            snd_wnd: claim.snd_wnd.get(),
+            rcv_wnd: RCV_WND,
+            mss: claim.mss.get(),
+            window_scale: (claim.options & Handoff::WSCALE != 0).then_some((claim.snd_wscale, claim.rcv_wscale)),
+            sack: claim.options & Handoff::SACK != 0,
+            tsval: timestamps.then_some(claim.tsval.get() & !1),
+        })?;
+        Ok(Self {
+            key,
+            socket,
+            claimant,
+            state: State::Parked,
+            server: slot.server,
+            write_seq: claim.start.get(),
+            rcv_nxt: claim.rcv_nxt.get(),
+            ts_offset,
+            ts_delta: slot.ts_delta,
+            mss: claim.mss.get(),
+            paced: false,
+            payloads: 0,
+            spacing: Default::default(),
+            progress: (0, now),
+        })
+    }
+
+    pub(super) fn set_send_buffer(&self, bytes: usize) {
+        let _ = set_socket_send_buffer_size_force(&self.socket, bytes);
+    }
+
+    pub(super) fn is_parked(&self) -> bool {
+        matches!(self.state, State::Parked)
+    }
+
+    /// Since when nothing has changed.
+    pub(super) fn idle_since(&self) -> Instant {
+        self.progress.1
+    }
+
+    /// Whether its socket is of the claim's flow, and can send at once.
+    pub(super) fn can_take(&self, claim: &Claim) -> bool {
+        let same_flow = claim.first == 0
+            && self.server.address == claim.server_address
+            && self.server.port_be == claim.server_port
+            && self.mss >= claim.mss.get();
+        // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
+        // sent again, they would land in the next payload's sequence space.
+        let settled =
+            !matches!(self.state, State::Sending(_)) && unacknowledged(&self.socket).is_ok_and(|bytes| bytes == 0);
+        same_flow && settled
+    }
+
+    /// Brings a parked socket up to date for a claim. `window`: the field of the newest ACK that it got.
+    pub(super) fn reuse(
+        &mut self,
+        claim: &Claim,
+        claimant: Claimant,
+        window: u32,
+        now: Instant,
+    ) -> Result<Slot, RepairError> {
+        self.claimant = claimant;
+        self.progress = (0, now);
+        self.ts_delta = self.raised_ts_delta(claim);
+        self.correct_window(claim, window)?;
+        Ok(self.slot(claim))
+    }
+
+    fn slot(&self, claim: &Claim) -> Slot {
+        Slot {
+            server: self.server,
+            live: true,
+            start: claim.start.get(),
+            seq_delta: claim.start.get().wrapping_sub(self.write_seq),
+            ts_delta: self.ts_delta,
+            rcv_nxt: self.rcv_nxt,
+            ack: claim.rcv_nxt.get(),
+            snd_cwnd: 0,
+            ts_recent: claim.ts_recent.get(),
+        }
+    }
+
+    /// The client must never see our timestamps go back (RFC 7323, 5.3): follow the frontend's clock, forward only.
+    fn raised_ts_delta(&self, claim: &Claim) -> u32 {
+        let ours = clock_ms().wrapping_add(self.ts_offset).wrapping_add(self.ts_delta);
+        let behind = claim.tsval.get().wrapping_sub(ours) as i32;
+        self.ts_delta.wrapping_add(behind.max(0) as u32)
+    }
+
+    /// The socket knows the window as its last ACK had it; since then the frontend has sent into it, and the client
+    /// may have opened it. Where that matters for this payload, the socket is told.
+    fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
+        let scale = if claim.options & Handoff::WSCALE != 0 { claim.snd_wscale } else { 0 };
+        let (believed, really) = (u64::from(field) << scale, u64::from(claim.snd_wnd.get()));
+        let length = claim.length.get();
+        if believed.min(length) == really.min(length) {
+            return Ok(());
+        }
+        set_window(&self.socket, self.rcv_nxt, claim.snd_wnd.get(), RCV_WND)
+    }
+
+    /// `rate` in bytes a second, 0: no limit.
+    pub(super) fn pace(&mut self, rate: u64) {
+        if rate == 0 && !self.paced {
+            return;
+        }
+        self.paced = rate != 0;
+        let _ = set_max_pacing_rate(&self.socket, (rate != 0).then_some(rate));
+    }
+
+    /// Notes which ACKs the claim's flow passes on; `true` where it is time to see whether those are the right ones.
+    pub(super) fn note_spacing(&mut self, claim: &Claim) -> bool {
+        let known = claim.ack_spacing.get();
+        self.spacing.is(known);
+        self.payloads = self.payloads.wrapping_add(1);
+        known == 0 || self.payloads.is_multiple_of(LOOK_EVERY)
+    }
+
+    /// What the frontend should know, where it passes on many more ACKs than this sender needs, or too few.
+    pub(super) fn advice(&mut self) -> Option<Spacing> {
+        let bytes = self.spacing.news(&self.socket)?.into();
+        let Endpoint { address: client_address, port_be: client_port } = self.key.client;
+        let Endpoint { address: server_address, port_be: server_port } = self.server;
+        Some(Spacing { client_address, server_address, client_port, server_port, bytes })
+    }
+
+    /// Gives the socket what it takes: how many bytes that were, and whether the payload is queued as a whole.
+    pub(super) fn send(&mut self, now: Instant) -> (u64, Result<bool, Reason>) {
+        let State::Sending(payload) = &mut self.state else {
+            return (0, Ok(true));
+        };
+        let before = payload.remaining();
+        let outcome = payload.send_to(&self.socket);
+        let sent = before - payload.remaining();
+        self.write_seq = self.write_seq.wrapping_add(sent as u32);
+        self.progress.1 = now;
+        if outcome == Ok(true) {
+            let State::Sending(payload) = std::mem::replace(&mut self.state, State::Parked) else {
+                unreachable!("just matched")
+            };
+            self.state = State::Draining(payload);
+        }
+        (sent, outcome)
+    }
+
+    /// Parks it where all is acknowledged, and says what is to become of it.
+    pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
+        let Ok(outstanding) = unacknowledged(&self.socket) else {
+            return Verdict::Close;
+        };
+        if outstanding != self.progress.0 {
+            self.progress = (outstanding, now);
+        }
+        let waited = now.duration_since(self.progress.1);
+        match &self.state {
+            State::Parked if waited > limits.park => Verdict::Close,
+            State::Parked => Verdict::Keep,
+            State::Draining(payload) if outstanding == 0 => {
+                let unchanged = payload.is_unchanged();
+                self.state = State::Parked;
+                if unchanged { Verdict::Keep } else { Verdict::Fail(Reason::FileChanged) }
+            }
+            _ if waited > limits.progress => Verdict::Fail(Reason::NoProgress),
+            _ => Verdict::Keep,
+        }
+    }
+}

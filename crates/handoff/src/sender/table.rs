@@ -1,0 +1,44 @@
+//! What the steering programs know of senders.
+
+use std::io;
+
+use shunt_wire::Endpoint;
+
+/// What identifies a sender's packets in its own machine: the client, and our port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SenderKey {
+    /// The client's end.
+    pub client: Endpoint,
+    /// Our port, host order.
+    pub port: u16,
+}
+
+/// What the steering programs need to know of one sender (`struct sender_slot`).
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Slot {
+    pub server: Endpoint,
+    pub live: bool,
+    pub start: u32,
+    pub seq_delta: u32,
+    pub ts_delta: u32,
+    pub rcv_nxt: u32,
+    pub ack: u32,
+    pub snd_cwnd: u32,
+    pub ts_recent: u32,
+}
+
+/// Where the steering programs look senders up: BPF maps, or a table in a test.
+pub trait SenderTable {
+    /// Writes a slot. The programs may read it at once.
+    fn write_slot(&mut self, index: u32, slot: &Slot);
+    /// Window field of the newest ACK that a slot's sender got: its socket's idea of the client's window.
+    fn window(&self, index: u32) -> u32;
+    /// Lets packets of `key` find the slot.
+    ///
+    /// # Errors
+    /// The kernel's, where the map is full.
+    fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()>;
+    /// From here packets of `key` are dropped.
+    fn remove(&mut self, key: &SenderKey);
+}

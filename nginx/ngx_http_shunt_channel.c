@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One connection to shuntd: made, lost and made again, after 0.1 to 5 seconds; its welcome, with
+ * the memory and the ring that come with it; and the messages that it brings, whole and with their
+ * descriptors. What they mean is agent.c's business.
+ */
+#include "ngx_http_shunt_channel.h"
+
+#define NGX_HTTP_SHUNT_BACKOFF_MIN 100  /* ms */
+#define NGX_HTTP_SHUNT_BACKOFF_MAX 5000 /* ms */
+#define NGX_HTTP_SHUNT_START_WAIT  1    /* s, for the welcome when a worker starts */
+
+/* ---- receiving ---- */
+
+static void ngx_http_shunt_take_fds(struct msghdr *msg, int *fds)
+{
+    size_t i, n, taken = 0;
+    int fd;
+    struct cmsghdr *cmsg;
+
+    for (i = 0; i < NGX_HTTP_SHUNT_FDS_MAX; i++) {
+        fds[i] = -1;
+    }
+
+    for (cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
+        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+
+        n = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+        for (i = 0; i < n; i++) {
+            ngx_memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
+
+            if (taken < NGX_HTTP_SHUNT_FDS_MAX) {
+                fds[taken++] = fd;
+
+            } else {
+                close(fd);
+            }
+        }
+    }
+}
+
+static void ngx_http_shunt_close_fds(ngx_http_shunt_received_t *in)
+{
+    ngx_uint_t i;
+
+    for (i = 0; i < NGX_HTTP_SHUNT_FDS_MAX; i++) {
+        if (in->fds[i] != -1) {
+            close(in->fds[i]);
+            in->fds[i] = -1;
+        }
+    }
+}
+
+/* NGX_OK: a whole message. NGX_AGAIN: none yet. NGX_ERROR: the connection is of no more use. */
+static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_t *in)
+{
+    ssize_t n;
+    struct iovec iov = {&in->body, sizeof(in->body)};
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(NGX_HTTP_SHUNT_FDS_MAX * sizeof(int))];
+    } control;
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = &control,
+                         .msg_controllen = sizeof(control)};
+
+    n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+
+    if (n == -1) {
+        return ngx_errno == NGX_EAGAIN || ngx_errno == NGX_EINTR ? NGX_AGAIN : NGX_ERROR;
+    }
+
+    ngx_http_shunt_take_fds(&msg, in->fds);
+    in->size = n;
+
+    if ((size_t) n < sizeof(struct shunt_header) || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
+        in->body.header.size != (size_t) n) {
+        ngx_http_shunt_close_fds(in);
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
+                                         ngx_http_shunt_received_t *in, ngx_log_t *log)
+{
+    if (in->size < sizeof(struct shunt_welcome) || ch->welcomed) {
+        return NGX_ERROR;
+    }
+
+    /* board and counters; an OFFERS connection may come without, for CONTROL brings them as well */
+    if (in->fds[0] != -1 && in->fds[1] != -1) {
+        if (ngx_http_shunt_board_map(in->fds[0], in->fds[1], log) != NGX_OK) {
+            return NGX_ERROR;
+        }
+
+    } else if (ch->kind == SHUNT_CHANNEL_CONTROL) {
+        return NGX_ERROR;
+    }
+
+    ch->worker = in->body.welcome.worker;
+    ch->offers = 0;
+
+    if (ch->kind == SHUNT_CHANNEL_CONTROL && in->fds[2] != -1) {
+        ch->ring = ngx_http_shunt_ring_open(in->fds[2], in->body.welcome.ring, log);
+        in->fds[2] = -1;
+    }
+
+    ch->welcomed = 1;
+    ch->backoff = NGX_HTTP_SHUNT_BACKOFF_MIN;
+
+    ngx_log_error(NGX_LOG_NOTICE, log, 0, "shunt: agent connected, channel %uD, worker %uD",
+                  ch->kind, ch->worker);
+
+    return NGX_OK;
+}
+
+static void ngx_http_shunt_channel_handler(ngx_event_t *rev)
+{
+    ngx_int_t rc;
+    ngx_connection_t *c = rev->data;
+    ngx_http_shunt_channel_t *ch = c->data;
+    ngx_http_shunt_received_t in;
+
+    for (;;) {
+        rc = ngx_http_shunt_receive_message(c->fd, &in);
+
+        if (rc == NGX_AGAIN) {
+            break;
+        }
+
+        if (rc == NGX_OK) {
+            rc = in.body.header.kind == SHUNT_MSG_WELCOME
+                     ? ngx_http_shunt_welcomed(ch, &in, rev->log)
+                     : ch->received(&in);
+            ngx_http_shunt_close_fds(&in);
+        }
+
+        if (rc != NGX_OK) {
+            ngx_http_shunt_channel_lost(ch);
+            return;
+        }
+    }
+
+    rev->ready = 0;
+
+    if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        ngx_http_shunt_channel_lost(ch);
+    }
+}
+
+/* ---- connecting ---- */
+
+static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
+{
+    int fd;
+    struct sockaddr_un address;
+    struct timeval wait = {NGX_HTTP_SHUNT_START_WAIT, 0};
+    struct shunt_hello hello = {{SHUNT_MSG_HELLO, sizeof(struct shunt_hello)},
+                                SHUNT_VERSION,
+                                ch->kind};
+
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd == -1) {
+        return -1;
+    }
+
+    ngx_memzero(&address, sizeof(address));
+    address.sun_family = AF_UNIX;
+    ngx_memcpy(address.sun_path, ch->path.data, ch->path.len);
+
+    /* connect() waits where the agent's backlog is full */
+    (void) setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
+    (void) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
+
+    /* only the start of a worker may wait: later there are clients to serve */
+    if (ch->backoff && ngx_nonblocking(fd) == -1) {
+        close(fd);
+        return -1;
+    }
+
+    if (connect(fd, (struct sockaddr *) &address, sizeof(address)) == -1 ||
+        send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t) sizeof(hello)) {
+        close(fd);
+        return -1;
+    }
+
+    return fd;
+}
+
+/* The welcome, waited for: the first requests of a worker shall not miss their shortcut. */
+static ngx_int_t ngx_http_shunt_first_welcome(ngx_http_shunt_channel_t *ch, int fd, ngx_log_t *log)
+{
+    ngx_int_t rc;
+    ngx_http_shunt_received_t in;
+
+    rc = ngx_http_shunt_receive_message(fd, &in);
+
+    if (rc == NGX_OK) {
+        rc = in.body.header.kind == SHUNT_MSG_WELCOME ? ngx_http_shunt_welcomed(ch, &in, log)
+                                                      : NGX_ERROR;
+        ngx_http_shunt_close_fds(&in);
+    }
+
+    return rc == NGX_OK ? NGX_OK : NGX_ERROR;
+}
+
+static ngx_int_t ngx_http_shunt_connect(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
+{
+    int fd;
+    ngx_connection_t *c;
+
+    fd = ngx_http_shunt_connect_socket(ch);
+    if (fd == -1) {
+        return NGX_ERROR;
+    }
+
+    if (!ch->backoff &&
+        (ngx_http_shunt_first_welcome(ch, fd, log) != NGX_OK || ngx_nonblocking(fd) == -1)) {
+        close(fd);
+        return NGX_ERROR;
+    }
+
+    c = ngx_get_connection(fd, log);
+    if (c == NULL) {
+        close(fd);
+        return NGX_ERROR;
+    }
+
+    c->data = ch;
+    c->log = log;
+    c->read->log = log;
+    c->read->handler = ngx_http_shunt_channel_handler;
+    c->read->channel = 1; /* see ring.c */
+    c->write->log = log;
+    c->write->channel = 1;
+    c->write->handler = ch->writable;
+    ch->connection = c;
+
+    return ngx_handle_read_event(c->read, 0);
+}
+
+static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
+{
+    ngx_err_t err;
+    ngx_uint_t level;
+
+    if (ngx_http_shunt_connect(ch, log) == NGX_OK) {
+        if (ch->backoff == 0) {
+            ch->backoff = NGX_HTTP_SHUNT_BACKOFF_MIN;
+        }
+
+        return;
+    }
+
+    err = ngx_errno;
+
+    /* said once: an agent that is not installed shall not fill the log */
+    level = ch->backoff < NGX_HTTP_SHUNT_BACKOFF_MIN * 2 ? NGX_LOG_WARN : NGX_LOG_INFO;
+    ngx_log_error(level, log, err, "shunt: no agent at \"%V\": responses are relayed", &ch->path);
+
+    ngx_http_shunt_channel_lost(ch);
+}
+
+static void ngx_http_shunt_retry_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_try(ev->data, ev->log);
+}
+
+/* ---- the life of a channel ---- */
+
+/* A worker starts: waits for the welcome where there is an agent. */
+void ngx_http_shunt_channel_open(ngx_http_shunt_channel_t *ch, ngx_str_t *path, ngx_log_t *log)
+{
+    ch->path = *path;
+
+    ngx_http_shunt_try(ch, log);
+}
+
+void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
+{
+    if (ch->connection) {
+        ngx_close_connection(ch->connection);
+        ch->connection = NULL;
+    }
+
+    if (ch->ring) {
+        ngx_http_shunt_ring_release(ch->ring); /* handoffs under way hold it */
+        ch->ring = NULL;
+    }
+}
+
+/* Tells the owner, and tries again later. */
+void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
+{
+    if (ch->welcomed) {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "shunt: agent lost, channel %uD", ch->kind);
+    }
+
+    ngx_http_shunt_channel_close(ch);
+    ch->welcomed = 0;
+
+    if (ch->lost) {
+        ch->lost();
+    }
+
+    ch->backoff =
+        ngx_min(ngx_max(2 * ch->backoff, NGX_HTTP_SHUNT_BACKOFF_MIN), NGX_HTTP_SHUNT_BACKOFF_MAX);
+
+    ch->retry.data = ch;
+    ch->retry.handler = ngx_http_shunt_retry_handler;
+    ch->retry.log = ngx_cycle->log;
+    ch->retry.cancelable = 1; /* keeps no exiting worker alive */
+
+    ngx_add_timer(&ch->retry, ch->backoff);
+}

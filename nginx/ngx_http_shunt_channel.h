@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One connection to shuntd: what channel.c does for agent.c, which has two of them.
+ */
+#ifndef NGX_HTTP_SHUNT_CHANNEL_H
+#define NGX_HTTP_SHUNT_CHANNEL_H
+
+#include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_FDS_MAX 4
+
+typedef struct {
+    size_t size;
+    int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none, or taken */
+    union {
+        struct shunt_header header;
+        struct shunt_welcome welcome;
+        struct shunt_ended ended;
+        struct shunt_fetched fetched;
+        u_char bytes[512];
+    } body;
+} ngx_http_shunt_received_t;
+
+typedef struct {
+    /* its owner's */
+    uint32_t kind; /* SHUNT_CHANNEL_* */
+    /* every message but the welcome; NGX_ERROR: the connection is of no more use */
+    ngx_int_t (*received)(ngx_http_shunt_received_t *in);
+    void (*lost)(void);            /* may be NULL */
+    ngx_event_handler_pt writable; /* after a message did not fit */
+
+    /* the agent's: valid while it is welcomed */
+    ngx_uint_t welcomed;
+    uint32_t worker;
+    uint32_t offers; /* numbers given out under this `worker` */
+    ngx_http_shunt_ring_t *ring;
+
+    ngx_connection_t *connection; /* NULL: waiting to try again */
+    ngx_str_t path;
+    ngx_event_t retry;
+    ngx_msec_t backoff; /* 0: never tried */
+} ngx_http_shunt_channel_t;
+
+void ngx_http_shunt_channel_open(ngx_http_shunt_channel_t *ch, ngx_str_t *path, ngx_log_t *log);
+void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch);
+void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch);
+
+#endif
