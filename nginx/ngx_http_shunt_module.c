@@ -3,9 +3,14 @@
  * Shunt's nginx module: its directives, its configuration, and what ties the other files together.
  * docs/nginx.md describes the directives.
  */
+#include <malloc.h>
+
 #include "ngx_http_shunt.h"
 
+#define NGX_HTTP_SHUNT_HEAP_KEPT (4 * 1024 * 1024) /* bytes, per worker */
+
 static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf);
+static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle);
 static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle);
 static void ngx_http_shunt_exit_process(ngx_cycle_t *cycle);
 static void *ngx_http_shunt_create_main_conf(ngx_conf_t *cf);
@@ -18,6 +23,8 @@ static char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf
 static void ngx_http_shunt_cleanup(void *data);
 
 #define NGX_HTTP_SHUNT_ANYWHERE NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_HTTP_LOC_CONF
+
+static ngx_uint_t ngx_http_shunt_heap_is_set; /* by an operator who knows better */
 
 static ngx_command_t ngx_http_shunt_commands[] = {
 
@@ -65,7 +72,7 @@ ngx_module_t ngx_http_shunt_module = {NGX_MODULE_V1,
                                       ngx_http_shunt_commands,     /* module directives */
                                       NGX_HTTP_MODULE,             /* module type */
                                       NULL,                        /* init master */
-                                      NULL,                        /* init module */
+                                      ngx_http_shunt_init_module,  /* init module */
                                       ngx_http_shunt_init_process, /* init process */
                                       NULL,                        /* init thread */
                                       NULL,                        /* exit thread */
@@ -222,6 +229,14 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
     return ngx_http_shunt_early_init(cf);
 }
 
+/* in the master, which has the environment: workers start without it */
+static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
+{
+    ngx_http_shunt_heap_is_set = getenv("MALLOC_TRIM_THRESHOLD_") || getenv("GLIBC_TUNABLES");
+
+    return NGX_OK;
+}
+
 static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
 {
     ngx_http_shunt_main_conf_t *mcf;
@@ -230,6 +245,15 @@ static ngx_int_t ngx_http_shunt_init_process(ngx_cycle_t *cycle)
     if (ngx_process != NGX_PROCESS_WORKER && ngx_process != NGX_PROCESS_SINGLE) {
         return NGX_OK;
     }
+
+    /* glibc gives the heap's top back beyond 128 KiB: a worker whose responses are headers now may
+       do so at the end of each, and take page faults at the start of the next. */
+#if defined(M_TRIM_THRESHOLD)
+    if (!ngx_http_shunt_heap_is_set) {
+        (void) mallopt(M_TRIM_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT);
+        (void) mallopt(M_MMAP_THRESHOLD, NGX_HTTP_SHUNT_HEAP_KEPT / 4); /* no longer by itself */
+    }
+#endif
 
     mcf = ngx_http_cycle_get_module_main_conf(cycle, ngx_http_shunt_module);
 

@@ -18,7 +18,7 @@ pub const NGINX: &str = "/usr/sbin/nginx";
 /// glibc's allocator, told to keep what is free (mallopt(3)). By itself it gives the top of the heap back to the kernel
 /// beyond 128 KiB: a proxy with large buffers may then do so at the end of every response, and take page faults at the
 /// start of the next. That doubles its CPU for 256 KiB, or not, as the heap happens to be laid out.
-const ALLOCATOR: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
+const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("MALLOC_TOP_PAD_", "67108864")];
 
 /// Starts nginx on `host` with the configuration `text`, which may name files relative to a fresh directory, and waits
 /// until it listens at `address`. `daemon off`, the `pid` file and the log are set on the command line.
@@ -26,14 +26,18 @@ const ALLOCATOR: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
 pub fn nginx(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+    nginx_with(&[], host, text, address)
+}
+
+fn nginx_with(environment: &[(&str, &str)], host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");
     std::fs::create_dir(prefix.join("temp"))
         .and_then(|()| std::fs::write(&file, text))
         .with_context(|| format!("writing nginx's files in {}", prefix.display()))?;
     let mut command = Command::new(NGINX);
-    command.envs(ALLOCATOR);
     command.arg("-p").arg(&prefix).arg("-c").arg(&file).args(["-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
+    command.envs(environment.iter().copied());
     host.serve(command, address)
 }
 
@@ -43,6 +47,7 @@ pub struct NginxChain<'a> {
     files: PathBuf,
     shunt: ShuntParts<'a>,
     http: Vec<String>,
+    environment: &'static [(&'static str, &'static str)],
 }
 
 /// One tier's configuration.
@@ -61,13 +66,20 @@ impl<'a> NginxChain<'a> {
     /// A chain whose backends serve the files of a directory.
     #[must_use]
     pub fn new(files: impl Into<PathBuf>) -> Self {
-        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new() }
+        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new(), environment: &[] }
     }
 
     /// Adds Shunt to the tiers that `part` has one for.
     #[must_use]
     pub fn shunt(mut self, part: impl Fn(&Host) -> Option<ShuntPart> + 'a) -> Self {
         self.shunt = Box::new(part);
+        self
+    }
+
+    /// Has every tier keep the memory that it has used once.
+    #[must_use]
+    pub fn keep_heap(mut self) -> Self {
+        self.environment = &KEPT_HEAP;
         self
     }
 
@@ -90,7 +102,9 @@ impl<'a> NginxChain<'a> {
     /// # Errors
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
-        Chain::start(lab, |host, listen, upstream| nginx(host, &self.conf(host, listen, upstream), listen))
+        Chain::start(lab, |host, listen, upstream| {
+            nginx_with(self.environment, host, &self.conf(host, listen, upstream), listen)
+        })
     }
 }
 

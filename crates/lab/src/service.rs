@@ -27,6 +27,8 @@ pub struct Options {
     pub shunt: bool,
     /// Another shortest offer than the module's default, in bytes; frontends then always consent.
     pub offer_min: Option<u64>,
+    /// nginx keeps the memory that it has used once ([`NginxChain::keep_heap`]).
+    pub keep_heap: bool,
 }
 
 impl Options {
@@ -39,7 +41,7 @@ impl Options {
     /// With Shunt as it comes.
     #[must_use]
     pub fn shunt() -> Self {
-        Self { shunt: true, offer_min: None }
+        Self { shunt: true, ..Self::default() }
     }
 }
 
@@ -60,6 +62,9 @@ impl<'lab> Service<'lab> {
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
         let mut service = Self { lab, chain: None, agents: Vec::new() };
         let mut chain = NginxChain::new(files);
+        if options.keep_heap {
+            chain = chain.keep_heap();
+        }
         if options.shunt {
             let module = module_file()?;
             service.start_agents()?;

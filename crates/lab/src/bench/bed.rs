@@ -1,4 +1,4 @@
-//! The labs that cases of one shape are measured in: the baseline, ours and HAProxy each have one of their own, all
+//! The labs that cases of one shape are measured in: baseline, ours and what stands beside them each have one, all
 //! on the same cores, so that nothing of one is on another's path. Those that are not loaded cost nothing.
 
 use std::path::Path;
@@ -29,6 +29,8 @@ const PATIENCE: u32 = 6;
 pub(super) enum Side {
     Baseline,
     Ours,
+    /// The baseline with an allocator that gives nothing back.
+    KeptHeap,
     Haproxy,
 }
 
@@ -37,6 +39,7 @@ pub(super) struct Bed<'lab> {
     shape: Shape,
     baseline: Service<'lab>,
     ours: Service<'lab>,
+    kept_heap: Service<'lab>,
     /// Where some case wants it.
     haproxy: Option<(&'lab Lab, Chain)>,
     background: Background,
@@ -55,13 +58,15 @@ pub(super) struct Plan {
 /// Builds the labs, checks that every service serves the right bytes, and works with them.
 pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<T>) -> Result<T> {
     let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
-    let (baseline_lab, ours_lab) = (lab()?, lab()?);
+    let (baseline_lab, ours_lab, kept_heap_lab) = (lab()?, lab()?, lab()?);
     let haproxy_lab = plan.haproxy.then(lab).transpose()?;
     let files = baseline_lab.files(&SIZES.map(|size| (size_name(size), size)))?;
     let mut bed = Bed {
         shape: plan.shape,
         baseline: Service::start(&baseline_lab, &files, Options::plain()).context("the baseline")?,
         ours: Service::start(&ours_lab, &files, plan.ours).context("ours")?,
+        kept_heap: Service::start(&kept_heap_lab, &files, Options { keep_heap: true, ..Options::plain() })
+            .context("the baseline with a kept heap")?,
         haproxy: None,
         background: Background::default(),
     };
@@ -91,13 +96,14 @@ impl Bed<'_> {
         match side {
             Side::Baseline => Some((self.baseline.lab(), self.baseline.chain())),
             Side::Ours => Some((self.ours.lab(), self.ours.chain())),
+            Side::KeptHeap => Some((self.kept_heap.lab(), self.kept_heap.chain())),
             Side::Haproxy => self.haproxy.as_ref().map(|(lab, chain)| (*lab, chain)),
         }
     }
 
     /// The sides that there are.
     fn sides(&self) -> impl Iterator<Item = (Side, &Lab, &Chain)> {
-        let all = [Side::Baseline, Side::Ours, Side::Haproxy].into_iter();
+        let all = [Side::Baseline, Side::Ours, Side::KeptHeap, Side::Haproxy].into_iter();
         all.filter_map(|side| self.side(side).map(|(lab, chain)| (side, lab, chain)))
     }
 
@@ -130,9 +136,9 @@ impl Bed<'_> {
         Ok(cost.microseconds(&self.background))
     }
 
-    /// Loads the baseline's backend, past its proxies.
+    /// Loads the kept heap's backend, past its proxies.
     pub(super) fn load_direct(&self, size: u64, time: Duration) -> Result<Cost> {
-        let (lab, chain) = self.target(Side::Baseline)?;
+        let (lab, chain) = self.target(Side::KeptHeap)?;
         Cost::of(lab, &Wrk::new(chain.direct_url(&format!("/{}", size_name(size)))).duration(time))
     }
 
@@ -158,6 +164,7 @@ impl Bed<'_> {
     pub(super) fn check_running(&mut self) -> Result<()> {
         self.baseline.check_running()?;
         self.ours.check_running()?;
+        self.kept_heap.check_running()?;
         self.haproxy.as_mut().map_or(Ok(()), |(_, chain)| chain.check_running())
     }
 }

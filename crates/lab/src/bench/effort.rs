@@ -16,12 +16,13 @@ impl Effort {
     /// How many times baseline and ours are measured in turns.
     pub(super) fn rounds(self, case: Case) -> usize {
         // Of the tiers' CPU, the growth from the smaller body is judged.
-        let judged = Target::of(case).is_some() || matches!(case, Case::TierCpu { .. });
-        match (self, judged) {
-            (Self::Full, true) => 7,
-            (Self::Full, false) => 3,
-            (Self::Quick, true) => 2,
-            (Self::Quick, false) => 1,
+        let tier = matches!(case, Case::TierCpu { .. });
+        let judged = tier || Target::of(case).is_some();
+        match self {
+            Self::Full if judged => 7,
+            Self::Full => 3,
+            Self::Quick if judged && !tier => 2,
+            Self::Quick => 1,
         }
     }
 
@@ -52,6 +53,11 @@ impl Effort {
     /// Of watching the core without a load.
     pub(super) fn background(self) -> Duration {
         self.load() / 2
+    }
+
+    /// Whether nginx with a kept heap stands beside this case.
+    pub(super) fn kept_heap(self, case: Case) -> bool {
+        self == Self::Full || Target::of(case).is_some()
     }
 
     /// Whether HAProxy stands beside this case.

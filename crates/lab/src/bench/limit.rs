@@ -46,7 +46,7 @@ fn known_or<K: Eq + Hash>(known: &mut HashMap<K, f64>, key: K, measure: impl FnO
 
 /// One run of a header-only response through the tiers.
 pub(super) fn chain_cost(bed: &Bed, effort: Effort) -> Result<f64> {
-    Ok(bed.load(Side::Baseline, 0, CONNECTIONS, effort.load())?.microseconds(&bed.background()))
+    Ok(bed.load(Side::KeptHeap, 0, CONNECTIONS, effort.load())?.microseconds(&bed.background()))
 }
 
 /// One run of a response straight from the backend.

@@ -113,6 +113,10 @@ impl Runner {
         let background = bed.background();
         let microseconds = |cost: &Cost| cost.microseconds(&background);
         let mut outcome = self.costs(bed, case, CONNECTIONS)?.compared(case, microseconds);
+        if self.effort.kept_heap(case) {
+            let cost = bed.load(Side::KeptHeap, case.size(), CONNECTIONS, self.effort.load())?;
+            outcome = outcome.with("kept_heap", microseconds(&cost));
+        }
         if bed.has_haproxy() && self.effort.haproxy(case) {
             let cost = bed.load(Side::Haproxy, case.size(), CONNECTIONS, self.effort.load())?;
             outcome = outcome.with("haproxy", microseconds(&cost));

@@ -29,6 +29,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
         ("ours", Align::Right),
         ("ratio", Align::Right),
         ("spread", Align::Right),
+        ("kept heap", Align::Right),
         ("HAProxy", Align::Right),
         ("limit", Align::Right),
         ("target", Align::Left),
@@ -42,6 +43,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
             number::plain(case.ours),
             case.baseline.map(|_| format!("{:.3}", case.ratio)).unwrap_or_default(),
             format!("{:.0}%", case.spread() * 100.0),
+            extra("kept_heap"),
             extra("haproxy"),
             extra("limit"),
             outcome
