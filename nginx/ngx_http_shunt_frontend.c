@@ -173,9 +173,13 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
         return NGX_ERROR; /* the upstream module takes this field out of what it forwards */
     }
 
-    if (field == NULL || pass) {
-        lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+    lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
+    if (field == NULL && lcf->shunt) {
         ngx_http_shunt_worth_note(lcf, r->header_only ? 0 : r->headers_out.content_length_n);
+    }
+
+    if (field == NULL || pass) {
         return ngx_http_shunt_next_early_header(r);
     }
 

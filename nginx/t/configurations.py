@@ -6,24 +6,12 @@ Applications, which are no nginx: 127.0.0.5, which the frontend trusts, and 127.
 import os, re, socket, struct, subprocess, threading, unittest, zlib
 
 import agent as agents
-from run import BIG, TEXT, Base, Client, Raw
+from run import BIG, HEAD, TEXT, Base, Client, Raw
 
 CONSENT = "Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n"
 
-CONF = """
-load_module {module};
-user root; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log {level};
-events {{ worker_connections 512; }}
-http {{
-    shunt_agent {dir}/shuntd.sock;
-    log_format t '$server_port $request_uri $status $shunt $shunt_bytes $body_bytes_sent "$http_shunt_consent"';
-    access_log {dir}/access.log t;
-    client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c;
-    uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e;
+CONF = HEAD + """
     fastcgi_cache_path {dir}/cache keys_zone=z:1m;
-    default_type application/octet-stream; types {{ text/html html; image/png png; }}
-    sendfile on; send_timeout {send_timeout}; keepalive_timeout 10;
-    proxy_bind 127.0.0.9; proxy_http_version 1.1; proxy_set_header Connection "";
     fastcgi_param REQUEST_URI $request_uri; uwsgi_param REQUEST_URI $request_uri;
 
     server {{ # backend

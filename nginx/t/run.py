@@ -18,7 +18,8 @@ BIG = os.urandom(3 * 1024 * 1024 + 17)
 TEXT = (b"<p>needle in a haystack</p>\n" * 8000)
 RST = struct.pack("ii", 1, 0)
 
-CONF = """
+# What every configuration of these tests begins with.
+HEAD = """
 load_module {module};
 user root; worker_processes {workers}; pid {dir}/pid; error_log {dir}/error.log {level};
 events {{ worker_connections 512; }}
@@ -28,10 +29,13 @@ http {{
     access_log {dir}/access.log t;
     client_body_temp_path {dir}/a; proxy_temp_path {dir}/b; fastcgi_temp_path {dir}/c;
     uwsgi_temp_path {dir}/d; scgi_temp_path {dir}/e;
-    proxy_cache_path {dir}/cache keys_zone=z:1m;
-    default_type application/octet-stream; types {{ text/html html; }}
+    default_type application/octet-stream; types {{ text/html html; image/png png; }}
     sendfile on; send_timeout {send_timeout}; keepalive_timeout 10;
     proxy_bind 127.0.0.9; proxy_http_version 1.1; proxy_set_header Connection "";
+"""
+
+CONF = HEAD + """
+    proxy_cache_path {dir}/cache keys_zone=z:1m;
     upstream backend {{ server 127.0.0.2:8083; keepalive 8; }}
     upstream inter {{ server 127.0.0.3:8082; keepalive 8; }}
 

@@ -27,6 +27,8 @@ pub(crate) struct Spacing {
     known: u32,
     /// See [`CongestionWindow::retransmitted`].
     retransmitted: u32,
+    /// See [`shrinks_only_by_loss`]; asked once, when it first matters.
+    by_loss: Option<bool>,
 }
 
 impl Spacing {
@@ -37,20 +39,27 @@ impl Spacing {
 
     /// What the frontend should do, where that is twice what it does or more, or half of it or less.
     pub(crate) fn news(&mut self, socket: impl AsFd) -> Option<u32> {
-        let (window, buffer) = (congestion_window(&socket).ok()?, socket_send_buffer_size(&socket).ok()?);
+        if self.by_loss == Some(false) && self.known <= EACH {
+            return None;
+        }
+        let window = congestion_window(&socket).ok()?;
         if std::mem::replace(&mut self.retransmitted, window.retransmitted) != window.retransmitted {
             self.known = EACH; // from the first duplicate on
         }
-        let wanted = match between(window, buffer) {
-            0 => EACH,
-            bytes if shrinks_only_by_loss(&socket) => bytes,
-            _ => EACH,
-        };
+        let wanted = self.wanted(window, &socket);
         if !differ(wanted, self.known.max(EACH)) {
             return None;
         }
         self.known = wanted;
         Some(wanted)
+    }
+
+    fn wanted(&mut self, window: CongestionWindow, socket: impl AsFd) -> u32 {
+        // Asked in the order of what tells most: on small windows nothing else matters.
+        if between(window, usize::MAX) == 0 || !*self.by_loss.get_or_insert_with(|| shrinks_only_by_loss(&socket)) {
+            return EACH;
+        }
+        socket_send_buffer_size(&socket).map_or(EACH, |buffer| between(window, buffer).max(EACH))
     }
 }
 
