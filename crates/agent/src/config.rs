@@ -123,7 +123,7 @@ fn default_senders() -> usize {
 }
 
 fn default_send_buffer() -> usize {
-    1 << 20
+    4 << 20
 }
 
 fn default_park() -> Duration {

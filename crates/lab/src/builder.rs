@@ -4,7 +4,9 @@ use anyhow::{Result, ensure};
 
 use crate::cleanup::{LabId, Watchdog};
 use crate::description::Description;
+use crate::host::Role;
 use crate::lab::Lab;
+use crate::link::Link;
 use crate::links;
 use crate::placement::{Cores, Placement};
 use crate::topology;
@@ -22,6 +24,7 @@ pub struct LabBuilder {
     wire: Wire,
     placement: Placement,
     cores: Cores,
+    links: Vec<(Role, Link)>,
 }
 
 impl LabBuilder {
@@ -65,10 +68,24 @@ impl LabBuilder {
         self
     }
 
+    /// What the links of all clients do to frames; without it they are veth pairs, like everyone's.
+    #[must_use]
+    pub fn client_link(self, link: Link) -> Self {
+        self.link(Role::Client, link)
+    }
+
+    /// The same for all hosts of a role, at every port of theirs. The seed is printed.
+    #[must_use]
+    pub fn link(mut self, role: Role, link: Link) -> Self {
+        self.links.retain(|(other, _)| *other != role);
+        self.links.push((role, link));
+        self
+    }
+
     /// Builds the lab.
     ///
     /// # Errors
-    /// Without root, and when the kernel or `ip` refuses a step.
+    /// Without root, when a link makes no sense, and when the kernel or `ip` refuses a step.
     pub fn build(self) -> Result<Lab> {
         ensure!(rustix::process::geteuid().is_root(), "the lab needs root: it makes network namespaces");
         for (count, what) in
@@ -77,6 +94,10 @@ impl LabBuilder {
             ensure!(count <= HOSTS_LIMIT, "at most {HOSTS_LIMIT} {what}");
         }
         ensure!(self.clients > 0 && self.backends > 0, "a lab needs a client and a backend");
+        for (role, link) in &self.links {
+            ensure!(*role != Role::Switch, "the switch's links are those of its hosts");
+            link.check()?;
+        }
         let id = LabId::fresh();
         let watchdog = Watchdog::start(&id, std::env::var_os("SHUNT_LAB_KEEP").is_some_and(|keep| keep == "1"))?;
         let plans = topology::hosts(self.clients, self.intermediates, self.backends);
@@ -84,8 +105,9 @@ impl LabBuilder {
         links::make_namespaces(plans.iter().chain([&switch_plan]), &id)?;
         let switch = switch_plan.open(&id)?;
         let hosts = plans.iter().map(|plan| plan.open(&id)).collect::<Result<Vec<_>>>()?;
-        links::join(&hosts, &plans, &switch, &id, self.wire)?;
-        let lab = Lab { hosts, switch, wire: self.wire, cores: self.cores, id, _watchdog: watchdog };
+        let joins = links::Joins { plans: &plans, switch: &switch, wire: self.wire, links: &self.links };
+        let cables = joins.join(&hosts, &id, self.cores.rest)?;
+        let lab = Lab { cables, hosts, switch, wire: self.wire, cores: self.cores, id, _watchdog: watchdog };
         Description::write(&lab)?;
         lab.place(&self.placement)?;
         Ok(lab)
@@ -96,6 +118,6 @@ impl Default for LabBuilder {
     /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
     fn default() -> Self {
         let (wire, placement, cores) = (Wire::default(), Placement::default(), Cores::default());
-        Self { clients: 1, intermediates: 0, backends: 1, wire, placement, cores }
+        Self { clients: 1, intermediates: 0, backends: 1, wire, placement, cores, links: Vec::new() }
     }
 }

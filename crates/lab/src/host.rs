@@ -287,7 +287,7 @@ impl Host {
 }
 
 /// Pins a task (`None`: the calling thread) to a core (`None`: to all).
-fn pin(task: Option<Pid>, core: Option<usize>) -> std::io::Result<()> {
+pub(crate) fn pin(task: Option<Pid>, core: Option<usize>) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     let all = 0..std::thread::available_parallelism().map_or(1, usize::from).max(CORES_TRIED);
     core.map_or(all, |core| core..core + 1).for_each(|core| set.set(core));

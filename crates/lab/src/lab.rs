@@ -8,12 +8,15 @@ use crate::builder::LabBuilder;
 use crate::cleanup::{LabId, Watchdog};
 use crate::files;
 use crate::host::{Host, Role};
+use crate::link::Cable;
 use crate::placement::{Cores, Placement};
 use crate::wire::Wire;
 
 /// A set of hosts that runs until it is dropped.
 #[derive(Debug)]
 pub struct Lab {
+    /// First, so that their threads end before the hosts do.
+    pub(crate) cables: Vec<Cable>,
     pub(crate) hosts: Vec<Host>,
     pub(crate) switch: Host,
     pub(crate) wire: Wire,
@@ -60,6 +63,12 @@ impl Lab {
     #[must_use]
     pub fn switch(&self) -> &Host {
         &self.switch
+    }
+
+    /// The links that have properties of their own, in the order of their hosts.
+    #[must_use]
+    pub fn cables(&self) -> &[Cable] {
+        &self.cables
     }
 
     /// All hosts and the switch.

@@ -13,6 +13,9 @@
 //! # }
 //! ```
 //!
+//! Hosts are joined by veth pairs, which lose nothing and take no time; [`LabBuilder::client_link`] has them joined by
+//! links with the properties of real networks instead.
+//!
 //! Everything here needs root. Everything is gone when the [`Lab`] is dropped, and also when its process dies in
 //! any other way (see [`cleanup`]).
 #![forbid(unsafe_code)]
@@ -32,6 +35,7 @@ mod haproxy;
 mod host;
 mod http;
 mod lab;
+mod link;
 mod links;
 mod load;
 mod meter;
@@ -56,6 +60,7 @@ pub use flow::{FlowReport, Ignored};
 pub use haproxy::{HaproxyChain, haproxy};
 pub use host::{Host, Port, Role};
 pub use lab::Lab;
+pub use link::{Burst, Cable, Counts, Line, Link};
 pub use load::{Background, Cost};
 pub use meter::{ByteMeter, Bytes, CpuMeter, CpuUse};
 pub use nginx::{NGINX, NginxChain, NginxConf, nginx};

@@ -2,13 +2,16 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use shunt_sys::tap::Tap;
 
 use crate::cleanup::LabId;
-use crate::host::{Host, Port};
+use crate::host::{Host, Port, Role};
+use crate::link::{Cable, Link};
 use crate::topology::HostPlan;
 use crate::wire::Wire;
 
@@ -33,57 +36,109 @@ const SWITCH_NETFILTER: &[(&str, &str)] = &[
     ("bridge/bridge-nf-call-arptables", "0"),
 ];
 
+/// No spanning tree, no ageing surprises, no snooping: a cable with many ends.
+const BRIDGE: &str = "link add bridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
+                      link set bridge up\nlink set lo up\n";
+
+/// Frames that wait in a TAP device until its link's thread comes: losses are the link's to make.
+const TAP_FRAMES: u32 = 16384;
+
 /// Makes the hosts' namespaces, empty.
 pub(crate) fn make_namespaces<'a>(plans: impl IntoIterator<Item = &'a HostPlan>, lab: &LabId) -> Result<()> {
     let batch: String = plans.into_iter().map(|plan| format!("netns add {}\n", plan.namespace(lab))).collect();
     ip_batch(None, &batch)
 }
 
-/// Joins `hosts`, made by `plans`, through the switch.
-pub(crate) fn join(hosts: &[Host], plans: &[HostPlan], switch: &Host, lab: &LabId, wire: Wire) -> Result<()> {
-    allow_cubic()?;
-    switch.sysctls(SWITCH_SYSCTLS)?;
-    for host in hosts {
-        host.sysctls(HOST_SYSCTLS)?;
-    }
-    ip_batch(Some(switch), &switch_links(plans, lab))?;
-    if Path::new("/proc/sys/net/bridge").exists() {
-        switch.sysctls(SWITCH_NETFILTER)?;
-    }
-    for host in hosts {
-        ip_batch(Some(host), &host_links(host))?;
-    }
-    for host in hosts.iter().chain([switch]) {
-        for port in host.ports() {
-            wire.configure(host, &port.device)?;
-        }
-    }
-    Ok(())
+/// What hosts are joined by.
+pub(crate) struct Joins<'a> {
+    /// The plans that the hosts were made by.
+    pub(crate) plans: &'a [HostPlan],
+    pub(crate) switch: &'a Host,
+    pub(crate) wire: Wire,
+    /// Of the hosts of these roles; all others have veth pairs.
+    pub(crate) links: &'a [(Role, Link)],
 }
 
-/// Makes every link, its ends in the switch and in a host.
-fn switch_links(plans: &[HostPlan], lab: &LabId) -> String {
-    // No spanning tree, no ageing surprises, no snooping: a cable with many ends.
-    let mut batch = "link add bridge type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\
-                     link set bridge up\nlink set lo up\n"
-        .to_owned();
-    for plan in plans {
-        for port in plan.ports() {
-            let (device, peer, namespace) = (plan.switch_device(port), &port.device, plan.namespace(lab));
-            let _ = writeln!(batch, "link add {device} type veth peer name {peer} netns {namespace}");
-            let _ = writeln!(batch, "link set {device} master bridge up");
+impl Joins<'_> {
+    /// Joins `hosts` through the switch. The threads of links run on `core`.
+    pub(crate) fn join(&self, hosts: &[Host], lab: &LabId, core: usize) -> Result<Vec<Cable>> {
+        allow_cubic()?;
+        self.switch.sysctls(SWITCH_SYSCTLS)?;
+        for host in hosts {
+            host.sysctls(HOST_SYSCTLS)?;
         }
+        ip_batch(Some(self.switch), BRIDGE)?;
+        let cables = self.cables(hosts, core)?;
+        ip_batch(Some(self.switch), &self.switch_links(lab))?;
+        if Path::new("/proc/sys/net/bridge").exists() {
+            self.switch.sysctls(SWITCH_NETFILTER)?;
+        }
+        let neighbours = if self.links.is_empty() { &[] } else { hosts };
+        for host in hosts {
+            let batch = host_links(host, self.link_of(host.role())) + &known_neighbours(host, neighbours);
+            ip_batch(Some(host), &batch)?;
+        }
+        for host in hosts.iter().chain([self.switch]) {
+            for port in host.ports() {
+                self.wire.configure(host, &port.device)?;
+            }
+        }
+        Ok(cables)
     }
-    batch
+
+    fn link_of(&self, role: Role) -> Option<Link> {
+        self.links.iter().find(|(of, _)| *of == role).map(|(_, link)| *link)
+    }
+
+    /// Makes the devices of the links that are no veth pairs, and what carries frames between them.
+    fn cables(&self, hosts: &[Host], core: usize) -> Result<Vec<Cable>> {
+        let mut cables = Vec::new();
+        for (host, plan) in hosts.iter().zip(self.plans) {
+            let Some(link) = self.link_of(host.role()) else { continue };
+            let seed = link.seed_or_random();
+            eprintln!("the link of {}: SHUNT_SEED={seed}, {link:?}", host.name());
+            for port in host.ports() {
+                let tap = |at: &Host, device: &str| {
+                    at.run(|| Tap::make(device))?.with_context(|| format!("making TAP device {device}"))
+                };
+                let ends = [tap(host, &port.device)?, tap(self.switch, &plan.switch_device(port))?];
+                cables.push(Cable::start(host.name(), link, seed, cables.len() as u64, ends, core)?);
+            }
+        }
+        Ok(cables)
+    }
+
+    /// Joins every link's end in the switch to the bridge, and makes those that are veth pairs.
+    fn switch_links(&self, lab: &LabId) -> String {
+        let mut batch = String::new();
+        for plan in self.plans {
+            let link = self.link_of(plan.role());
+            for port in plan.ports() {
+                let (device, peer, namespace) = (plan.switch_device(port), &port.device, plan.namespace(lab));
+                match link {
+                    None => {
+                        let _ = writeln!(batch, "link add {device} type veth peer name {peer} netns {namespace}");
+                    }
+                    Some(link) => batch.push_str(&tap_settings(&device, link)),
+                }
+                let _ = writeln!(batch, "link set {device} master bridge up");
+            }
+        }
+        batch
+    }
+}
+
+fn tap_settings(device: &str, link: Link) -> String {
+    format!("link set {device} mtu {} txqueuelen {TAP_FRAMES}\n", link.mtu)
 }
 
 /// Sets up the ends in a host: addresses, and a route to the network that it has none in.
-fn host_links(host: &Host) -> String {
+fn host_links(host: &Host, link: Option<Link>) -> String {
     let mut batch = "link set lo up\n".to_owned();
     for Port { device, address } in host.ports() {
+        batch.extend(link.map(|link| tap_settings(device, link)));
         let Some(address) = address else { continue };
-        let [_, _, network, node] = address.octets();
-        let _ = writeln!(batch, "link set {device} address 02:00:0a:4d:{network:02x}:{node:02x}");
+        let _ = writeln!(batch, "link set {device} address {}", link_address(*address));
         let _ = writeln!(batch, "addr add {address}/24 dev {device}");
         let _ = writeln!(batch, "link set {device} up");
     }
@@ -93,6 +148,27 @@ fn host_links(host: &Host) -> String {
         let _ = writeln!(batch, "route add 10.77.{other}.0/24 dev {device} scope link");
     }
     batch
+}
+
+/// Tells a host the others' link addresses. On real networks a router nearby answers for whoever is far away: a host
+/// that had to ask over a long link would wait a round trip before its first packet, and a second for a lost answer.
+fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
+    let addresses = neighbours.iter().flat_map(Host::ports).filter_map(|port| port.address);
+    let others = addresses.filter(|address| host.ports().iter().all(|port| port.address != Some(*address)));
+    let mut batch = String::new();
+    for address in others {
+        let network = |port: &&Port| port.address.is_some_and(|own| own.octets()[..3] == address.octets()[..3]);
+        let Some(port) = host.ports().iter().find(network).or(host.ports().first()) else { continue };
+        let (link_address, device) = (link_address(address), &port.device);
+        let _ = writeln!(batch, "neigh replace {address} lladdr {link_address} dev {device} nud permanent");
+    }
+    batch
+}
+
+/// Made from the address, so that everyone knows it.
+fn link_address(address: Ipv4Addr) -> String {
+    let [_, _, network, node] = address.octets();
+    format!("02:00:0a:4d:{network:02x}:{node:02x}")
 }
 
 /// Only algorithms that the machine allows to everyone can be a namespace's default (tcp_cong.c,

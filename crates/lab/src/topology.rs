@@ -40,6 +40,10 @@ pub(crate) struct HostPlan {
 }
 
 impl HostPlan {
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
     pub(crate) fn ports(&self) -> &[Port] {
         &self.ports
     }

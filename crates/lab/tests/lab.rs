@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{
-    ByteMeter, Capture, Chain, CpuMeter, Expect, Fetch, HaproxyChain, Lab, NginxChain, Placement, Rate, Tcpdump, Wire,
-    Wrk, fetch, file_sha256,
+    ByteMeter, Capture, Chain, CpuMeter, Expect, Fetch, HaproxyChain, Lab, Link, NginxChain, Placement, Rate, Tcpdump,
+    Wire, Wrk, fetch, file_sha256,
 };
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
@@ -108,6 +108,52 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
     let mut buffer = [0; 16];
     let (length, from) = client.recv_from(&mut buffer)?;
     ensure!(&buffer[..length] == b"straight" && from.ip() == lab.frontend().address(), "{from}");
+    Ok(())
+}
+
+#[test]
+fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
+    const DELAY: Duration = Duration::from_millis(30);
+    if !may_run("a_link_has_its_delay_and_its_mtu") {
+        return Ok(());
+    }
+    let lab = Lab::builder().client_link(Link::wan(DELAY).mtu(1400)).build()?;
+    let to = SocketAddrV4::new(lab.client().address(), 4000);
+    let client = lab.client().run(|| UdpSocket::bind(to))??;
+    client.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
+    let mut buffer = [0; 16];
+    let begin = Instant::now();
+    backend.send_to(b"hello", to)?;
+    client.recv_from(&mut buffer)?;
+    ensure!(begin.elapsed() >= DELAY, "{:?}", begin.elapsed());
+    let files = lab.files(FILES)?;
+    let chain = NginxChain::new(&files).start(&lab)?;
+    let capture = Tcpdump::start(lab.client(), "client0", "tcp")?;
+    compare_files(&lab, chain.server(), false)?;
+    Capture::read(capture.stop()?)?.check(&Expect::of(lab.client().address()).connections(1)).check()?;
+    let bytes = ByteMeter::start(lab.client())?;
+    fetch(lab.client(), chain.server(), &["/3m"])?;
+    let bytes = bytes.total()?;
+    ensure!(bytes.rx_bytes / bytes.rx_packets <= 1414, "{bytes:?}");
+    let (sent, received) = (lab.cables()[0].sent(), lab.cables()[0].received());
+    ensure!(received.popped > 2000 && sent.popped > 100, "{sent:?} {received:?}");
+    Ok(())
+}
+
+#[test]
+fn a_link_loses_and_repeats_what_it_is_told_to() -> Result<()> {
+    if !may_run("a_link_loses_and_repeats_what_it_is_told_to") {
+        return Ok(());
+    }
+    let link = Link::wan(Duration::from_millis(2)).loss(0.02).duplicate(0.02).reorder(0.02, Duration::from_millis(1));
+    let lab = Lab::builder().client_link(link).build()?;
+    let files = lab.files(FILES)?;
+    let chain = NginxChain::new(&files).start(&lab)?;
+    compare_files(&lab, chain.server(), false)?;
+    let received = lab.cables()[0].received();
+    eprintln!("{received:?}");
+    ensure!(received.lost > 0 && received.duplicated > 0 && received.late > 0, "{received:?}");
     Ok(())
 }
 
@@ -214,7 +260,7 @@ fn remains(owner: u32, server: u32) -> Vec<String> {
 #[ignore = "runs only as the victim of a_killed_process_leaves_nothing"]
 fn victim() -> Result<()> {
     let Some(told) = std::env::var_os("SHUNT_LAB_VICTIM") else { return Ok(()) };
-    let lab = Lab::builder().build()?;
+    let lab = Lab::builder().client_link(Link::wan(Duration::from_millis(1))).build()?;
     let files = lab.files(&[("1k", 1 << 10)])?;
     let mut chain = NginxChain::new(&files).start(&lab)?;
     let server = chain.process("backend").context("no server")?.pid();

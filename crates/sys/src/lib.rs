@@ -5,3 +5,4 @@ pub mod mapped;
 pub mod netns;
 pub mod repair;
 pub mod sockopt;
+pub mod tap;

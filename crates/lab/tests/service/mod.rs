@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use shunt_lab::{Cores, Lab, Options, Placement, Service, Stats, Wire};
+use shunt_lab::{Cores, Lab, LabBuilder, Options, Placement, Service, Stats, Wire};
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -34,15 +34,25 @@ pub struct Running<'lab> {
 
 /// Starts one with so many intermediates on the `mtu` wire, runs the test, and looks whether all still work.
 pub fn start(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
+}
+
+/// The same in another lab, with other files and options.
+pub fn start_on<T>(
+    builder: LabBuilder,
+    files: &[(&str, u64)],
+    options: Options,
+    test: impl FnOnce(&mut Running<'_>) -> Result<T>,
+) -> Result<T> {
     // One core for all: between cores a veth pair reorders packets, and TCP retransmits what was only late.
     let cores = Cores { measured: 0, rest: 0, link: None };
-    let builder = Lab::builder().intermediates(intermediates).wire(Wire::Mtu);
-    let lab = builder.placement(Placement::WholeService).cores(cores).build()?;
-    let files = lab.files(FILES)?;
-    let service = Service::start(&lab, &files, Options::shunt())?;
+    let lab = builder.wire(Wire::Mtu).placement(Placement::WholeService).cores(cores).build()?;
+    let files = lab.files(files)?;
+    let service = Service::start(&lab, &files, options)?;
     let mut running = Running { lab: &lab, files, service };
-    test(&mut running)?;
-    running.service.check_running()
+    let outcome = test(&mut running)?;
+    running.service.check_running()?;
+    Ok(outcome)
 }
 
 impl Running<'_> {

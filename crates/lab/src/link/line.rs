@@ -1,0 +1,364 @@
+//! One direction of a link, without I/O and without a clock: frames are pushed at a time and come out at theirs.
+//!
+//! ```text
+//!  push -> queue of bytes, served at the rate -> lost? -> delay + jitter, after the one before -> pop
+//!            full: dropped                                 late? twice?
+//! ```
+//!
+//! The fate of the nth frame depends on the seed and n alone: every frame draws the same numbers, whatever becomes of
+//! it. (A burst also ends by time.) A run with real servers still has its own times, so the same fates may meet other segments.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+use super::Link;
+
+/// A direction of a link.
+#[derive(Debug)]
+pub struct Line {
+    link: Link,
+    random: Random,
+    /// Since when a burst of losses is on.
+    bad: Option<Instant>,
+    /// When the last frame that was queued has left at the rate.
+    free: Option<Instant>,
+    /// When the last frame that is not late arrives.
+    last_due: Option<Instant>,
+    number: u64,
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    counts: Counts,
+}
+
+/// What became of the frames of one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub pushed: u64,
+    /// Arrived, second copies included.
+    pub popped: u64,
+    pub lost: u64,
+    /// Did not fit into the queue.
+    pub overflowed: u64,
+    pub late: u64,
+    pub duplicated: u64,
+}
+
+/// By time, then in the order in which they came.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Waiting {
+    due: Instant,
+    number: u64,
+    frame: Vec<u8>,
+}
+
+/// What chance has for a frame.
+struct Fate {
+    lost: bool,
+    jitter: Duration,
+    late: bool,
+    twice: bool,
+}
+
+impl Line {
+    /// An empty line; lines of other `stream`s of one seed have other fates.
+    #[must_use]
+    pub fn new(link: Link, seed: u64, stream: u64) -> Self {
+        Self {
+            link,
+            random: Random::new(seed, stream),
+            bad: None,
+            free: None,
+            last_due: None,
+            number: 0,
+            waiting: BinaryHeap::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// A frame comes in at one end. Times must not go backwards.
+    pub fn push(&mut self, now: Instant, frame: Vec<u8>) {
+        self.counts.pushed += 1;
+        let fate = self.fate(now);
+        let Some(left) = self.transmit(now, frame.len()) else {
+            self.counts.overflowed += 1;
+            return;
+        };
+        if fate.lost {
+            self.counts.lost += 1;
+            return;
+        }
+        let mut due = left + self.link.delay + fate.jitter;
+        due = self.last_due.map_or(due, |last| due.max(last));
+        self.last_due = Some(due);
+        if fate.late {
+            self.counts.late += 1;
+            due += self.link.lateness;
+        }
+        if fate.twice {
+            self.counts.duplicated += 1;
+            self.wait(due, frame.clone());
+        }
+        self.wait(due, frame);
+    }
+
+    /// The next frame that has arrived at the other end.
+    pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.next_due().filter(|due| *due <= now)?;
+        self.counts.popped += 1;
+        self.waiting.pop().map(|Reverse(waiting)| waiting.frame)
+    }
+
+    /// When the next one arrives.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        self.waiting.peek().map(|Reverse(waiting)| waiting.due)
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn wait(&mut self, due: Instant, frame: Vec<u8>) {
+        self.waiting.push(Reverse(Waiting { due, number: self.number, frame }));
+        self.number += 1;
+    }
+
+    /// When a frame of `bytes` has left at the rate; `None` where the queue is full.
+    fn transmit(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
+        let Some(rate) = self.link.rate else { return Some(now) };
+        let begin = self.free.map_or(now, |free| free.max(now));
+        let queued = (begin - now).as_nanos() * u128::from(rate) / (8 * 1_000_000_000);
+        // One that meets nobody is sent whatever its size.
+        if queued > 0 && queued + bytes as u128 > self.link.queue as u128 {
+            return None;
+        }
+        let left = begin + Duration::from_nanos((bytes as u64 * 8 * 1_000_000_000).div_ceil(rate));
+        self.free = Some(left);
+        Some(left)
+    }
+
+    fn fate(&mut self, now: Instant) -> Fate {
+        let [lost, turned, lost_in_burst, jitter, late, twice] = std::array::from_fn(|_| self.random.part());
+        let burst = self.link.burst.is_some_and(|burst| {
+            let still = self.bad.filter(|since| now - *since <= burst.longest);
+            let (goes_on, begins) = (turned >= burst.end, turned < burst.begin);
+            self.bad = still.filter(|_| goes_on).or((still.is_none() && begins).then_some(now));
+            self.bad.is_some() && lost_in_burst < burst.loss
+        });
+        Fate {
+            lost: lost < self.link.loss || burst,
+            jitter: self.link.jitter.mul_f64(jitter),
+            late: late < self.link.reorder,
+            twice: twice < self.link.duplicate,
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): small, and the same on every machine.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, stream: u64) -> Self {
+        let mut seeded = Self(seed);
+        let mixed = seeded.next();
+        Self(mixed ^ Self(stream).next())
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to below 1.
+    fn part(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Burst;
+
+    /// Links at random, each with its seed.
+    const LINKS: u64 = 300;
+    const FRAMES: u32 = 400;
+
+    /// What came out: when, and the number that the frame carries.
+    type Arrivals = Vec<(Instant, u32)>;
+
+    fn any_link(random: &mut Random) -> Link {
+        let mut often = |most: f64| if random.next().is_multiple_of(2) { 0.0 } else { random.part() * most };
+        let mut link = Link::wan(Duration::from_secs_f64(often(0.2)))
+            .jitter(Duration::from_secs_f64(often(0.05)))
+            .loss(often(0.05))
+            .reorder(often(0.1), Duration::from_secs_f64(often(0.02)))
+            .duplicate(often(0.1));
+        if often(1.0) > 0.0 {
+            link = link.burst_loss(often(0.05), 1.0 + often(8.0));
+        }
+        if often(1.0) > 0.0 {
+            link = link.rate(100_000 + often(1e8) as u64, 2000 + often(200_000.0) as usize);
+        }
+        link
+    }
+
+    /// Pushes numbered frames at random times and pops at random times, then to the end.
+    fn run(line: &mut Line, start: Instant, random: &mut Random) -> Arrivals {
+        let (mut now, mut arrivals) = (start, Vec::new());
+        let pop_all = |line: &mut Line, now: Instant, arrivals: &mut Arrivals| {
+            while let Some(due) = line.next_due().filter(|due| *due <= now) {
+                let frame = line.pop(now).expect("it was due");
+                arrivals.push((due, u32::from_be_bytes(frame[..4].try_into().unwrap())));
+            }
+            assert!(line.pop(now).is_none());
+        };
+        for number in 0..FRAMES {
+            if random.part() < 0.3 {
+                now += Duration::from_secs_f64(random.part() * 0.01);
+            }
+            pop_all(line, now, &mut arrivals);
+            let mut frame = number.to_be_bytes().to_vec();
+            frame.resize(60 + (random.next() % 1455) as usize, 0);
+            line.push(now, frame);
+        }
+        pop_all(line, now + Duration::from_secs(3600), &mut arrivals);
+        assert_eq!(line.next_due(), None);
+        arrivals
+    }
+
+    /// Calls `check` with many links, and what arrived over each.
+    fn for_links(check: impl Fn(Link, &Line, &Arrivals)) {
+        let base = Link::default().seed_or_random();
+        println!("SHUNT_SEED={base}");
+        for case in 0..LINKS {
+            let mut random = Random::new(base, case);
+            let link = any_link(&mut random);
+            let mut line = Line::new(link, base, case);
+            let arrivals = run(&mut line, Instant::now(), &mut random);
+            check(link, &line, &arrivals);
+        }
+    }
+
+    #[test]
+    fn everything_that_is_not_lost_arrives() {
+        for_links(|link, line, arrivals| {
+            let counts = line.counts();
+            let gone = counts.lost + counts.overflowed;
+            assert_eq!(counts.pushed + counts.duplicated, counts.popped + gone, "{link:?}");
+            assert_eq!(counts.popped, arrivals.len() as u64);
+            assert!(link.loss > 0.0 || link.burst.is_some() || counts.lost == 0);
+            assert!(link.rate.is_some() || counts.overflowed == 0);
+            let numbers: std::collections::BTreeSet<_> = arrivals.iter().map(|(_, number)| number).collect();
+            assert_eq!(numbers.len() as u64, counts.pushed - gone, "{link:?}");
+        });
+    }
+
+    #[test]
+    fn order_is_kept_where_nothing_is_late() {
+        for_links(|link, line, arrivals| {
+            assert!(arrivals.is_sorted_by_key(|(due, _)| *due));
+            let sorted = arrivals.is_sorted_by_key(|(_, number)| *number);
+            assert!(sorted || line.counts().late > 0, "{link:?}");
+        });
+    }
+
+    #[test]
+    fn late_frames_are_overtaken() {
+        let link = Link::wan(Duration::from_millis(10)).reorder(0.1, Duration::from_millis(5));
+        let mut line = Line::new(link, 1, 0);
+        let arrivals = run(&mut line, Instant::now(), &mut Random::new(1, 1));
+        assert!(!arrivals.is_sorted_by_key(|(_, number)| *number));
+        assert_eq!(arrivals.len(), FRAMES as usize);
+    }
+
+    #[test]
+    fn no_frame_comes_before_the_delay_and_none_after_the_jitter() {
+        let start = Instant::now();
+        let link = Link::wan(Duration::from_millis(50)).jitter(Duration::from_millis(10));
+        let mut line = Line::new(link, 3, 0);
+        for number in 0..1000_u64 {
+            let now = start + Duration::from_millis(number * 20); // none waits for the one before
+            line.push(now, vec![0; 60]);
+            let took = line.next_due().unwrap() - now;
+            assert!((50..60).contains(&took.as_millis()), "{took:?}");
+            assert!(line.pop(now + took - Duration::from_nanos(1)).is_none() && line.pop(now + took).is_some());
+        }
+    }
+
+    #[test]
+    fn the_rate_is_kept_and_used() {
+        const BYTES: usize = 1000;
+        let start = Instant::now();
+        let link = Link::default().rate(8_000_000, 20 * BYTES); // a frame a millisecond
+        let mut line = Line::new(link, 5, 0);
+        let mut arrivals = Vec::new();
+        for turn in 0..2000_u64 {
+            let now = start + Duration::from_micros(turn * 500); // twice the rate
+            line.push(now, vec![0; BYTES]);
+            while line.pop(now).is_some() {
+                arrivals.push(now);
+            }
+        }
+        let window = |count: usize| arrivals.windows(count + 1).map(|w| w[count] - w[0]).min().unwrap();
+        assert!(window(100) >= Duration::from_millis(99), "{:?}", window(100));
+        assert!((990..=1000).contains(&arrivals.len()), "{} of 1000", arrivals.len());
+        let counts = line.counts();
+        assert!(counts.overflowed > 900 && line.next_due().unwrap() > arrivals[0], "{counts:?}");
+        // What waits is the queue's worth of time away.
+        let last = line.last_due.unwrap() - (start + Duration::from_micros(1999 * 500));
+        assert!(last <= Duration::from_millis(20), "{last:?}");
+    }
+
+    #[test]
+    fn losses_come_as_often_and_as_long_as_asked() {
+        let count = |link: Link| {
+            let mut line = Line::new(link, 11, 0);
+            let now = Instant::now();
+            let lost: Vec<bool> = (0..200_000)
+                .map(|_| {
+                    line.push(now, Vec::new());
+                    line.pop(now).is_none()
+                })
+                .collect();
+            let part = lost.iter().filter(|lost| **lost).count() as f64 / lost.len() as f64;
+            let bursts = lost.windows(2).filter(|pair| !pair[0] && pair[1]).count();
+            (part, part * lost.len() as f64 / bursts as f64)
+        };
+        let (part, length) = count(Link::default().loss(0.05));
+        assert!((0.047..0.053).contains(&part) && (1.0..1.1).contains(&length), "{part} in bursts of {length}");
+        let (part, length) = count(Link::default().burst_loss(0.03, 5.0));
+        assert!((0.026..0.034).contains(&part) && (4.5..5.5).contains(&length), "{part} in bursts of {length}");
+    }
+
+    #[test]
+    fn a_burst_ends_by_time_too() {
+        let burst = Burst { begin: 1e-3, end: 0.0, loss: 1.0, longest: Duration::from_millis(100) };
+        let mut line = Line::new(Link { burst: Some(burst), ..Link::default() }, 13, 0);
+        let mut now = Instant::now();
+        let mut arrives = |line: &mut Line, later| {
+            now += Duration::from_millis(later);
+            line.push(now, Vec::new());
+            line.pop(now).is_some()
+        };
+        while arrives(&mut line, 1) {}
+        for _ in 0..100 {
+            assert!(!arrives(&mut line, 1));
+        }
+        assert!(arrives(&mut line, 1));
+    }
+
+    #[test]
+    fn the_same_seed_has_the_same_fate_and_another_has_not() {
+        let link = Link::wan(Duration::from_millis(20)).jitter(Duration::from_millis(5)).loss(0.05).duplicate(0.05);
+        let start = Instant::now();
+        let arrivals = |seed, stream| run(&mut Line::new(link, seed, stream), start, &mut Random::new(9, 9));
+        assert_eq!(arrivals(1, 0), arrivals(1, 0));
+        assert_ne!(arrivals(1, 0), arrivals(2, 0));
+        assert_ne!(arrivals(1, 0), arrivals(1, 1));
+    }
+}
