@@ -9,7 +9,7 @@ use crate::lab::Lab;
 use crate::link::Link;
 use crate::links;
 use crate::placement::{Cores, Placement};
-use crate::topology;
+use crate::topology::{self, HostPlan};
 use crate::wire::Wire;
 
 /// The most hosts of one kind.
@@ -25,6 +25,8 @@ pub struct LabBuilder {
     placement: Placement,
     cores: Cores,
     links: Vec<(Role, Link)>,
+    ipv6: bool,
+    routed: bool,
 }
 
 impl LabBuilder {
@@ -68,6 +70,20 @@ impl LabBuilder {
         self
     }
 
+    /// Gives every host IPv6 addresses beside its IPv4 ones.
+    #[must_use]
+    pub fn ipv6(mut self) -> Self {
+        self.ipv6 = true;
+        self
+    }
+
+    /// Puts a router between any two hosts, in place of the bridge that joins them all.
+    #[must_use]
+    pub fn routed(mut self) -> Self {
+        self.routed = true;
+        self
+    }
+
     /// What the links of all clients do to frames; without it they are veth pairs, like everyone's.
     #[must_use]
     pub fn client_link(self, link: Link) -> Self {
@@ -100,12 +116,16 @@ impl LabBuilder {
         }
         let id = LabId::fresh();
         let watchdog = Watchdog::start(&id, std::env::var_os("SHUNT_LAB_KEEP").is_some_and(|keep| keep == "1"))?;
-        let plans = topology::hosts(self.clients, self.intermediates, self.backends);
+        let mut plans = topology::hosts(self.clients, self.intermediates, self.backends);
+        if self.ipv6 {
+            plans.iter_mut().for_each(HostPlan::add_ipv6);
+        }
         let switch_plan = topology::switch(&plans);
         links::make_namespaces(plans.iter().chain([&switch_plan]), &id)?;
         let switch = switch_plan.open(&id)?;
         let hosts = plans.iter().map(|plan| plan.open(&id)).collect::<Result<Vec<_>>>()?;
-        let joins = links::Joins { plans: &plans, switch: &switch, wire: self.wire, links: &self.links };
+        let Self { wire, ipv6, routed, .. } = self;
+        let joins = links::Joins { plans: &plans, switch: &switch, wire, links: &self.links, ipv6, routed };
         let cables = joins.join(&hosts, &id, self.cores.rest)?;
         let lab = Lab { cables, hosts, switch, wire: self.wire, cores: self.cores, id, _watchdog: watchdog };
         Description::write(&lab)?;
@@ -118,6 +138,16 @@ impl Default for LabBuilder {
     /// One client, a frontend, no intermediate, one backend, a [`Wire::Tso`].
     fn default() -> Self {
         let (wire, placement, cores) = (Wire::default(), Placement::default(), Cores::default());
-        Self { clients: 1, intermediates: 0, backends: 1, wire, placement, cores, links: Vec::new() }
+        Self {
+            clients: 1,
+            intermediates: 0,
+            backends: 1,
+            wire,
+            placement,
+            cores,
+            links: Vec::new(),
+            ipv6: false,
+            routed: false,
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -19,7 +19,7 @@ pub struct Capture(Vec<Segment>);
 /// What the reader of a capture expects beyond the rules of TCP.
 #[derive(Debug, Clone)]
 pub struct Expect {
-    client: Ipv4Addr,
+    client: IpAddr,
     connections: Option<usize>,
     resets: bool,
     duplicates: Option<u64>,
@@ -28,8 +28,8 @@ pub struct Expect {
 impl Expect {
     /// Connections of `client`, any number of them, without resets.
     #[must_use]
-    pub fn of(client: Ipv4Addr) -> Self {
-        Self { client, connections: None, resets: false, duplicates: None }
+    pub fn of(client: impl Into<IpAddr>) -> Self {
+        Self { client: client.into(), connections: None, resets: false, duplicates: None }
     }
 
     /// This many connections, no more and no fewer.
@@ -114,10 +114,10 @@ impl Capture {
     #[must_use]
     pub fn check(&self, expect: &Expect) -> Verdict {
         let mut flows: Vec<Flow> = Vec::new();
-        let mut current: HashMap<(SocketAddrV4, SocketAddrV4), usize> = HashMap::new();
+        let mut current: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
         for segment in &self.0 {
-            let from_client = *segment.source.ip() == expect.client;
-            if !from_client && *segment.destination.ip() != expect.client {
+            let from_client = segment.source.ip() == expect.client;
+            if !from_client && segment.destination.ip() != expect.client {
                 continue;
             }
             let ends @ (client, server) =

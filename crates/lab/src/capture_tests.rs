@@ -62,7 +62,7 @@ impl Script {
     }
 
     fn judged(&self) -> Verdict {
-        self.verdict(&Expect::of(Ipv4Addr::new(10, 77, 0, 10)).connections(1))
+        self.verdict(&Expect::of(std::net::Ipv4Addr::new(10, 77, 0, 10)).connections(1))
     }
 
     fn violations(&self) -> String {
@@ -110,7 +110,7 @@ fn loss_and_retransmission_are_in_order() {
     assert_eq!((flow.out_of_order, flow.retransmissions), (1, 1));
     assert_eq!((flow.sacks, flow.duplicate_sacks), (2, 1));
     assert_eq!(flow.ignored.get(&Ignored::OldDuplicate), Some(&1));
-    let strict = Expect::of(Ipv4Addr::new(10, 77, 0, 10)).duplicates(0);
+    let strict = Expect::of(std::net::Ipv4Addr::new(10, 77, 0, 10)).duplicates(0);
     assert!(script.verdict(&strict).violations[0].contains("acknowledged before"));
 }
 
@@ -135,7 +135,7 @@ fn a_reset_is_told_unless_expected() {
     let mut script = Script::open();
     script.server(1, 0, 101).flags(flag::RST | flag::ACK);
     assert!(script.violations().contains("1 resets"));
-    let expect = Expect::of(Ipv4Addr::new(10, 77, 0, 10)).resets();
+    let expect = Expect::of(std::net::Ipv4Addr::new(10, 77, 0, 10)).resets();
     assert!(script.verdict(&expect).violations.is_empty());
 }
 
@@ -206,7 +206,7 @@ fn another_connection_is_counted() {
 #[test]
 fn other_hosts_are_left_out() {
     let script = Script::open();
-    let verdict = script.verdict(&Expect::of(Ipv4Addr::new(10, 77, 0, 11)));
+    let verdict = script.verdict(&Expect::of(std::net::Ipv4Addr::new(10, 77, 0, 11)));
     assert!(verdict.flows.is_empty() && verdict.violations.is_empty());
 }
 

@@ -1,17 +1,50 @@
 //! A chain of servers through a lab's tiers, ready to be asked.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::host::{Host, Role};
+use crate::host::{Family, Host, Role};
 use crate::lab::Lab;
 use crate::process::Process;
-use crate::topology::SERVICE_NETWORK;
+use crate::topology::SERVICE_NETWORKS;
 
 /// Every tier's port.
 pub(crate) const PORT: u16 = 80;
+
+/// The IP versions that a chain speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Families {
+    /// Between clients and the frontend.
+    pub clients: Family,
+    /// Between tiers.
+    pub tiers: Family,
+    /// The frontend's socket is one of IPv6 that takes both versions (`ipv6only=off`), whatever the clients speak.
+    pub dual_stack: bool,
+}
+
+impl Families {
+    /// One version everywhere.
+    #[must_use]
+    pub fn all(family: Family) -> Self {
+        Self { clients: family, tiers: family, dual_stack: false }
+    }
+
+    /// Where others reach a tier's server.
+    fn address(self, host: &Host) -> Result<SocketAddr> {
+        let family = if host.role() == Role::Frontend { self.clients } else { self.tiers };
+        Ok(SocketAddr::new(host.address_of(family)?, PORT))
+    }
+
+    /// Where it listens.
+    fn listen(self, host: &Host) -> Result<SocketAddr> {
+        match host.role() {
+            Role::Frontend if self.dual_stack => Ok(SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT))),
+            _ => self.address(host),
+        }
+    }
+}
 
 /// What Shunt adds to the configuration of one tier's nginx; all else is the same in ours and in the baseline.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +62,7 @@ impl ShuntPart {
     #[must_use]
     pub fn of(host: &Host, module: impl Into<PathBuf>) -> Self {
         let socket = Self::agent_socket(host);
-        let trust = format!("shunt_trust {SERVICE_NETWORK}");
+        let trust = format!("shunt_trust {}", SERVICE_NETWORKS.join(" "));
         let http = vec![format!("shunt_agent {}", socket.display()), "shunt on".into(), trust];
         let offers = host.role() == Role::Backend;
         let location = offers.then(|| "shunt_offer on".to_owned()).into_iter().collect();
@@ -51,8 +84,8 @@ pub type ShuntParts<'a> = Box<dyn Fn(&Host) -> Option<ShuntPart> + 'a>;
 pub struct Chain {
     /// Backends first: in the order in which they started.
     processes: Vec<(String, Process)>,
-    frontend: SocketAddrV4,
-    backend: SocketAddrV4,
+    frontend: SocketAddr,
+    backend: SocketAddr,
 }
 
 impl Chain {
@@ -60,34 +93,35 @@ impl Chain {
     /// listen at and the next tier's addresses (none for a backend).
     pub(crate) fn start(
         lab: &Lab,
-        serve: impl Fn(&Host, SocketAddrV4, &[SocketAddrV4]) -> Result<Process>,
+        families: Families,
+        serve: impl Fn(&Host, SocketAddr, &[SocketAddr]) -> Result<Process>,
     ) -> Result<Self> {
-        let address = |host: &Host| SocketAddrV4::new(host.address(), PORT);
-        let start = |host: &Host, next: &[SocketAddrV4]| -> Result<(String, Process)> {
-            Ok((host.name().to_owned(), serve(host, address(host), next)?))
+        let start = |host: &Host, next: &[SocketAddr]| -> Result<(String, Process)> {
+            Ok((host.name().to_owned(), serve(host, families.listen(host)?, next)?))
         };
         let mut processes = Vec::new();
         let mut next = Vec::new();
         for host in lab.hosts_of(Role::Backend) {
             processes.push(start(host, &[])?);
-            next.push(address(host));
+            next.push(families.address(host)?);
         }
+        let backend = next[0];
         for host in lab.intermediates().into_iter().rev().chain([lab.frontend()]) {
             processes.push(start(host, &next)?);
-            next = vec![address(host)];
+            next = vec![families.address(host)?];
         }
-        Ok(Self { processes, frontend: address(lab.frontend()), backend: address(lab.backend()) })
+        Ok(Self { processes, frontend: next[0], backend })
     }
 
     /// Where clients ask.
     #[must_use]
-    pub fn server(&self) -> SocketAddrV4 {
+    pub fn server(&self) -> SocketAddr {
         self.frontend
     }
 
     /// The first backend, which a client of the lab can also ask directly.
     #[must_use]
-    pub fn backend(&self) -> SocketAddrV4 {
+    pub fn backend(&self) -> SocketAddr {
         self.backend
     }
 

@@ -140,7 +140,10 @@ fn description(wanted: Option<&str>) -> Result<Description> {
 fn describe(out: &mut impl std::io::Write, lab: &Description) -> Result<()> {
     writeln!(out, "lab {} ({} wire)", lab.id, lab.wire)?;
     for host in &lab.hosts {
-        let ports = host.ports.iter().filter_map(|port| Some(format!("{} {}", port.device, port.address?)));
+        let ports = host.ports.iter().filter_map(|port| {
+            let ipv6 = port.ipv6.map(|address| format!(" {address}")).unwrap_or_default();
+            Some(format!("{} {}{ipv6}", port.device, port.address?))
+        });
         let ports = ports.collect::<Vec<_>>().join(", ");
         writeln!(out, "  {:14} {:20} {ports}", host.name, host.namespace)?;
     }

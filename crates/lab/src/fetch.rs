@@ -1,7 +1,7 @@
 //! A plain client: GETs over one connection, each body hashed as it comes.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,7 +13,7 @@ use crate::http::{ResponseReader, get_request};
 /// How to fetch.
 #[derive(Debug, Clone)]
 pub struct Fetch {
-    pub server: SocketAddrV4,
+    pub server: SocketAddr,
     /// Added to every request, `Name: value`.
     pub headers: Vec<String>,
     /// Longest time without a byte.
@@ -51,7 +51,7 @@ impl Fetched {
 ///
 /// # Errors
 /// When the connection fails or a response is broken.
-pub fn fetch(host: &Host, server: SocketAddrV4, paths: &[impl AsRef<str> + Sync]) -> Result<Vec<Fetched>> {
+pub fn fetch(host: &Host, server: SocketAddr, paths: &[impl AsRef<str> + Sync]) -> Result<Vec<Fetched>> {
     Fetch::new(server).run(host, paths)
 }
 
@@ -73,7 +73,7 @@ fn hex(hash: Sha256) -> String {
 
 impl Fetch {
     #[must_use]
-    pub fn new(server: SocketAddrV4) -> Self {
+    pub fn new(server: SocketAddr) -> Self {
         let timeout = Duration::from_secs(10);
         Self { server, headers: Vec::new(), timeout, pause: Duration::ZERO, read_bytes: 256 << 10, pipeline: false }
     }

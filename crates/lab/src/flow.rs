@@ -5,7 +5,7 @@
 mod ranges;
 mod report;
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::segment::{Segment, flag};
@@ -39,7 +39,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(client: SocketAddrV4, server: SocketAddrV4, first: Duration) -> Self {
+    pub(crate) fn new(client: SocketAddr, server: SocketAddr, first: Duration) -> Self {
         Self {
             report: FlowReport::empty(client, server),
             client_base: None,

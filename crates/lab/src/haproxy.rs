@@ -1,13 +1,13 @@
 //! Real HAProxy, the second baseline: it splices bodies from socket to socket.
 
 use std::fmt::Write as _;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::chain::Chain;
+use crate::chain::{Chain, Families};
 use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::{NginxChain, nginx};
@@ -17,7 +17,7 @@ use crate::process::Process;
 ///
 /// # Errors
 /// When HAProxy refuses the configuration, ends, or does not listen.
-pub fn haproxy(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+pub fn haproxy(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let file = tempfile::Builder::new().prefix("haproxy-").suffix(".cfg").tempfile_in(host.dir())?;
     let file = file.into_temp_path().keep().context("keeping HAProxy's configuration")?;
     std::fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
@@ -49,7 +49,7 @@ impl HaproxyChain {
 
     /// The configuration of a proxy.
     #[must_use]
-    pub fn conf(&self, listen: SocketAddrV4, upstream: &[SocketAddrV4]) -> String {
+    pub fn conf(&self, listen: SocketAddr, upstream: &[SocketAddr]) -> String {
         let mut text = "global\n    maxconn 4000\n    nbthread 1\n".to_owned();
         for line in &self.global {
             let _ = writeln!(text, "    {line}");
@@ -68,7 +68,7 @@ impl HaproxyChain {
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
         let backends = NginxChain::new(&self.files);
-        Chain::start(lab, |host, listen, upstream| match host.role() {
+        Chain::start(lab, Families::default(), |host, listen, upstream| match host.role() {
             Role::Backend => nginx(host, &backends.conf(host, listen, upstream), listen),
             _ => haproxy(host, &self.conf(listen, upstream), listen),
         })

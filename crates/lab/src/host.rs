@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -33,7 +33,7 @@ pub enum Role {
     Frontend,
     Intermediate,
     Backend,
-    /// The bridge that joins all others.
+    /// The bridge that joins all others, or the router.
     Switch,
 }
 
@@ -51,6 +51,27 @@ pub struct Port {
     pub device: String,
     /// `None` for the switch's ports.
     pub address: Option<Ipv4Addr>,
+    /// `None` where the lab has no IPv6.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+/// A version of IP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Family {
+    #[default]
+    V4,
+    V6,
+}
+
+impl Port {
+    /// Of either IP version.
+    #[must_use]
+    pub fn address_of(&self, family: Family) -> Option<IpAddr> {
+        match family {
+            Family::V4 => self.address.map(IpAddr::V4),
+            Family::V6 => self.ipv6.map(IpAddr::V6),
+        }
+    }
 }
 
 /// One network namespace, with what it takes to work in it from any thread.
@@ -136,6 +157,27 @@ impl Host {
         self.ports.iter().find(|port| port.device == "service0").and_then(|port| port.address)
     }
 
+    /// [`Self::address`], of either IP version.
+    ///
+    /// # Errors
+    /// When the host has none.
+    pub fn address_of(&self, family: Family) -> Result<IpAddr> {
+        self.first_address(family, |_| true)
+    }
+
+    /// [`Self::service_address`], of either IP version.
+    ///
+    /// # Errors
+    /// When the host has none.
+    pub fn service_address_of(&self, family: Family) -> Result<IpAddr> {
+        self.first_address(family, |port| port.device == "service0")
+    }
+
+    fn first_address(&self, family: Family, wanted: impl Fn(&Port) -> bool) -> Result<IpAddr> {
+        let found = self.ports.iter().filter(|port| wanted(port)).find_map(|port| port.address_of(family));
+        found.with_context(|| format!("{} has no such {family:?} address", self.name))
+    }
+
     /// The core that the placement gave this host.
     #[must_use]
     pub fn core(&self) -> Option<usize> {
@@ -174,7 +216,7 @@ impl Host {
     ///
     /// # Errors
     /// When it cannot be started, ends, or does not listen.
-    pub fn serve(&self, command: Command, address: SocketAddrV4) -> Result<Process> {
+    pub fn serve(&self, command: Command, address: SocketAddr) -> Result<Process> {
         let mut process = self.spawn(command)?;
         let listening = self.wait_listening(address);
         // Of a server that has ended, its log says more.
@@ -218,10 +260,11 @@ impl Host {
     ///
     /// # Errors
     /// When nothing does within 10 seconds.
-    pub fn wait_listening(&self, address: SocketAddrV4) -> Result<()> {
+    pub fn wait_listening(&self, address: SocketAddr) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            let table = self.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))??;
+            let file = if address.is_ipv4() { "tcp" } else { "tcp6" };
+            let table = self.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")))??;
             if listens(&table, address) {
                 return Ok(());
             }
@@ -297,10 +340,17 @@ pub(crate) fn pin(task: Option<Pid>, core: Option<usize>) -> std::io::Result<()>
 /// "All cores" names at least these; the kernel ignores the ones that are not there.
 const CORES_TRIED: usize = 64;
 
-/// Whether a `/proc/net/tcp` shows a listener that accepts connections to `address`.
-fn listens(table: &str, address: SocketAddrV4) -> bool {
-    let hex = |ip: Ipv4Addr| format!("{:08X}:{:04X}", u32::from_ne_bytes(ip.octets()), address.port());
-    let wanted = [hex(*address.ip()), hex(Ipv4Addr::UNSPECIFIED)];
+/// Whether a `/proc/net/tcp`, or `tcp6`, shows a listener that accepts connections to `address`.
+fn listens(table: &str, address: SocketAddr) -> bool {
+    // Words of 32 bits, each in the machine's order.
+    let hex = |octets: &[u8]| -> String {
+        let words = octets.as_chunks().0.iter().map(|word| format!("{:08X}", u32::from_ne_bytes(*word)));
+        format!("{}:{:04X}", words.collect::<String>(), address.port())
+    };
+    let wanted = match address.ip() {
+        IpAddr::V4(ip) => [ip, Ipv4Addr::UNSPECIFIED].map(|ip| hex(&ip.octets())),
+        IpAddr::V6(ip) => [ip, Ipv6Addr::UNSPECIFIED].map(|ip| hex(&ip.octets())),
+    };
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);
         let local = fields.next().unwrap_or_default();
@@ -322,5 +372,9 @@ mod tests {
         assert!(!listens(table, "10.77.1.12:80".parse().unwrap()));
         assert!(!listens(table, "10.77.1.11:81".parse().unwrap()));
         assert!(listens(table, "10.77.1.11:8080".parse().unwrap()));
+        let table = "  sl  local_address rem_address   st tx_queue\n\
+            0: 000077FD000000000000000001000000:0050 00000000000000000000000000000000:0000 0A 0:0\n";
+        assert!(listens(table, "[fd77::1]:80".parse().unwrap()));
+        assert!(!listens(table, "[fd77::2]:80".parse().unwrap()));
     }
 }

@@ -1,6 +1,6 @@
 //! HTTP/1.1 as the lab's own clients speak it: writes requests, reads responses from a byte stream. No I/O.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 const HEAD_LIMIT: usize = 64 << 10;
 
 /// A GET; `fields` are more lines of it, `Name: value`.
-pub(crate) fn get_request(server: SocketAddrV4, path: &str, fields: &[String]) -> String {
+pub(crate) fn get_request(server: SocketAddr, path: &str, fields: &[String]) -> String {
     let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
     format!("GET {path} HTTP/1.1\r\nHost: {server}\r\n{fields}\r\n")
 }

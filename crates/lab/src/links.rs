@@ -10,16 +10,15 @@ use anyhow::{Context, Result, bail};
 use shunt_sys::tap::Tap;
 
 use crate::cleanup::LabId;
-use crate::host::{Host, Port, Role};
+use crate::host::{Family, Host, Port, Role};
 use crate::link::{Cable, Link};
+use crate::router;
 use crate::topology::HostPlan;
 use crate::wire::Wire;
 
 /// Network sysctls of every host: a machine's default may be BBR, which paces; both of the frontend's ports are on one
 /// bridge, so each must answer ARP for its own address only.
 const HOST_SYSCTLS: &[(&str, &str)] = &[
-    ("ipv6/conf/all/disable_ipv6", "1"),
-    ("ipv6/conf/default/disable_ipv6", "1"),
     ("ipv4/tcp_congestion_control", "cubic"),
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -28,8 +27,18 @@ const HOST_SYSCTLS: &[(&str, &str)] = &[
     ("ipv4/ip_local_port_range", "20000 60999"),
 ];
 
+/// No packet of IPv6's own accord: a host without it, and the switch.
+const WITHOUT_IPV6: &[(&str, &str)] = &[("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1")];
+
+/// Addresses are those that the lab gives, at once: nobody else may have them, and no router tells others.
+const WITH_IPV6: &[(&str, &str)] = &[
+    ("ipv6/conf/all/disable_ipv6", "0"),
+    ("ipv6/conf/default/disable_ipv6", "0"),
+    ("ipv6/conf/default/accept_dad", "0"),
+    ("ipv6/conf/default/accept_ra", "0"),
+];
+
 /// Frames cross the switch and meet nothing else.
-const SWITCH_SYSCTLS: &[(&str, &str)] = &[("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1")];
 const SWITCH_NETFILTER: &[(&str, &str)] = &[
     ("bridge/bridge-nf-call-iptables", "0"),
     ("bridge/bridge-nf-call-ip6tables", "0"),
@@ -57,25 +66,38 @@ pub(crate) struct Joins<'a> {
     pub(crate) wire: Wire,
     /// Of the hosts of these roles; all others have veth pairs.
     pub(crate) links: &'a [(Role, Link)],
+    pub(crate) ipv6: bool,
+    /// The switch is a router.
+    pub(crate) routed: bool,
 }
 
 impl Joins<'_> {
     /// Joins `hosts` through the switch. The threads of links run on `core`.
     pub(crate) fn join(&self, hosts: &[Host], lab: &LabId, core: usize) -> Result<Vec<Cable>> {
         allow_cubic()?;
-        self.switch.sysctls(SWITCH_SYSCTLS)?;
+        let ipv6 = if self.ipv6 { WITH_IPV6 } else { WITHOUT_IPV6 };
         for host in hosts {
-            host.sysctls(HOST_SYSCTLS)?;
+            host.sysctls(&[HOST_SYSCTLS, ipv6].concat())?;
         }
-        ip_batch(Some(self.switch), BRIDGE)?;
+        if self.routed {
+            self.switch.sysctls(&[ipv6, router::SYSCTLS].concat())?;
+            ip_batch(Some(self.switch), router::BEGIN)?;
+        } else {
+            self.switch.sysctls(WITHOUT_IPV6)?;
+            ip_batch(Some(self.switch), BRIDGE)?;
+        }
         let cables = self.cables(hosts, core)?;
         ip_batch(Some(self.switch), &self.switch_links(lab))?;
-        if Path::new("/proc/sys/net/bridge").exists() {
+        if !self.routed && Path::new("/proc/sys/net/bridge").exists() {
             self.switch.sysctls(SWITCH_NETFILTER)?;
         }
         let neighbours = if self.links.is_empty() { &[] } else { hosts };
         for host in hosts {
-            let batch = host_links(host, self.link_of(host.role())) + &known_neighbours(host, neighbours);
+            let mut batch = host_links(host, self.link_of(host.role()));
+            match self.routed {
+                true => batch.push_str(&router::host(host, !neighbours.is_empty())),
+                false => batch.push_str(&(host_routes(host) + &known_neighbours(host, neighbours))),
+            }
             ip_batch(Some(host), &batch)?;
         }
         for host in hosts.iter().chain([self.switch]) {
@@ -121,7 +143,11 @@ impl Joins<'_> {
                     }
                     Some(link) => batch.push_str(&tap_settings(&device, link)),
                 }
-                let _ = writeln!(batch, "link set {device} master bridge up");
+                if self.routed {
+                    batch.push_str(&router::device(&device, port, !self.links.is_empty()));
+                } else {
+                    let _ = writeln!(batch, "link set {device} master bridge up");
+                }
             }
         }
         batch
@@ -132,41 +158,51 @@ fn tap_settings(device: &str, link: Link) -> String {
     format!("link set {device} mtu {} txqueuelen {TAP_FRAMES}\n", link.mtu)
 }
 
-/// Sets up the ends in a host: addresses, and a route to the network that it has none in.
+/// Sets up the ends in a host, with their addresses.
 fn host_links(host: &Host, link: Option<Link>) -> String {
     let mut batch = "link set lo up\n".to_owned();
-    for Port { device, address } in host.ports() {
+    for Port { device, address, ipv6 } in host.ports() {
         batch.extend(link.map(|link| tap_settings(device, link)));
         let Some(address) = address else { continue };
         let _ = writeln!(batch, "link set {device} address {}", link_address(*address));
         let _ = writeln!(batch, "addr add {address}/24 dev {device}");
+        batch.extend(ipv6.map(|address| format!("addr add {address}/64 dev {device} nodad\n")));
         let _ = writeln!(batch, "link set {device} up");
     }
-    // The network that the host has no address in is on its link all the same.
-    if let [Port { device, address: Some(address) }] = host.ports() {
-        let other = 1 - address.octets()[2];
-        let _ = writeln!(batch, "route add 10.77.{other}.0/24 dev {device} scope link");
-    }
     batch
+}
+
+/// The network that a host has no address in is on its link all the same.
+fn host_routes(host: &Host) -> String {
+    let [Port { device, address: Some(address), ipv6 }] = host.ports() else { return String::new() };
+    let other = 1 - address.octets()[2];
+    let ipv6 = ipv6.map(|_| format!("route add fd77:0:0:{other}::/64 dev {device}\n")).unwrap_or_default();
+    format!("route add 10.77.{other}.0/24 dev {device} scope link\n{ipv6}")
 }
 
 /// Tells a host the others' link addresses. On real networks a router nearby answers for whoever is far away: a host
 /// that had to ask over a long link would wait a round trip before its first packet, and a second for a lost answer.
 fn known_neighbours(host: &Host, neighbours: &[Host]) -> String {
-    let addresses = neighbours.iter().flat_map(Host::ports).filter_map(|port| port.address);
-    let others = addresses.filter(|address| host.ports().iter().all(|port| port.address != Some(*address)));
+    let ports = neighbours.iter().flat_map(Host::ports).filter_map(|port| Some((port, port.address?)));
+    let others = ports.filter(|(_, address)| host.ports().iter().all(|port| port.address != Some(*address)));
     let mut batch = String::new();
-    for address in others {
+    for (other, address) in others {
         let network = |port: &&Port| port.address.is_some_and(|own| own.octets()[..3] == address.octets()[..3]);
         let Some(port) = host.ports().iter().find(network).or(host.ports().first()) else { continue };
-        let (link_address, device) = (link_address(address), &port.device);
-        let _ = writeln!(batch, "neigh replace {address} lladdr {link_address} dev {device} nud permanent");
+        batch.push_str(&known_neighbour(other, &link_address(address), &port.device));
     }
     batch
 }
 
+/// Whoever has a port's addresses has this link address.
+pub(crate) fn known_neighbour(port: &Port, link_address: &str, device: &str) -> String {
+    let addresses = [Family::V4, Family::V6].into_iter().filter_map(|family| port.address_of(family));
+    let known = |address| format!("neigh replace {address} lladdr {link_address} dev {device} nud permanent\n");
+    addresses.map(known).collect()
+}
+
 /// Made from the address, so that everyone knows it.
-fn link_address(address: Ipv4Addr) -> String {
+pub(crate) fn link_address(address: Ipv4Addr) -> String {
     let [_, _, network, node] = address.octets();
     format!("02:00:0a:4d:{network:02x}:{node:02x}")
 }

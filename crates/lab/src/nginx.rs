@@ -1,13 +1,13 @@
 //! Real nginx: one server, and the chain that serves as the baseline and carries Shunt's module.
 
 use std::fmt;
-use std::net::SocketAddrV4;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::chain::{Chain, ShuntPart, ShuntParts, directives};
+use crate::chain::{Chain, Families, ShuntPart, ShuntParts, directives};
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::process::Process;
@@ -25,11 +25,11 @@ const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("
 ///
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
-pub fn nginx(host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+pub fn nginx(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     nginx_with(&[], host, text, address)
 }
 
-fn nginx_with(environment: &[(&str, &str)], host: &Host, text: &str, address: SocketAddrV4) -> Result<Process> {
+fn nginx_with(environment: &[(&str, &str)], host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");
     std::fs::create_dir(prefix.join("temp"))
@@ -48,14 +48,15 @@ pub struct NginxChain<'a> {
     shunt: ShuntParts<'a>,
     http: Vec<String>,
     environment: &'static [(&'static str, &'static str)],
+    families: Families,
 }
 
 /// One tier's configuration.
 #[derive(Debug, Clone)]
 pub struct NginxConf<'a> {
-    pub listen: SocketAddrV4,
+    pub listen: SocketAddr,
     /// Addresses of the next tier; none makes a backend, which serves `files`.
-    pub upstream: &'a [SocketAddrV4],
+    pub upstream: &'a [SocketAddr],
     pub files: &'a Path,
     pub shunt: Option<ShuntPart>,
     /// More directives for `http`, without semicolons.
@@ -66,7 +67,13 @@ impl<'a> NginxChain<'a> {
     /// A chain whose backends serve the files of a directory.
     #[must_use]
     pub fn new(files: impl Into<PathBuf>) -> Self {
-        Self { files: files.into(), shunt: Box::new(|_| None), http: Vec::new(), environment: &[] }
+        Self {
+            files: files.into(),
+            shunt: Box::new(|_| None),
+            http: Vec::new(),
+            environment: &[],
+            families: Families::default(),
+        }
     }
 
     /// Adds Shunt to the tiers that `part` has one for.
@@ -83,6 +90,13 @@ impl<'a> NginxChain<'a> {
         self
     }
 
+    /// Another choice than IPv4 everywhere.
+    #[must_use]
+    pub fn families(mut self, families: Families) -> Self {
+        self.families = families;
+        self
+    }
+
     /// Adds a directive to every tier's `http`, without its semicolon.
     #[must_use]
     pub fn http(mut self, directive: impl Into<String>) -> Self {
@@ -92,7 +106,7 @@ impl<'a> NginxChain<'a> {
 
     /// The configuration of one tier.
     #[must_use]
-    pub fn conf(&self, host: &Host, listen: SocketAddrV4, upstream: &[SocketAddrV4]) -> String {
+    pub fn conf(&self, host: &Host, listen: SocketAddr, upstream: &[SocketAddr]) -> String {
         let (files, http, shunt) = (self.files.as_path(), self.http.as_slice(), (self.shunt)(host));
         NginxConf { listen, upstream, files, shunt, http }.to_string()
     }
@@ -102,7 +116,7 @@ impl<'a> NginxChain<'a> {
     /// # Errors
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
-        Chain::start(lab, |host, listen, upstream| {
+        Chain::start(lab, self.families, |host, listen, upstream| {
             nginx_with(self.environment, host, &self.conf(host, listen, upstream), listen)
         })
     }
@@ -124,7 +138,8 @@ impl fmt::Display for NginxConf<'_> {
             self.upstream.iter().try_for_each(|address| writeln!(f, "        server {address};"))?;
             f.write_str(KEEPALIVE)?;
         }
-        writeln!(f, "    server {{\n        listen {} backlog=4096;\n        location / {{", self.listen)?;
+        let both = if self.listen.ip() == Ipv6Addr::UNSPECIFIED { " ipv6only=off" } else { "" };
+        writeln!(f, "    server {{\n        listen {}{both} backlog=4096;\n        location / {{", self.listen)?;
         match self.upstream {
             [] => writeln!(f, "            root {};", self.files.display())?,
             _ => f.write_str(PROXY)?,
@@ -180,7 +195,7 @@ const PROXY: &str = "            proxy_pass http://next;
 mod tests {
     use super::*;
 
-    fn conf(upstream: &[SocketAddrV4], shunt: Option<ShuntPart>) -> String {
+    fn conf(upstream: &[SocketAddr], shunt: Option<ShuntPart>) -> String {
         let listen = "10.77.1.1:80".parse().unwrap();
         NginxConf { listen, upstream, files: Path::new("/files"), shunt, http: &[] }.to_string()
     }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::http::{ResponseReader, get_request};
 /// A run at a constant rate.
 #[derive(Debug, Clone)]
 pub struct Rate {
-    server: SocketAddrV4,
+    server: SocketAddr,
     path: String,
     per_second: f64,
     duration: Duration,
@@ -78,7 +78,7 @@ const GRACE: Duration = Duration::from_secs(5);
 impl Rate {
     /// `per_second` GETs of `path`, over 16 connections, for 3 seconds after a warm-up of half a second.
     #[must_use]
-    pub fn new(server: SocketAddrV4, path: impl Into<String>, per_second: f64) -> Self {
+    pub fn new(server: SocketAddr, path: impl Into<String>, per_second: f64) -> Self {
         Self { server, path: path.into(), per_second, duration: Duration::from_secs(3) }
     }
 

@@ -1,7 +1,7 @@
-//! TCP segments as a capture holds them: Ethernet, IPv4, TCP with its options, possibly cut short. The lab's own
+//! TCP segments as a capture holds them: Ethernet, IP, TCP with its options, possibly cut short. The lab's own
 //! parser: what checks Shunt's packets must not share Shunt's code.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 /// RFC 9293 3.1: the header's byte 13, counted from 0.
@@ -16,8 +16,8 @@ pub(crate) mod flag {
 pub(crate) struct Segment {
     /// Since the epoch.
     pub(crate) time: Duration,
-    pub(crate) source: SocketAddrV4,
-    pub(crate) destination: SocketAddrV4,
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: SocketAddr,
     pub(crate) sequence: u32,
     pub(crate) acknowledgment: u32,
     pub(crate) flags: u8,
@@ -36,33 +36,23 @@ pub(crate) struct Options {
 }
 
 impl Segment {
-    /// Reads an Ethernet frame whose first bytes are `frame` and whose length was `frame_bytes`; `None` when it is
-    /// no TCP over IPv4 or is cut within the TCP header's fixed part.
+    /// Reads an Ethernet frame, possibly with a VLAN tag, whose first bytes are `frame` and whose length was
+    /// `frame_bytes`; `None` when it is no TCP over IPv4 or IPv6 or is cut within the TCP header's fixed part.
     pub(crate) fn parse(time: Duration, frame: &[u8], frame_bytes: usize) -> Option<Self> {
-        const ETHERNET: usize = 14;
-        if be16(frame, 12)? != 0x0800 {
-            return None;
-        }
-        let ip = frame.get(ETHERNET..)?;
-        let ip_header = usize::from(*ip.first()? & 0xf) * 4;
-        let fragment_offset = be16(ip, 6)? & 0x1fff;
-        if ip[0] >> 4 != 4 || ip_header < 20 || *ip.get(9)? != 6 || fragment_offset != 0 {
-            return None;
-        }
-        let total = match usize::from(be16(ip, 2)?) {
-            // A segment of more than 64 KiB does not fit the field.
-            0 => frame_bytes.checked_sub(ETHERNET)?,
-            total => total,
+        let tag = if be16(frame, 12)? == ETHERTYPE_VLAN { 4 } else { 0 };
+        let (packet, packet_bytes) = (frame.get(14 + tag..)?, frame_bytes.checked_sub(14 + tag)?);
+        let ip = match be16(frame, 12 + tag)? {
+            ETHERTYPE_IPV4 => IpHeader::ipv4(packet, packet_bytes)?,
+            ETHERTYPE_IPV6 => IpHeader::ipv6(packet, packet_bytes)?,
+            _ => return None,
         };
-        let address = |at| be32(ip, at).map(Ipv4Addr::from);
-        let (source, destination) = (address(12)?, address(16)?);
-        let tcp = ip.get(ip_header..)?;
+        let tcp = packet.get(ip.bytes..)?;
         let tcp_header = usize::from(*tcp.get(12)? >> 4) * 4;
-        let payload_bytes = u32::try_from(total.checked_sub(ip_header)?.checked_sub(tcp_header)?).ok()?;
+        let payload_bytes = u32::try_from(ip.segment_bytes.checked_sub(tcp_header)?).ok()?;
         Some(Self {
             time,
-            source: SocketAddrV4::new(source, be16(tcp, 0)?),
-            destination: SocketAddrV4::new(destination, be16(tcp, 2)?),
+            source: SocketAddr::new(ip.source, be16(tcp, 0)?),
+            destination: SocketAddr::new(ip.destination, be16(tcp, 2)?),
             sequence: be32(tcp, 4)?,
             acknowledgment: be32(tcp, 8)?,
             flags: *tcp.get(13)?,
@@ -79,6 +69,56 @@ impl Segment {
     /// The sequence numbers it takes: payload, SYN and FIN.
     pub(crate) fn sequence_length(&self) -> u32 {
         self.payload_bytes + u32::from(self.has(flag::SYN)) + u32::from(self.has(flag::FIN))
+    }
+}
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
+const ETHERTYPE_IPV6: u16 = 0x86dd;
+const ETHERTYPE_VLAN: u16 = 0x8100;
+const TCP: u8 = 6;
+
+/// What matters of an IP header in front of TCP.
+struct IpHeader {
+    bytes: usize,
+    /// What follows it.
+    segment_bytes: usize,
+    source: IpAddr,
+    destination: IpAddr,
+}
+
+impl IpHeader {
+    fn ipv4(packet: &[u8], packet_bytes: usize) -> Option<Self> {
+        let first = *packet.first()?;
+        let bytes = usize::from(first & 0xf) * 4;
+        let fragment_offset = be16(packet, 6)? & 0x1fff;
+        if first >> 4 != 4 || bytes < 20 || *packet.get(9)? != TCP || fragment_offset != 0 {
+            return None;
+        }
+        let total = match usize::from(be16(packet, 2)?) {
+            // A segment of more than 64 KiB does not fit the field.
+            0 => packet_bytes,
+            total => total,
+        };
+        let address = |at| be32(packet, at).map(|bits| IpAddr::from(Ipv4Addr::from(bits)));
+        let segment_bytes = total.checked_sub(bytes)?;
+        Some(Self { bytes, segment_bytes, source: address(12)?, destination: address(16)? })
+    }
+
+    /// Extension headers are none of the lab's hosts'.
+    fn ipv6(packet: &[u8], packet_bytes: usize) -> Option<Self> {
+        const BYTES: usize = 40;
+        if *packet.first()? >> 4 != 6 || *packet.get(6)? != TCP {
+            return None;
+        }
+        let segment_bytes = match usize::from(be16(packet, 4)?) {
+            0 => packet_bytes.checked_sub(BYTES)?,
+            bytes => bytes,
+        };
+        let address = |at: usize| {
+            let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
+            Some(IpAddr::from(octets))
+        };
+        Some(Self { bytes: BYTES, segment_bytes, source: address(8)?, destination: address(24)? })
     }
 }
 
@@ -124,6 +164,8 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
 /// Builds frames for tests.
 #[cfg(test)]
 pub(crate) mod build {
+    use std::net::IpAddr;
+
     use super::{Options, Segment};
 
     /// How many bytes of a frame there are at most, as in a capture.
@@ -132,13 +174,9 @@ pub(crate) mod build {
     /// The beginning of an Ethernet frame with the segment's headers and a payload of zeros, and the whole one's length.
     pub(crate) fn frame(segment: &Segment) -> (Vec<u8>, usize) {
         let options = options(&segment.options);
-        let total = 20 + 20 + options.len() + segment.payload_bytes as usize;
+        let segment_bytes = 20 + options.len() + segment.payload_bytes as usize;
         let mut frame = vec![0; 12];
-        frame.extend([8, 0, 0x45, 0]);
-        frame.extend(u16::try_from(total).unwrap_or(0).to_be_bytes());
-        frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
-        frame.extend(segment.source.ip().octets());
-        frame.extend(segment.destination.ip().octets());
+        let headers = frame.len() + ip_header(&mut frame, segment, segment_bytes);
         frame.extend(segment.source.port().to_be_bytes());
         frame.extend(segment.destination.port().to_be_bytes());
         frame.extend(segment.sequence.to_be_bytes());
@@ -147,8 +185,31 @@ pub(crate) mod build {
         frame.extend(segment.window.to_be_bytes());
         frame.extend([0; 4]);
         frame.extend(options);
-        frame.resize((14 + total).min(KEPT), 0);
-        (frame, 14 + total)
+        let length = headers + segment_bytes;
+        frame.resize(length.min(KEPT), 0);
+        (frame, length)
+    }
+
+    /// Appends it with its Ethernet type; returns how long that is.
+    fn ip_header(frame: &mut Vec<u8>, segment: &Segment, segment_bytes: usize) -> usize {
+        let length = |bytes: usize| u16::try_from(bytes).unwrap_or(0).to_be_bytes();
+        match (segment.source.ip(), segment.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                frame.extend([8, 0, 0x45, 0]);
+                frame.extend(length(20 + segment_bytes));
+                frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+                frame.extend(source.octets().into_iter().chain(destination.octets()));
+                2 + 20
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                frame.extend([0x86, 0xdd, 0x60, 1, 2, 3]);
+                frame.extend(length(segment_bytes));
+                frame.extend([6, 64]);
+                frame.extend(source.octets().into_iter().chain(destination.octets()));
+                2 + 40
+            }
+            mixed => panic!("{mixed:?}"),
+        }
     }
 
     fn options(options: &Options) -> Vec<u8> {
@@ -190,32 +251,48 @@ mod tests {
         }
     }
 
+    fn ipv6_segment() -> Segment {
+        let (source, destination) = ("[fd77::1]:80".parse().unwrap(), "[fd77::a]:40000".parse().unwrap());
+        Segment { source, destination, ..segment() }
+    }
+
+    fn tagged((mut frame, length): (Vec<u8>, usize)) -> (Vec<u8>, usize) {
+        frame.splice(12..12, [0x81, 0, 0, 10]);
+        (frame, length + 4)
+    }
+
     #[test]
     fn a_cut_frame_is_read_back() {
-        let (frame, length) = build::frame(&segment());
-        assert!(frame.len() < length);
-        assert_eq!(Segment::parse(Duration::from_secs(1), &frame, length), Some(segment()));
+        for segment in [segment(), ipv6_segment()] {
+            for (frame, length) in [build::frame(&segment), tagged(build::frame(&segment))] {
+                assert!(frame.len() < length);
+                assert_eq!(Segment::parse(Duration::from_secs(1), &frame, length).as_ref(), Some(&segment));
+            }
+        }
     }
 
     #[test]
     fn no_cut_and_no_byte_makes_it_panic() {
-        let (frame, length) = build::frame(&segment());
-        for cut in 0..frame.len() {
-            let _ = Segment::parse(Duration::ZERO, &frame[..cut], length);
-        }
-        for at in 0..frame.len() {
-            for byte in 0..=u8::MAX {
-                let mut broken = frame.clone();
-                broken[at] = byte;
-                let _ = Segment::parse(Duration::ZERO, &broken, length);
+        for (frame, length) in [build::frame(&segment()), tagged(build::frame(&ipv6_segment()))] {
+            for cut in 0..frame.len() {
+                let _ = Segment::parse(Duration::ZERO, &frame[..cut], length);
+            }
+            for at in 0..frame.len() {
+                for byte in 0..=u8::MAX {
+                    let mut broken = frame.clone();
+                    broken[at] = byte;
+                    let _ = Segment::parse(Duration::ZERO, &broken, length);
+                }
             }
         }
     }
 
     #[test]
     fn other_protocols_are_left_out() {
-        let (mut frame, length) = build::frame(&segment());
-        frame[14 + 9] = 17;
-        assert_eq!(Segment::parse(Duration::ZERO, &frame, length), None);
+        for (segment, protocol_at) in [(segment(), 14 + 9), (ipv6_segment(), 14 + 6)] {
+            let (mut frame, length) = build::frame(&segment);
+            frame[protocol_at] = 17;
+            assert_eq!(Segment::parse(Duration::ZERO, &frame, length), None);
+        }
     }
 }

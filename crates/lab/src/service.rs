@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::chain::{Chain, ShuntPart};
-use crate::host::{Host, Role};
+use crate::chain::{Chain, Families, ShuntPart};
+use crate::host::{Family, Host, Role};
 use crate::lab::Lab;
 use crate::nginx::NginxChain;
 
@@ -29,6 +29,8 @@ pub struct Options {
     pub offer_min: Option<u64>,
     /// nginx keeps the memory that it has used once ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
+    /// IP versions of the servers; agents speak that of the tiers.
+    pub families: Families,
 }
 
 impl Options {
@@ -61,28 +63,28 @@ impl<'lab> Service<'lab> {
     /// When `shuntd` or the module is not built, or a part does not start.
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
         let mut service = Self { lab, chain: None, agents: Vec::new() };
-        let mut chain = NginxChain::new(files);
+        let mut chain = NginxChain::new(files).families(options.families);
         if options.keep_heap {
             chain = chain.keep_heap();
         }
         if options.shunt {
             let module = module_file()?;
-            service.start_agents()?;
+            service.start_agents(options.families.tiers)?;
             chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min));
         }
         service.chain = Some(chain.start(lab)?);
         Ok(service)
     }
 
-    fn start_agents(&mut self) -> Result<()> {
+    fn start_agents(&mut self, family: Family) -> Result<()> {
         let program = shuntd_program()?;
         let frontends: Vec<&Host> = self.lab.hosts_of(Role::Frontend).collect();
         let backends: Vec<&Host> = self.lab.hosts_of(Role::Backend).collect();
         for host in &frontends {
-            self.agents.push(Agent::start(self.lab.id(), host, &backends, &program)?);
+            self.agents.push(Agent::start(self.lab.id(), host, &backends, family, &program)?);
         }
         for host in &backends {
-            self.agents.push(Agent::start(self.lab.id(), host, &frontends, &program)?);
+            self.agents.push(Agent::start(self.lab.id(), host, &frontends, family, &program)?);
         }
         self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }

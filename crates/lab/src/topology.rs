@@ -9,25 +9,34 @@
 //! ```
 //!
 //! One bridge carries both networks and every host has both on its links, so that a backend can send to a client
-//! straight, with the frontend's source address, and nothing on the way objects.
+//! straight, with the frontend's source address, and nothing on the way objects. In a routed lab the switch is a router
+//! instead: each host has a network of its own with it, and no two hosts share a link. Addresses are the same.
+//!
+//! With IPv6 the host 10.77.N.H is fd77:0:0:N::H, too.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
 use crate::cleanup::LabId;
 use crate::host::{Host, Port, Role};
 
-/// The service network, which tiers trust each other on.
-pub(crate) const SERVICE_NETWORK: &str = "10.77.1.0/24";
+/// The service network, which tiers trust each other on; both IP versions.
+pub(crate) const SERVICE_NETWORKS: [&str; 2] = ["10.77.1.0/24", "fd77:0:0:1::/64"];
+
+/// A host's other address, made from its IPv4 one.
+fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
+    let [_, _, network, host] = address.octets();
+    Ipv6Addr::new(0xfd77, 0, 0, network.into(), 0, 0, 0, host.into())
+}
 
 /// The port towards clients of the host with this last byte of its address.
 fn client_port(host: u8) -> Port {
-    Port { device: "client0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 0, host)) }
+    Port { device: "client0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 0, host)), ipv6: None }
 }
 
 fn service_port(host: u8) -> Port {
-    Port { device: "service0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 1, host)) }
+    Port { device: "service0".to_owned(), address: Some(Ipv4Addr::new(10, 77, 1, host)), ipv6: None }
 }
 
 /// A host that is to be.
@@ -55,6 +64,11 @@ impl HostPlan {
     /// The switch's end of the link at a port.
     pub(crate) fn switch_device(&self, port: &Port) -> String {
         format!("{}-{}", self.short, port.device.trim_end_matches('0'))
+    }
+
+    /// Gives each port that has an IPv4 address one of IPv6, too.
+    pub(crate) fn add_ipv6(&mut self) {
+        self.ports.iter_mut().for_each(|port| port.ipv6 = port.address.map(ipv6));
     }
 
     /// Opens the host, whose namespace is there.
@@ -101,7 +115,7 @@ pub(crate) fn hosts(clients: u8, intermediates: u8, backends: u8) -> Vec<HostPla
 /// The switch that joins them.
 pub(crate) fn switch(hosts: &[HostPlan]) -> HostPlan {
     let ports_of = |host: &HostPlan| -> Vec<Port> {
-        host.ports.iter().map(|port| Port { device: host.switch_device(port), address: None }).collect()
+        host.ports.iter().map(|port| Port { device: host.switch_device(port), address: None, ipv6: None }).collect()
     };
     let ports = hosts.iter().flat_map(ports_of).collect();
     HostPlan { name: "switch".to_owned(), short: "sw".to_owned(), role: Role::Switch, ports }

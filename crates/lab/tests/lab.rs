@@ -1,14 +1,14 @@
 //! The lab tests itself: real namespaces, real servers. Without root each test says that it is skipped.
 
 use std::io::Write as _;
-use std::net::{SocketAddrV4, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{
-    ByteMeter, Capture, Chain, CpuMeter, Expect, Fetch, HaproxyChain, Lab, Link, NginxChain, Placement, Rate, Tcpdump,
-    Wire, Wrk, fetch, file_sha256,
+    ByteMeter, Capture, Chain, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
+    NginxChain, Placement, Rate, Tcpdump, Wire, Wrk, fetch, file_sha256,
 };
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
@@ -24,7 +24,7 @@ fn may_run(test: &str) -> bool {
 }
 
 /// GETs every file from `server` over one connection and compares the bytes.
-fn compare_files(lab: &Lab, server: SocketAddrV4, pipeline: bool) -> Result<()> {
+fn compare_files(lab: &Lab, server: SocketAddr, pipeline: bool) -> Result<()> {
     let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let mut client = Fetch::new(server);
@@ -98,7 +98,7 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
         return Ok(());
     }
     let lab = Lab::builder().build()?;
-    let to = SocketAddrV4::new(lab.client().address(), 4000);
+    let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut borrow = Command::new("ip");
@@ -112,13 +112,43 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
 }
 
 #[test]
+fn both_ip_versions_carry_the_bytes_with_routers_and_without() -> Result<()> {
+    if !may_run("both_ip_versions_carry_the_bytes_with_routers_and_without") {
+        return Ok(());
+    }
+    for (routed, link) in [(false, None), (true, None), (true, Some(Link::wan(Duration::from_millis(2))))] {
+        let mut builder = Lab::builder().intermediates(1).ipv6();
+        builder = if routed { builder.routed() } else { builder };
+        builder = link.into_iter().fold(builder, LabBuilder::client_link);
+        let lab = builder.build()?;
+        let files = lab.files(FILES)?;
+        for family in [Family::V4, Family::V6] {
+            let chain = NginxChain::new(&files).families(Families::all(family)).start(&lab)?;
+            let capture = Tcpdump::start(lab.client(), "client0", "tcp")?;
+            compare_files(&lab, chain.server(), false)?;
+            let client = lab.client().address_of(family)?;
+            Capture::read(capture.stop()?)?.check(&Expect::of(client).connections(1)).check()?;
+            compare_files(&lab, chain.backend(), false).context("straight from the backend")?;
+            chain.stop()?;
+            for (from, to) in [("client", "frontend"), ("frontend", "intermediate1"), ("backend", "client")] {
+                let mut route = Command::new("ip");
+                route.args(["route", "get", &lab.host(to)?.address_of(family)?.to_string()]);
+                let route = lab.host(from)?.check(route)?;
+                ensure!(route.contains(" via ") == routed, "{route}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     const DELAY: Duration = Duration::from_millis(30);
     if !may_run("a_link_has_its_delay_and_its_mtu") {
         return Ok(());
     }
     let lab = Lab::builder().client_link(Link::wan(DELAY).mtu(1400)).build()?;
-    let to = SocketAddrV4::new(lab.client().address(), 4000);
+    let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
     client.set_read_timeout(Some(Duration::from_secs(2)))?;
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;

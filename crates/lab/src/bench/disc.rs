@@ -57,7 +57,7 @@ impl Disc {
             std::thread::available_parallelism()?.get() > 1,
             "the benchmark needs two cores: one for the service, one for its clients"
         );
-        let ours = Options { shunt: !self.against_itself, offer_min: self.offer_min, keep_heap: false };
+        let ours = Options { shunt: !self.against_itself, offer_min: self.offer_min, ..Options::default() };
         if let Some(name) = &self.profile {
             let case = Case::parse(name).with_context(|| format!("no case {name:?}; --list shows them"))?;
             return profile::run(case, ours);

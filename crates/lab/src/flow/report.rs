@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Why a client ignores a segment of the server's.
@@ -36,8 +36,8 @@ impl fmt::Display for Ignored {
 /// What a capture shows of one connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowReport {
-    pub client: SocketAddrV4,
-    pub server: SocketAddrV4,
+    pub client: SocketAddr,
+    pub server: SocketAddr,
     /// Segments from the server, of more than one packet where offloads join them.
     pub server_segments: u64,
     pub client_segments: u64,
@@ -64,7 +64,7 @@ pub struct FlowReport {
 }
 
 impl FlowReport {
-    pub(super) fn empty(client: SocketAddrV4, server: SocketAddrV4) -> Self {
+    pub(super) fn empty(client: SocketAddr, server: SocketAddr) -> Self {
         Self {
             client,
             server,

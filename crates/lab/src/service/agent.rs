@@ -1,7 +1,7 @@
 //! One host's `shuntd`.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::stats::{Stats, agent_stats};
 use crate::chain::ShuntPart;
 use crate::cleanup::LabId;
-use crate::host::{Host, Role};
+use crate::host::{Family, Host, Role};
 use crate::process::Process;
 
 /// The port that agents listen at.
@@ -32,10 +32,16 @@ pub(super) struct Agent<'lab> {
 }
 
 impl<'lab> Agent<'lab> {
-    pub(super) fn start(lab: &LabId, host: &'lab Host, peers: &[&Host], program: &Path) -> Result<Self> {
+    pub(super) fn start(
+        lab: &LabId,
+        host: &'lab Host,
+        peers: &[&Host],
+        family: Family,
+        program: &Path,
+    ) -> Result<Self> {
         mount_bpffs()?;
         let config = host.dir().join("shuntd.toml");
-        let text = configuration(lab, host, peers)?;
+        let text = configuration(lab, host, peers, family)?;
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let mut agent = Self { host, program: program.to_owned(), config, process: None };
         agent.process = Some(host.spawn(agent.command())?);
@@ -106,16 +112,14 @@ impl Drop for Agent<'_> {
     }
 }
 
-fn configuration(lab: &LabId, host: &Host, peers: &[&Host]) -> Result<String> {
-    let address = |host: &Host| -> Result<Ipv4Addr> {
-        host.service_address().with_context(|| format!("{} is not on the service network", host.name()))
-    };
+fn configuration(lab: &LabId, host: &Host, peers: &[&Host], family: Family) -> Result<String> {
+    let address = |host: &Host| -> Result<SocketAddr> { Ok(SocketAddr::new(host.service_address_of(family)?, PORT)) };
     let role = match host.role() {
         Role::Frontend => "[frontend]\ninterfaces = [\"client0\"]",
         _ => "[backend]\ninterfaces = [\"service0\"]",
     };
     let mut text = format!(
-        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}:{PORT}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
+        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
         host.name(),
         ShuntPart::agent_socket(host).display(),
         address(host)?,
@@ -124,7 +128,7 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host]) -> Result<String> {
         host.cgroup().display(),
     );
     for peer in peers {
-        write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}:{PORT}\"\n", peer.name(), address(peer)?)?;
+        write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}\"\n", peer.name(), address(peer)?)?;
     }
     Ok(text)
 }

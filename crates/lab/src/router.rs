@@ -1,0 +1,65 @@
+//! A router in the switch's place: each host is alone on its links, and reaches all others through it, as servers in
+//! different racks do. Packets are forwarded by the kernel, which counts hops down and says where one is too long.
+//!
+//! Hosts keep the addresses that they have on one bridge, with the length of their networks' prefixes: routes for these
+//! lead to the router, and the router has a route for each address. A backend's packets that carry the frontend's
+//! address take a way that the router would not choose for the answer, so it must not check sources (rp_filter).
+
+use std::fmt::Write as _;
+
+use crate::host::{Host, Port};
+use crate::links::{known_neighbour, link_address};
+
+/// Of the router.
+pub(crate) const SYSCTLS: &[(&str, &str)] = &[
+    ("ipv4/ip_forward", "1"),
+    ("ipv6/conf/all/forwarding", "1"),
+    ("ipv4/conf/all/rp_filter", "0"),
+    ("ipv4/conf/default/rp_filter", "0"),
+];
+
+pub(crate) const BEGIN: &str = "link set lo up\n";
+
+/// The router's addresses, the same on each of its devices.
+const GATEWAY: &str = "10.77.254.1";
+const GATEWAY_IPV6: &str = "fe80::1";
+const LINK_ADDRESS: &str = "02:00:0a:4d:fe:01";
+
+/// Sets up the router's device at the link of a host's port. `known`: nobody asks for link addresses.
+pub(crate) fn device(device: &str, port: &Port, known: bool) -> String {
+    let mut batch = format!("link set {device} address {LINK_ADDRESS}\naddr add {GATEWAY}/32 dev {device}\n");
+    if port.ipv6.is_some() {
+        let _ = writeln!(batch, "addr add {GATEWAY_IPV6}/64 dev {device} nodad");
+    }
+    let _ = writeln!(batch, "link set {device} up");
+    if let Some(address) = port.address {
+        let _ = writeln!(batch, "route add {address}/32 dev {device}");
+        if known {
+            batch.push_str(&known_neighbour(port, &link_address(address), device));
+        }
+    }
+    batch.extend(port.ipv6.map(|address| format!("route add {address}/128 dev {device}\n")));
+    batch
+}
+
+/// A host's routes, all of them to the router: through the port that is in the network, or its only one.
+pub(crate) fn host(host: &Host, known: bool) -> String {
+    let mut batch = String::new();
+    for network in 0..2 {
+        let is_in = |port: &&Port| port.address.is_some_and(|own| own.octets()[2] == network);
+        let Some(port) = host.ports().iter().find(is_in).or(host.ports().first()) else { continue };
+        let device = &port.device;
+        let _ = writeln!(batch, "route replace 10.77.{network}.0/24 via {GATEWAY} dev {device} onlink");
+        if port.ipv6.is_some() {
+            // Preferred to the kernel's own for the address's prefix, which IPv6 does not replace.
+            let _ = writeln!(batch, "route add fd77:0:0:{network}::/64 via {GATEWAY_IPV6} dev {device} metric 1");
+        }
+    }
+    for Port { device, ipv6, .. } in host.ports().iter().filter(|_| known) {
+        let gateways = [Some(GATEWAY), ipv6.map(|_| GATEWAY_IPV6)].into_iter().flatten();
+        for gateway in gateways {
+            let _ = writeln!(batch, "neigh replace {gateway} lladdr {LINK_ADDRESS} dev {device} nud permanent");
+        }
+    }
+    batch
+}
