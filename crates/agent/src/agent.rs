@@ -1,7 +1,8 @@
 //! The agent: one thread, one event loop. What it decides is in the files beside this one:
 //!
 //! * `servers`: connections of this machine's servers; `peers`: sessions with other agents;
-//! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all.
+//! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
+//! * `losses`: what becomes of payloads whose backend's agent is gone.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
@@ -18,6 +19,7 @@ use slab::Slab;
 use crate::board::Board;
 use crate::config::Config;
 use crate::fetches::{FetchIn, FetchOut};
+use crate::losses::Losses;
 use crate::offers::Offers;
 use crate::packets;
 use crate::peers::{Incoming, Peer};
@@ -66,6 +68,7 @@ pub struct Agent {
     pub(crate) frontend: Option<FrontendSteering>,
     pub(crate) senders: Option<Senders<BackendSteering>>,
     pub(crate) offers: Offers,
+    pub(crate) losses: Losses,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
     pub(crate) peers: Vec<Peer>,
@@ -117,6 +120,7 @@ impl Agent {
             frontend,
             senders,
             offers: Offers::new(lifetime),
+            losses: Losses::default(),
             servers: Slab::new(),
             next_worker: 1,
             incoming: Slab::new(),
@@ -149,6 +153,8 @@ impl Agent {
     /// # Errors
     /// What stops the loop itself; a failing session or handoff does not.
     pub fn run(&mut self) -> Result<(), AgentError> {
+        // Of an earlier agent: who sends them has lost its session with us.
+        self.watch_regions(None);
         tracing::info!(name = self.config.name, socket = ?self.config.socket, listen = %self.config.listen, "ready");
         let mut ready = Vec::with_capacity(EVENTS_AT_ONCE);
         let mut next_tick = self.now;
@@ -190,6 +196,7 @@ impl Agent {
         self.tend_peers();
         self.tend_senders();
         self.tend_fetches();
+        self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now);
         }

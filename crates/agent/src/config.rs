@@ -9,6 +9,9 @@ use serde::Deserialize;
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 
+/// So many heartbeats without a word, and the peer is lost.
+pub const SILENT_HEARTBEATS: u32 = 4;
+
 /// A configuration that makes sense.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +32,10 @@ pub struct Config {
     /// cgroup v2 directory that holds the servers of this machine; found in /proc/mounts where it is not given.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
+    /// An agent that has nothing else to say says so this often; one that says nothing for [`SILENT_HEARTBEATS`] of
+    /// these is taken for lost. The same on all machines.
+    #[serde(default = "default_heartbeat", with = "humantime_serde")]
+    pub heartbeat: Duration,
     /// Present where clients connect to this machine.
     #[serde(default)]
     pub frontend: Option<FrontendConfig>,
@@ -112,6 +119,10 @@ fn default_pins() -> PathBuf {
 
 fn default_ports() -> PortRange {
     PortRange(61000..=61063)
+}
+
+fn default_heartbeat() -> Duration {
+    Duration::from_millis(250)
 }
 
 fn default_offer_lifetime() -> Duration {
@@ -201,6 +212,9 @@ impl Config {
         if self.frontend.is_none() && self.backend.is_none() {
             return Some("neither [frontend] nor [backend]: an intermediate needs no agent".into());
         }
+        if self.heartbeat < Duration::from_millis(50) {
+            return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
+        }
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
             return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
         }
@@ -261,6 +275,7 @@ mod tests {
         let backend = config.backend.as_ref().unwrap();
         assert_eq!(backend.ports.0, 61000..=61063);
         assert_eq!(backend.offer_lifetime, Duration::from_secs(10));
+        assert_eq!(config.heartbeat, Duration::from_millis(250));
         assert!(config.dials(&config.peers[0]));
         assert_eq!(config.peers_at("10.0.0.2".parse().unwrap()).collect::<Vec<_>>(), [0]);
         assert_eq!(config.peers_at("10.0.0.3".parse().unwrap()).count(), 0);
@@ -276,6 +291,7 @@ mod tests {
             (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
+            (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "heartbeat"),
             ("name = \"a\"\nlisten = \"1.2.3.4:5\"".into(), "neither"),
         ];
         for (text, expected) in cases {

@@ -13,11 +13,11 @@ impl Agent {
         self.counts.handoffs += 1;
         let peer = handoff.peer as usize;
         let worker = self.servers[server].worker;
-        // Of another session: the offer is gone with it.
+        // Of another session: the offer is gone with it, and nobody sends anything.
         let current = self.board.epoch(peer) == Some(handoff.epoch);
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let Some(session) = session else {
-            return self.tell_server(server, handoff.handoff, Reason::PeerLost);
+            return self.tell_server(server, handoff.handoff, Reason::UnknownOffer);
         };
         Claim::of(worker, handoff).emit(session.transport.output());
         self.mark_unsent(peer);

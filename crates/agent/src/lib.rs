@@ -12,6 +12,7 @@ pub mod config;
 mod fetches;
 mod handoffs;
 mod host;
+mod losses;
 mod offers;
 pub mod packets;
 mod peers;

@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Refused, VERSION, padded_name};
+use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, Refused, VERSION, padded_name};
 
 use crate::agent::Agent;
-use crate::config::PeerConfig;
+use crate::config::{PeerConfig, SILENT_HEARTBEATS};
 use crate::poll::{Interest, Source};
 use crate::transport::{Transport, TransportError};
 
@@ -46,6 +46,9 @@ pub(crate) struct Session {
     senders: (IpAddr, u16),
     /// The peer did not take all of the last turn's frames.
     blocked: bool,
+    /// When it last said anything, and we did.
+    heard: Instant,
+    told: Instant,
 }
 
 /// An accepted connection before its first frame.
@@ -87,6 +90,7 @@ impl Agent {
             match &peer.link {
                 Link::Down(when) if peer.dials && *when <= self.now => self.dial(index),
                 Link::Opening(_, deadline) if *deadline <= self.now => self.lose_peer(index, "no answer"),
+                Link::Up(_) => self.keep_session(index),
                 _ => {}
             }
         }
@@ -94,6 +98,25 @@ impl Agent {
         let late = self.incoming.iter().filter(|(_, incoming)| incoming.deadline <= now).map(|(index, _)| index);
         for index in late.collect::<Vec<_>>() {
             self.incoming.remove(index);
+        }
+    }
+
+    /// A machine that is cut off closes no connection: each side says now and then that it is there.
+    fn keep_session(&mut self, index: usize) {
+        let (heartbeat, now) = (self.config.heartbeat, self.now);
+        let silence = heartbeat * SILENT_HEARTBEATS;
+        // It may be us who had no time to listen: what waits in the socket counts.
+        if self.peers[index].session().is_some_and(|session| now.duration_since(session.heard) > silence) {
+            self.on_peer(index);
+        }
+        let Some(session) = self.peers[index].session() else {
+            return;
+        };
+        if now.duration_since(session.heard) > silence {
+            self.lose_peer(index, &format!("it said nothing for {silence:?}"));
+        } else if now.duration_since(session.told) >= heartbeat {
+            Ping {}.emit(session.transport.output());
+            self.mark_unsent(index);
         }
     }
 
@@ -141,7 +164,11 @@ impl Agent {
             Link::Up(session) => session.transport.fill()?,
         }
         self.mark_unsent(index);
+        let now = self.now;
         while let Some(frame) = self.next_frame(index)? {
+            if let Some(session) = self.peers[index].session() {
+                session.heard = now;
+            }
             self.on_frame(index, frame)?;
         }
         Ok(())
@@ -174,6 +201,7 @@ impl Agent {
                 self.on_ended(&ended);
                 Ok(())
             }
+            (Frame::Ping(_), true) => Ok(()),
             (Frame::Spacing(spacing), true) => {
                 self.on_spacing(index, &spacing);
                 Ok(())
@@ -194,7 +222,8 @@ impl Agent {
         self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
-        peer.link = Link::Up(Session { transport, local, senders: (remote, hello.sender_port.get()), blocked: false });
+        let senders = (remote, hello.sender_port.get());
+        peer.link = Link::Up(Session { transport, local, senders, blocked: false, heard: now, told: now });
         let our_key = peer.offer_key;
         if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get())
             && let Err(error) = frontend.set_peer(index as u32, remote, port, local)
@@ -227,6 +256,7 @@ impl Agent {
             return;
         }
         let _ = self.board.down(index);
+        self.watch_regions(Some(index as u32));
         if let Some(senders) = &mut self.senders {
             senders.forget_peer(index as u32);
         }
@@ -305,9 +335,11 @@ impl Agent {
     /// Sends what this turn collected, one write per peer.
     pub(crate) fn flush_peers(&mut self) {
         for index in std::mem::take(&mut self.unsent) {
+            let now = self.now;
             let Some(session) = self.peers[index].session() else {
                 continue;
             };
+            session.told = now;
             match session.transport.flush() {
                 Ok(all) if all == session.blocked => {
                     session.blocked = !all;

@@ -172,9 +172,22 @@ impl Agent {
         self.servers.iter().find(|(_, server)| server.worker == worker).map(|(index, _)| index)
     }
 
+    /// Tells all servers that hand off: the handoff's own knows it, and no other does.
+    pub(crate) fn tell_all_servers(&mut self, handoff: u64, reason: Reason) {
+        self.count_refusal(reason);
+        let all = self.servers.iter().filter(|(_, server)| matches!(server.role, Role::Control { .. }));
+        for index in all.map(|(index, _)| index).collect::<Vec<_>>() {
+            self.send_ended(index, handoff, reason);
+        }
+    }
+
     /// Tells a server how a handoff or fetch ended.
     pub(crate) fn tell_server(&mut self, index: usize, handoff: u64, reason: Reason) {
         self.count_refusal(reason);
+        self.send_ended(index, handoff, reason);
+    }
+
+    fn send_ended(&mut self, index: usize, handoff: u64, reason: Reason) {
         let Some(server) = self.servers.get(index) else {
             return;
         };

@@ -27,6 +27,8 @@ pub struct Counts {
     pub handoffs: u64,
     /// Claims of other agents.
     pub claims: u64,
+    /// Times that servers were told that a payload comes no further because its backend's agent is gone.
+    pub stalled: u64,
     /// Handoffs that frontends gave up.
     pub aborts: u64,
     /// Fetches that this machine's servers asked for.
@@ -50,6 +52,7 @@ impl Default for Counts {
             offers_of_lost_sessions: 0,
             handoffs: 0,
             claims: 0,
+            stalled: 0,
             aborts: 0,
             fetches_out: 0,
             fetches_in: 0,
@@ -122,6 +125,8 @@ impl Agent {
             "offers_expired": self.offers.expired(),
             "handoffs": counts.handoffs,
             "claims": counts.claims,
+            "stalled": counts.stalled,
+            "regions_watched": self.losses.len(),
             "aborts": counts.aborts,
             "fetches_out": counts.fetches_out,
             "fetches_in": counts.fetches_in,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
-use shunt_handoff::frontend::{FlowKey, Spacing, SteerPeer};
+use shunt_handoff::frontend::{ActiveRegion, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
 use shunt_sys::cgroup;
@@ -152,6 +152,17 @@ impl FrontendSteering {
             Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
             Err(error) => tracing::error!(%error, "cannot set a flow's spacing"),
         }
+    }
+
+    /// Payloads on their way from the peer at `index`, or from any.
+    pub fn active_regions(&self, index: Option<u32>) -> Vec<ActiveRegion> {
+        self.programs.active_regions().filter(|region| index.is_none_or(|index| region.peer == index)).collect()
+    }
+
+    /// The same handoff as it is now; `None` where it has ended, or somebody else goes on with it.
+    pub fn region_now(&self, region: &ActiveRegion) -> Option<ActiveRegion> {
+        let now = self.programs.active_region(&region.key).ok()?;
+        now.filter(|now| now.handoff == region.handoff && now.peer == region.peer)
     }
 
     /// Now and then: forgets flows whose connections are gone.

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT};
 use crate::bpf::frontend::FrontendSkelBuilder;
-use crate::bpf::{FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
+use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
 use crate::pins;
@@ -35,6 +35,41 @@ pub struct Spacing {
     pub peer: u32,
     /// Payload bytes between the ACKs that it needs.
     pub bytes: u32,
+}
+
+/// SHUNT_REGION_ACTIVE.
+const ACTIVE: u32 = 1;
+
+/// A region whose payload is not all with its client yet.
+#[derive(Clone, Copy, Debug)]
+pub struct ActiveRegion {
+    /// Whose connection.
+    pub key: FlowKey,
+    /// Its owner's name for it.
+    pub handoff: u64,
+    /// Who sends.
+    pub peer: u32,
+    /// Payload bytes that the client has acknowledged.
+    pub acked: u64,
+    /// The client takes no whole segment more: it is not the sender who makes it wait.
+    pub is_shut: bool,
+    /// Of the connection when the region began.
+    pub round_trip: Duration,
+}
+
+impl ActiveRegion {
+    fn of(key: FlowKey, flow: &Flow) -> Option<Self> {
+        let newest = flow.spaces.breaks[(flow.spaces.made.wrapping_sub(1) % BREAKS) as usize];
+        let window = u32::from(flow.client_window) << flow.snd_wscale;
+        (flow.spaces.made > 0 && flow.spaces.status == ACTIVE).then(|| Self {
+            key,
+            handoff: flow.handoff,
+            peer: newest.peer,
+            acked: flow.spaces.acked,
+            is_shut: window < u32::from(flow.mss),
+            round_trip: Duration::from_micros(flow.srtt_us.into()),
+        })
+    }
 }
 
 /// Where the frontend's programs go.
@@ -183,6 +218,19 @@ impl Frontend {
         })
     }
 
+    /// The region of a connection that is active, if one is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn active_region(&self, key: &FlowKey) -> Result<Option<ActiveRegion>, SteeringError> {
+        Ok(self.flow(key)?.and_then(|flow| ActiveRegion::of(*key, &flow)))
+    }
+
+    /// Those of all connections, with the same reservation as [`Self::flows`].
+    pub fn active_regions(&self) -> impl Iterator<Item = ActiveRegion> {
+        self.flows().filter_map(|(key, flow)| ActiveRegion::of(key, &flow))
+    }
+
     /// Forgets connections that no packet has belonged to for `quiet`, and that have ended: by a reset, by both FINs,
     /// or because `is_alive` does not know them. Returns how many.
     ///
@@ -248,6 +296,21 @@ mod tests {
         assert!(has_ended(&flow(FLOW_CLIENT_FIN | FLOW_SERVER_FIN)));
         assert!(!has_ended(&flow(FLOW_CLIENT_FIN)));
         assert!(!has_ended(&flow(FLOW_SERVER_FIN)));
+    }
+
+    #[test]
+    fn only_an_open_region_is_active_and_its_newest_break_says_whose() {
+        let mut flow = Flow { mss: 1448, client_window: 2, snd_wscale: 10, ..Default::default() };
+        assert!(ActiveRegion::of(FlowKey::default(), &flow).is_none(), "nothing has begun");
+        flow.spaces.made = BREAKS + 1;
+        (flow.spaces.status, flow.spaces.acked) = (ACTIVE, 77);
+        flow.spaces.breaks[0].peer = 9;
+        let region = ActiveRegion::of(FlowKey::default(), &flow).unwrap();
+        assert_eq!((region.peer, region.acked, region.is_shut), (9, 77, false));
+        flow.client_window = 1;
+        assert!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().is_shut);
+        flow.spaces.status = 2;
+        assert!(ActiveRegion::of(FlowKey::default(), &flow).is_none(), "complete");
     }
 
     #[test]

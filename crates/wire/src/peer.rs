@@ -37,6 +37,7 @@ pub mod kind {
     pub const FETCHED: u16 = 6;
     pub const REFUSED: u16 = 7;
     pub const SPACING: u16 = 8;
+    pub const PING: u16 = 9;
 }
 
 /// First in every frame.
@@ -174,6 +175,10 @@ body!(
     }
 );
 body!(
+    /// Nothing else to say, but here: whoever hears nothing for too long takes the other side for lost.
+    Ping, kind::PING, {}
+);
+body!(
     /// First on a fetch's connection.
     Fetch, kind::FETCH, {
         /// [`MAGIC`].
@@ -211,6 +216,7 @@ pub enum Frame {
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
+    Ping(Ping),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -242,6 +248,7 @@ impl Frame {
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
+            kind::PING => exactly(body).map(Frame::Ping),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),
@@ -409,7 +416,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..10, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..11, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

@@ -1,0 +1,137 @@
+//! What becomes of payloads whose backend's agent is gone.
+//!
+//! Its kernel may have all of a payload, or some, and deliver that: the sockets of an agent that has ended go on until
+//! their buffers are empty. Or the machine is gone, and nothing comes. From here the two differ only in whether the
+//! client acknowledges more. So each payload that was on its way from a lost peer is watched, and left alone while it
+//! gets on. When it has not for a while, its server is told, again and again until the region has ended or another
+//! backend sends it: the server may have been busy with something else, or not have been connected to us.
+//!
+//! The flow table knows all that is needed. In the normal way of a handoff nothing is noted for this.
+
+use std::time::{Duration, Instant};
+
+use shunt_handoff::frontend::ActiveRegion;
+use shunt_wire::local::Reason;
+
+use crate::agent::Agent;
+
+/// How long a payload may make no progress, and round trips on top of that: loss is repaired in fewer.
+const GRACE: Duration = Duration::from_millis(300);
+const GRACE_ROUND_TRIPS: u32 = 4;
+/// Between two times that a server is told of the same payload.
+const AGAIN: Duration = Duration::from_secs(1);
+
+struct Watched {
+    region: ActiveRegion,
+    /// When it is to be called stalled, if nothing happens.
+    due: Instant,
+}
+
+impl Watched {
+    fn new(region: ActiveRegion, now: Instant) -> Self {
+        Self { region, due: now + GRACE + region.round_trip * GRACE_ROUND_TRIPS }
+    }
+
+    /// What it is `now`; `true` where its server has to be told.
+    fn look(&mut self, region: ActiveRegion, now: Instant) -> bool {
+        if region.acked != self.region.acked || region.is_shut {
+            *self = Self::new(region, now);
+            return false;
+        }
+        let is_due = self.due <= now;
+        if is_due {
+            self.due = now + AGAIN;
+        }
+        is_due
+    }
+}
+
+/// Payloads that are watched.
+#[derive(Default)]
+pub(crate) struct Losses(Vec<Watched>);
+
+impl Losses {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Agent {
+    /// Watches what is on its way from the peer at `index`, or from anybody. New handoffs to it are refused already.
+    pub(crate) fn watch_regions(&mut self, index: Option<u32>) {
+        let Some(frontend) = &self.frontend else {
+            return;
+        };
+        let regions = frontend.active_regions(index);
+        if regions.is_empty() {
+            return;
+        }
+        tracing::info!(payloads = regions.len(), "watching what comes from an agent that is gone");
+        let known = |region: &ActiveRegion| self.losses.0.iter().any(|one| one.region.handoff == region.handoff);
+        let new: Vec<_> = regions.into_iter().filter(|region| !known(region)).collect();
+        self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, self.now)));
+    }
+
+    pub(crate) fn tend_losses(&mut self) {
+        let (Some(frontend), now) = (&self.frontend, self.now) else {
+            return;
+        };
+        let mut stalled = Vec::new();
+        self.losses.0.retain_mut(|watched| {
+            let Some(region) = frontend.region_now(&watched.region) else {
+                return false;
+            };
+            if watched.look(region, now) {
+                stalled.push(region);
+            }
+            true
+        });
+        for region in stalled {
+            self.counts.stalled += 1;
+            tracing::warn!(handoff = region.handoff, acked = region.acked, "a lost agent's payload comes no further");
+            self.tell_all_servers(region.handoff, Reason::PeerLost);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(acked: u64, is_shut: bool) -> ActiveRegion {
+        let round_trip = Duration::from_millis(50);
+        ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip }
+    }
+
+    #[test]
+    fn one_that_gets_on_is_left_alone() {
+        let start = Instant::now();
+        let mut watched = Watched::new(region(0, false), start);
+        for step in 1..20 {
+            let now = start + step * (GRACE + 4 * Duration::from_millis(50));
+            assert!(!watched.look(region(u64::from(step), false), now), "step {step}");
+        }
+    }
+
+    #[test]
+    fn one_that_does_not_is_told_again_and_again() {
+        let start = Instant::now();
+        let due = start + GRACE + 4 * Duration::from_millis(50);
+        let mut watched = Watched::new(region(7, false), start);
+        let tells = |watched: &mut Watched, at| watched.look(region(7, false), at);
+        assert!(!tells(&mut watched, due - Duration::from_millis(1)));
+        assert!(tells(&mut watched, due));
+        assert!(!tells(&mut watched, due + AGAIN - Duration::from_millis(1)));
+        assert!(tells(&mut watched, due + AGAIN));
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_no_sign_of_a_loss() {
+        let start = Instant::now();
+        let mut watched = Watched::new(region(7, false), start);
+        let later = start + Duration::from_secs(60);
+        assert!(!watched.look(region(7, true), later));
+        assert!(!watched.look(region(7, false), later + GRACE), "from when it takes bytes again");
+        assert!(watched.look(region(7, false), later + GRACE + 4 * Duration::from_millis(50)));
+    }
+}
