@@ -52,12 +52,24 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_STATE, u32 ring): a struct shunt_state of this connection's newest region goes
  * into the ring, as it does after SHUNT_BEGIN. EPERM where there is no such ring. */
 #define SHUNT_STATE  3
+/* setsockopt(SHUNT_MOVE, struct shunt_move): another peer goes on with the active region, from its
+ * byte `from` on. A struct shunt_state is in the ring afterwards, whose `start` is that byte's.
+ * The region stays what it was: its completion is that of all its bytes. EPERM where no region is
+ * active, `from` is more than the client has acknowledged, or as for SHUNT_BEGIN. */
+#define SHUNT_MOVE   4
 
 struct shunt_begin {
     shunt_u32 peer;    /* index into the board */
     shunt_u32 ring;    /* welcome.ring: where the completion is reported */
     shunt_u64 handoff; /* the caller's name for it, returned in the event */
     shunt_u64 length;  /* bytes, at least 1 */
+};
+
+struct shunt_move {
+    shunt_u32 peer;
+    shunt_u32 ring;
+    shunt_u64 handoff; /* the region's new name: what is said about the old one is said too late */
+    shunt_u64 from;    /* payload bytes that need not be sent again */
 };
 
 #define SHUNT_REGION_NONE      0
@@ -72,12 +84,13 @@ struct shunt_state {
     shunt_u32 kind;    /* SHUNT_EVENT_STATE */
     shunt_u32 status;  /* SHUNT_REGION_* */
     shunt_u32 regions; /* how many this connection has begun, this one included */
-    /* the rest is as it was when the region began, and goes into shunt_handoff as it is */
+    /* the rest is as it was when the region began, or moved, and goes into shunt_handoff as it is
+     */
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
     shunt_u16 server_port; /* network order */
-    shunt_u32 start;       /* client-visible sequence number of the payload's first byte */
+    shunt_u32 start; /* client-visible sequence number of the first byte that its peer sends */
     shunt_u32 rcv_nxt;
     shunt_u32 tsval;     /* our timestamp clock, not behind what the client has echoed */
     shunt_u32 ts_recent; /* the client's newest timestamp */
@@ -101,7 +114,7 @@ struct shunt_state {
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
 #define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
-#define SHUNT_EVENT_STATE    3 /* the answer to SHUNT_BEGIN or SHUNT_STATE: a struct shunt_state */
+#define SHUNT_EVENT_STATE    3 /* the answer to BEGIN, MOVE or STATE: a struct shunt_state */
 
 struct shunt_event {
     shunt_u64 handoff;

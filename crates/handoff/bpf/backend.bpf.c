@@ -98,6 +98,15 @@ static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet
     return sums_follow(skb, p, &e);
 }
 
+/* A socket sends in order, and this runs in its sending: no two at once. */
+static __always_inline void note_sent(struct sender_slot *slot, const struct packet *p)
+{
+    __u32 end = p->seq + p->payload_bytes;
+
+    if (is_before(slot->sent, end))
+        slot->sent = end;
+}
+
 SEC("tc")
 int be_out(struct __sk_buff *skb)
 {
@@ -114,6 +123,7 @@ int be_out(struct __sk_buff *skb)
         count(BE_DROP_FIN);
         return TC_ACT_SHOT;
     }
+    note_sent(slot, &p);
     if (!send_as_server(skb, &p, slot)) {
         count(BE_DROP_REWRITE);
         return TC_ACT_SHOT;
@@ -136,6 +146,22 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
     return store_sack(skb, p, e, &sack);
 }
 
+/*
+ * Where a sender's socket stands by an ACK, in its own space. A parked socket's late ACK of an
+ * older payload lies in front of the header between. Of a payload that another backend has begun,
+ * the client may have more than the frontend knew: an ACK of what has not been sent would be
+ * ignored (RFC 9293, 3.10.7.4), but what has been sent is acknowledged by it.
+ */
+static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u32 ack)
+{
+    __u32 own = (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
+
+    if (!is_before(slot->sent, own))
+        return own;
+    count(BE_IN_AHEAD);
+    return slot->sent;
+}
+
 static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct packet *p,
                                          struct sender_slot *slot)
 {
@@ -143,13 +169,11 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     struct tcphdr *tcp = tcp_header(skb, p);
     if (!tcp)
         return false;
-    /* A parked socket's late ACK of an older payload lies in front of the header between. */
-    __u32 ack = is_before(p->ack, slot->start) ? slot->start : p->ack;
     if (is_before(slot->ack, p->seq))
         slot->ack = p->seq;
     slot->window = p->window;
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
-    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack - slot->seq_delta));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack_for_sender(slot, p->ack)));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
     if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval, p->tsecr - slot->ts_delta))
         return false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * SHUNT_BEGIN, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as a cgroup program: it runs in the
- * system call of whoever owns the socket, with the socket locked, so that nothing can be sent
- * between reading snd_nxt and the region being there.
+ * SHUNT_BEGIN, SHUNT_MOVE, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as a cgroup program: it
+ * runs in the system call of whoever owns the socket, with the socket locked, so that nothing can
+ * be sent between reading snd_nxt and the region being there.
  */
 #ifndef SOCKOPT_H
 #define SOCKOPT_H
@@ -162,6 +162,30 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     return FE_BEGUN;
 }
 
+/* Under the flow's lock. */
+static __always_inline enum steer_counter move_region(struct flow *flow,
+                                                      const struct shunt_move *move,
+                                                      const struct bpf_tcp_sock *tcp,
+                                                      const struct connection *c)
+{
+    struct spaces *s = &flow->spaces;
+
+    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET)
+        return FE_REFUSED_ENDED;
+    if (move->from > s->acked)
+        return FE_REFUSED_ARGUMENT;
+    struct flow_break *b = &s->breaks[(s->made - 1) & (BREAKS - 1)];
+    b->peer = move->peer;
+    flow->handoff = move->handoff;
+    flow->ring = move->ring;
+    flow->start = b->start + (__u32) move->from;
+    flow->ack_spacing = 0;
+    flow->hold_until = 0;
+    note_socket(flow, tcp);
+    note_connection(flow, c);
+    return FE_MOVED;
+}
+
 static __always_inline void describe(const struct flow_key *key, struct flow *flow,
                                      struct shunt_state *state)
 {
@@ -237,6 +261,37 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     return result;
 }
 
+static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    struct shunt_move *value = ctx->optval;
+    if ((void *) (value + 1) > ctx->optval_end)
+        return FE_REFUSED_ARGUMENT;
+    struct shunt_move move = *value;
+    struct flow_key key = {};
+    if (!flow_key_of(sk, &key))
+        return FE_REFUSED_ARGUMENT;
+    void *ring = bpf_map_lookup_elem(&rings, &move.ring);
+    if (!ring)
+        return FE_REFUSED_ARGUMENT;
+    if (!is_reachable(move.peer, &key))
+        return FE_REFUSED_PEER;
+    struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
+    if (!tcp)
+        return FE_REFUSED_ARGUMENT;
+    struct connection connection;
+    load_connection(sk, &connection);
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!connection.usable || !flow)
+        return FE_REFUSED_ARGUMENT;
+
+    bpf_spin_lock(&flow->lock);
+    enum steer_counter result = move_region(flow, &move, tcp, &connection);
+    bpf_spin_unlock(&flow->lock);
+    if (result == FE_MOVED)
+        report_state(ring, &key, flow);
+    return result;
+}
+
 static __always_inline void cancel(struct bpf_sock *sk)
 {
     struct flow_key key = {};
@@ -281,6 +336,11 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
         enum steer_counter result = begin(ctx, sk);
         count(result);
         if (result != FE_BEGUN)
+            return REFUSED;
+    } else if (ctx->optname == SHUNT_MOVE) {
+        enum steer_counter result = move(ctx, sk);
+        count(result);
+        if (result != FE_MOVED)
             return REFUSED;
     } else if (ctx->optname == SHUNT_CANCEL) {
         cancel(sk);

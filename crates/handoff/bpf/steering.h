@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 2
+#define STEERING_LAYOUT 3
 
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
@@ -73,7 +73,7 @@ struct flow {
     __u32 server_ack;    /* highest ACK number of the frontend's kernel */
     __u16 client_window; /* window field that came with client_ack, not scaled */
     __u8 flags;          /* FLOW_* */
-    /* as it was when the newest region began (struct shunt_state) */
+    /* as it was when the newest region began, or moved (struct shunt_state) */
     __u8 options; /* SHUNT_OPTION_* */
     __u32 start;
     __u32 rcv_nxt;
@@ -129,8 +129,9 @@ struct sender_slot {
     __u32 ack;       /* newest rcv_nxt of the frontend: what our segments acknowledge */
     __u32 snd_cwnd;  /* for the sockops program: initial window, 0: leave it */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
+    __u32 sent;      /* where the socket's own sequence numbers have got to */
     __u16 window;    /* window field of the sender's newest ACK */
-    __u16 pad[7];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
+    __u16 pad[5];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
 };
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
@@ -153,6 +154,7 @@ struct sender_slot {
     X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(FE_BEGUN, "regions begun")                                                                  \
+    X(FE_MOVED, "regions that another backend goes on with")                                      \
     X(FE_COMPLETED, "regions complete")                                                           \
     X(FE_CANCELLED, "regions cancelled")                                                          \
     X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \
@@ -165,6 +167,7 @@ struct sender_slot {
     X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                \
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
+    X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
     X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
     X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \

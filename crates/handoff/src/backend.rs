@@ -158,8 +158,9 @@ impl From<&Slot> for SenderSlot {
             ack: slot.ack,
             snd_cwnd: slot.snd_cwnd,
             ts_recent: slot.ts_recent,
+            sent: slot.start.wrapping_sub(slot.seq_delta),
             window: 0,
-            pad: [0; 7],
+            pad: [0; 5],
         }
     }
 }

@@ -29,6 +29,7 @@ fn slot(server: SocketAddr) -> SenderSlot {
         rcv_nxt: RCV_NXT,
         ack: 90_000,
         ts_recent: 55,
+        sent: 0x1000 + 8000,
         ..Default::default()
     }
 }
@@ -135,6 +136,20 @@ fn a_steered_ack_comes_in_as_the_clients() {
 fn a_late_ack_of_an_older_payload_is_one_of_the_start() {
     let be = backend!();
     assert_eq!(be.be_in(&steered(90_000, START - 400)).segment().ack, 0x1000);
+}
+
+#[test]
+fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
+    let mut be = backend!();
+    let slot = SenderSlot { sent: 0x1000, ..slot(server()) };
+    be.set_sender(client(), 7001, INDEX, &slot);
+    assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1000, "nothing has been sent");
+    be.be_out(&data(0x1000));
+    be.be_out(&data(0x1000).payload(b"pay"));
+    assert_eq!(be.slot(INDEX).sent, 0x1007, "a segment that is sent again takes nothing back");
+    assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1007);
+    assert_eq!(be.be_in(&steered(90_000, START + 6)).segment().ack, 0x1006);
+    assert_eq!(be.counted(), [("be_in_ahead", 2), ("be_in_steered", 3), ("be_out_sent", 2)].into());
 }
 
 #[test]

@@ -193,6 +193,88 @@ fn a_client_that_resets_is_reported() {
     sending.finish();
 }
 
+/// The first sender is lost after `first` bytes, another goes on from `from`: what the client has had twice, it has
+/// acknowledged before the second sender has sent it.
+fn move_in_the_middle(first: usize, from: usize) {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect_and_send_header();
+    let body = payload(1, 3_000_000);
+    let read = body.clone();
+    let client_end = std::thread::spawn(move || {
+        expect(&mut client, &read);
+        expect(&mut client, b"footer");
+    });
+    begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
+    let begun = steered.answer();
+    let lost = steered.send(&begun, &body[..first]);
+    let until = Instant::now() + Duration::from_secs(10);
+    while steered.state(&server).acked < first as u64 {
+        assert!(Instant::now() < until, "{:?}", steered.state(&server));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    lost.finish();
+    let goes_on = Move { peer: PEER, ring: RING, handoff: 2, from: from as u64 };
+    sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &goes_on).expect("SHUNT_MOVE");
+    let moved = steered.answer();
+    assert_eq!((moved.handoff, moved.acked, moved.status, moved.regions), (2, first as u64, 1, 1));
+    assert_eq!(moved.start, begun.start.wrapping_add(from as u32));
+    let sending = steered.send(&moved, &body[from..]);
+    assert_eq!(steered.event(), (2, body.len() as u64, 1));
+    sending.finish();
+    server.write_all(b"footer").expect("footer");
+    client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    assert_eq!((steered.count("fe_moved"), steered.count("fe_completed")), (1, 1));
+    assert_eq!(steered.count("be_in_ahead") > 0, from < first);
+    assert_eq!(steered.count("fe_drop_early_write"), 0);
+}
+
+#[test]
+fn another_sender_goes_on_from_the_last_acknowledged_byte() {
+    move_in_the_middle(1_000_000, 1_000_000);
+}
+
+#[test]
+fn another_sender_goes_on_though_the_client_has_more_than_it_is_told() {
+    move_in_the_middle(1_000_000, 1_000);
+}
+
+#[test]
+fn another_sender_goes_on_from_the_very_first_byte() {
+    move_in_the_middle(0, 0);
+}
+
+#[test]
+fn move_is_refused_where_it_must_be() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, mut client) = steered.connect_and_send_header();
+    let refused = |steered: &Steered, move_to: Move, counter: &str| {
+        let before = steered.count(counter);
+        let error = sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &move_to).expect_err(counter);
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{counter}");
+        assert_eq!(steered.count(counter), before + 1, "{counter}");
+    };
+    let good = || Move { peer: PEER, ring: RING, handoff: 2, from: 0 };
+    refused(&steered, good(), "fe_refused_argument");
+    let sending = steered.hand_off(&server, 1, &payload(1, 1000));
+    expect(&mut client, &payload(1, 1000));
+    assert_eq!(steered.event(), (1, 1000, 1));
+    sending.finish();
+    refused(&steered, good(), "fe_refused_ended");
+
+    begin(&server, 2, 10).expect("SHUNT_BEGIN");
+    steered.answer();
+    refused(&steered, Move { from: 1, ..good() }, "fe_refused_argument");
+    refused(&steered, Move { ring: 1, ..good() }, "fe_refused_argument");
+    refused(&steered, Move { ring: 64, ..good() }, "fe_refused_argument");
+    refused(&steered, Move { peer: 1, ..good() }, "fe_refused_peer");
+    refused(&steered, Move { peer: 64, ..good() }, "fe_refused_peer");
+    let short = sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &0u32).expect_err("too short");
+    assert_eq!(short.raw_os_error(), Some(libc::EPERM));
+    assert_eq!(steered.state(&server).handoff, 2, "the region is as it was");
+    sockopt::set(&server, SHUNT_SOL, SHUNT_CANCEL, &0u32).expect("SHUNT_CANCEL");
+    refused(&steered, good(), "fe_refused_ended");
+}
+
 #[test]
 fn begin_is_refused_where_it_must_be() {
     let Some(steered) = Steered::new() else { return };

@@ -25,6 +25,7 @@ pub const SHUNT_SOL: i32 = 0x5348_5554;
 pub const SHUNT_BEGIN: i32 = 1;
 pub const SHUNT_CANCEL: i32 = 2;
 pub const SHUNT_STATE: i32 = 3;
+pub const SHUNT_MOVE: i32 = 4;
 pub const PEER: u32 = 2;
 pub const RING: u32 = 0;
 const SHUNT_EVENT_STATE: u32 = 3;
@@ -38,6 +39,16 @@ pub struct Begin {
     pub ring: u32,
     pub handoff: u64,
     pub length: u64,
+}
+
+/// `struct shunt_move`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Move {
+    pub peer: u32,
+    pub ring: u32,
+    pub handoff: u64,
+    pub from: u64,
 }
 
 /// `struct shunt_state`.
@@ -199,7 +210,12 @@ impl Steered {
             let set = self.frontend.set_spacing(&Spacing { flow, peer: PEER, bytes });
             assert!(set.expect("BPF_PROG_TEST_RUN"), "the flow is this peer's");
         }
-        let socket = self.restore(&state);
+        self.send(&state, payload)
+    }
+
+    /// Sends as a struct shunt_state says.
+    pub fn send(&mut self, state: &State, payload: &[u8]) -> Sending {
+        let socket = self.restore(state);
         let sending = socket.try_clone().expect("dup");
         let payload = payload.to_vec();
         let writer = std::thread::spawn(move || {
