@@ -27,7 +27,7 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 1
+#define SHUNT_VERSION 2
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *
@@ -136,9 +136,15 @@ struct shunt_event {
 #define SHUNT_PEER_DOWN 0
 #define SHUNT_PEER_UP   1
 
+/* Bits of `closed`: a limit is near, and what is new is relayed. A word of its own, which changes
+ * without the epoch: what was begun before goes on. */
+#define SHUNT_CLOSED_OFFERS   1 /* make no offers */
+#define SHUNT_CLOSED_HANDOFFS 2 /* give no consents */
+
 struct shunt_board_peer {
-    shunt_u32 epoch; /* grows by 2 with every session; odd while the entry changes */
-    shunt_u32 state; /* SHUNT_PEER_* */
+    shunt_u32 epoch;  /* grows by 2 with every session; odd while the entry changes */
+    shunt_u32 state;  /* SHUNT_PEER_* */
+    shunt_u32 closed; /* SHUNT_CLOSED_OFFERS: to this peer */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
     shunt_u8 our_key[16];            /* tags of the offers that this machine makes to that peer */
     shunt_u8 their_key[16];          /* tags of the offers that the peer makes to this machine */
@@ -151,12 +157,14 @@ struct shunt_board {
     shunt_u32 frontend; /* 1: steering is loaded, SHUNT_BEGIN works */
     shunt_u32 backend;  /* 1: offers are taken */
     shunt_u32 offer_lifetime_ms;
+    shunt_u32 closed;                /* SHUNT_CLOSED_*: to all */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
 };
 
 /* ---- counters: a memfd per worker, summed by the agent ----  */
-#define SHUNT_COUNTERS 64
+#define SHUNT_COUNTERS    64
+#define SHUNT_TRACE_BYTES 16 /* a W3C trace-id; zeros: none */
 /* clang-format off */
 /* index, name in `shunt stats`, meaning */
 #define SHUNT_COUNTER_LIST(X)                                                                       \
@@ -189,11 +197,16 @@ struct shunt_board {
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
     X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate") \
-    X(29, relayed_not_worth, "not consented: bodies in that location are short")
+    X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
+    X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
+    X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's")
 /* clang-format on */
 
 struct shunt_counters {
     shunt_u64 value[SHUNT_COUNTERS];
+    /* Handoffs that this worker has begun and that are not over, by the peer's index on the board.
+     * Each only its own: the agent holds the sum against its limits. */
+    shunt_u32 handoffs[SHUNT_BOARD_PEERS];
 };
 
 /* ---- messages between a server and its agent: SOCK_SEQPACKET ----
@@ -260,6 +273,7 @@ struct shunt_offer {
     shunt_u64 offset; /* bytes into the file */
     shunt_u64 length;
     shunt_u8 tag[16];
+    shunt_u8 trace[SHUNT_TRACE_BYTES];
     shunt_s64 mtime_ns; /* of the file when its header was made: st_mtim */
     shunt_u64 size;     /* of the file then */
 };
@@ -273,6 +287,7 @@ struct shunt_handoff {
     shunt_u64 length;
     shunt_u64 rate; /* bytes a second, 0: no limit */
     shunt_u8 tag[16];
+    shunt_u8 trace[SHUNT_TRACE_BYTES];
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
@@ -314,6 +329,7 @@ struct shunt_fetch {
     shunt_u64 offer;
     shunt_u64 length;
     shunt_u8 tag[16];
+    shunt_u8 trace[SHUNT_TRACE_BYTES];
 };
 
 struct shunt_fetched {

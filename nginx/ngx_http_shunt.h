@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | fetch, agent, board | pending | ring, field | siphash | kernel.
+ * handoff | fetch, agent, board | pending | ring, trace, field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -59,6 +59,7 @@ typedef struct {
 typedef struct {
     ngx_uint_t index;
     uint32_t epoch;
+    uint32_t closed; /* SHUNT_CLOSED_* */
     u_char our_key[16];
     u_char their_key[16];
 } ngx_http_shunt_peer_t;
@@ -187,6 +188,7 @@ const struct shunt_board *ngx_http_shunt_board(void);
 ngx_str_t ngx_http_shunt_board_name(void);
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer);
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
+void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
 
 /* pending: handoffs and fetches by id */
 uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx);
@@ -208,6 +210,12 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
                                         ngx_str_t *field);
 ngx_int_t ngx_http_shunt_format_payload(ngx_pool_t *pool, ngx_http_shunt_payload_t *payload,
                                         ngx_str_t *field);
+
+ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_TRACE_BYTES]);
+
+/* trace: which request of a client's a log line is about */
+void ngx_http_shunt_trace(ngx_http_request_t *r, u_char trace[SHUNT_TRACE_BYTES]);
+ngx_str_t *ngx_http_shunt_trace_text(ngx_http_request_t *r);
 
 /* siphash */
 void ngx_http_shunt_siphash128(const u_char key[16], const u_char *data, size_t len,

@@ -47,6 +47,10 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
+    if ((ngx_http_shunt_board()->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) {
+        return SHUNT_COUNT_relayed_offers_limit;
+    }
+
     return 0;
 }
 
@@ -129,6 +133,7 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     offer.offset = b->file_pos;
     offer.length = ctx->payload.length;
     ngx_memcpy(offer.tag, ctx->payload.tag, 16);
+    ngx_http_shunt_trace(r, offer.trace);
     offer.mtime_ns = (shunt_s64) fi.st_mtim.tv_sec * 1000000000 + fi.st_mtim.tv_nsec;
     offer.size = ngx_file_size(&fi);
 

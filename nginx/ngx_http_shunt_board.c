@@ -32,6 +32,17 @@ static void *ngx_http_shunt_map(int fd, size_t size, int protection, ngx_log_t *
     return p;
 }
 
+/* Handoffs go on when the agent or a channel is another: they are in its sum, and once. */
+static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shunt_counters *to)
+{
+    ngx_uint_t i;
+
+    for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
+        to->handoffs[i] = from->handoffs[i];
+        from->handoffs[i] = 0;
+    }
+}
+
 ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log)
 {
     ngx_uint_t i;
@@ -55,6 +66,8 @@ ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log
         munmap(board, sizeof(*board));
         return NGX_ERROR;
     }
+
+    ngx_http_shunt_move_handoffs(ngx_http_shunt_counters, counters);
 
     if (ngx_http_shunt_board_memory) {
         munmap(ngx_http_shunt_board_memory, sizeof(*board));
@@ -109,6 +122,7 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
         return NGX_DECLINED;
     }
 
+    peer->closed = __atomic_load_n(&entry->closed, __ATOMIC_RELAXED);
     ngx_memcpy(peer->our_key, entry->our_key, 16);
     ngx_memcpy(peer->their_key, entry->their_key, 16);
     peer->epoch = epoch;
@@ -145,4 +159,12 @@ void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n)
     uint64_t *value = &ngx_http_shunt_counters->value[counter];
 
     __atomic_store_n(value, *value + n, __ATOMIC_RELAXED);
+}
+
+/* A handoff with that peer begins (1), or is over (-1). */
+void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change)
+{
+    uint32_t *value = &ngx_http_shunt_counters->handoffs[peer];
+
+    __atomic_store_n(value, *value + change, __ATOMIC_RELAXED);
 }

@@ -227,6 +227,10 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_no_agent;
     }
 
+    if (board->closed & SHUNT_CLOSED_HANDOFFS) {
+        return SHUNT_COUNT_relayed_handoffs_limit;
+    }
+
     if (r->method != NGX_HTTP_GET || r->headers_in.content_length_n > 0 || r->headers_in.chunked) {
         return SHUNT_COUNT_relayed_untrusted_request;
     }

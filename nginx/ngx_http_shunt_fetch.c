@@ -15,8 +15,9 @@ static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
 static void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *what)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: fetch %s with %uL of %uL bytes missing, offer %016xL of \"%V\"", what,
-                  ctx->fetch.left, ctx->payload.length, ctx->payload.number, &ctx->payload.backend);
+                  "shunt: fetch %s with %uL of %uL bytes missing, offer %016xL of \"%V\"%V", what,
+                  ctx->fetch.left, ctx->payload.length, ctx->payload.number, &ctx->payload.backend,
+                  ngx_http_shunt_trace_text(ctx->request));
 
     ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
     ngx_http_shunt_fetch_close(ctx);
@@ -47,6 +48,7 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
     msg.offer = ctx->payload.number;
     msg.length = ctx->payload.length;
     ngx_memcpy(msg.tag, ctx->payload.tag, 16);
+    ngx_http_shunt_trace(r, msg.trace);
 
     if (ctx->id == 0 || ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
         ngx_http_shunt_fetch_failed(ctx, "impossible");

@@ -2,6 +2,7 @@
 /*
  * The two header fields (include/shunt.h, at its end), read and written. Strict: what this file
  * does not write itself is not accepted, so that two tiers can never read one field differently.
+ * And "traceparent", which is not ours and only read.
  */
 #include "ngx_http_shunt.h"
 
@@ -149,6 +150,37 @@ ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_
     }
 
     return NGX_OK;
+}
+
+/*
+ * "traceparent" (W3C Trace Context, 3.2): VERSION-TRACE_ID-PARENT_ID-FLAGS, each in lower case hex.
+ * Version 00 ends there; a later one may go on behind a dash. Ids of zeros and version ff are
+ * invalid.
+ */
+ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_TRACE_BYTES])
+{
+    u_char version, parent[8], flags;
+    static const u_char zeros[SHUNT_TRACE_BYTES];
+    ngx_http_shunt_cursor_t c = {field->data, field->data + field->len};
+
+    if (ngx_http_shunt_take_hex(&c, &version, 1) != NGX_OK || version == 0xff ||
+        ngx_http_shunt_take_literal(&c, "-") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, trace, SHUNT_TRACE_BYTES) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "-") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, parent, sizeof(parent)) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "-") != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, &flags, 1) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (c.pos != c.last && (version == 0 || *c.pos != '-')) {
+        return NGX_ERROR;
+    }
+
+    return ngx_memcmp(trace, zeros, SHUNT_TRACE_BYTES) != 0 &&
+                   ngx_memcmp(parent, zeros, sizeof(parent)) != 0
+               ? NGX_OK
+               : NGX_ERROR;
 }
 
 ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,

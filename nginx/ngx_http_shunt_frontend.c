@@ -101,8 +101,8 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
                                        ngx_uint_t counter)
 {
     ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                  "shunt: upstream's offer refused (counter %ui), \"Shunt-Payload: %V\"", counter,
-                  &field->value);
+                  "shunt: upstream's offer refused (counter %ui), \"Shunt-Payload: %V\"%V", counter,
+                  &field->value, ngx_http_shunt_trace_text(r));
 
     ngx_http_shunt_outcome(r, counter);
 

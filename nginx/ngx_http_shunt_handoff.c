@@ -100,6 +100,7 @@ static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_c
     msg->length = ctx->payload.length;
     msg->rate = r->limit_rate; /* the write filter has evaluated it, for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
+    ngx_http_shunt_trace(r, msg->trace);
     ngx_memcpy(msg->client_address, state->client_address, 16);
     ngx_memcpy(msg->server_address, state->server_address, 16);
     msg->client_port = state->client_port;
@@ -143,7 +144,8 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     begin.length = ctx->payload.length;
 
     if (ctx->id == 0 || ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
-        ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused");
+        ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused%V",
+                      ngx_http_shunt_trace_text(r));
         ngx_http_shunt_pending_remove(ctx->id);
         ctx->id = 0;
         ctx->ring = NULL;
@@ -151,6 +153,7 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     }
 
     ngx_http_shunt_ring_hold(ctx->ring);
+    ngx_http_shunt_count_handoff(ctx->peer.index, 1);
     ctx->mode = SHUNT_MODE_ACTIVE;
 
     return 0;
@@ -203,7 +206,8 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     if (ngx_http_shunt_describe(r, ctx, &msg) != NGX_OK ||
         ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
-        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning");
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning%V",
+                      ngx_http_shunt_trace_text(r));
         ngx_http_shunt_fail(ctx);
     }
 
@@ -223,7 +227,13 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *r = ctx->request;
 
+    ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
+                  "shunt: handoff complete, %uL payload bytes, offer %016xL of \"%V\"%V",
+                  ctx->payload.length, ctx->payload.number, &ctx->payload.backend,
+                  ngx_http_shunt_trace_text(r));
+
     ngx_http_shunt_count_acked(ctx, ctx->payload.length);
+    ngx_http_shunt_count_handoff(ctx->peer.index, -1);
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = 0;
     ctx->mode = SHUNT_MODE_COMPLETE;
@@ -276,8 +286,8 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
     }
 
     ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
-                  "shunt: client reset the connection after %uL of %uL payload bytes", event->acked,
-                  ctx->payload.length);
+                  "shunt: client reset the connection after %uL of %uL payload bytes%V",
+                  event->acked, ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
 
     ngx_http_shunt_fail(ctx);
 }
@@ -294,16 +304,19 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
         level = reason == SHUNT_REASON_CLIENT_GONE ? NGX_LOG_INFO : NGX_LOG_ERR;
-        ngx_log_error(level, c->log, 0, "shunt: handoff ended, reason %ui, offer %016xL of \"%V\"",
-                      reason, ctx->payload.number, &ctx->payload.backend);
+        ngx_log_error(level, c->log, 0,
+                      "shunt: handoff ended, reason %ui, offer %016xL of \"%V\"%V", reason,
+                      ctx->payload.number, &ctx->payload.backend,
+                      ngx_http_shunt_trace_text(ctx->request));
         ngx_http_shunt_fail(ctx);
         return;
     }
 
     if (ctx->mode == SHUNT_MODE_FETCH_EARLY || ctx->mode == SHUNT_MODE_FETCH_LATE) {
         ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                      "shunt: fetch failed, reason %ui, offer %016xL of \"%V\"", reason,
-                      ctx->payload.number, &ctx->payload.backend);
+                      "shunt: fetch failed, reason %ui, offer %016xL of \"%V\"%V", reason,
+                      ctx->payload.number, &ctx->payload.backend,
+                      ngx_http_shunt_trace_text(ctx->request));
         ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
         ngx_http_shunt_fail(ctx);
     }
@@ -325,7 +338,8 @@ static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
     }
 
     if (ngx_current_msec - ctx->progress_at >= clcf->send_timeout) {
-        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out");
+        ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out%V",
+                      ngx_http_shunt_trace_text(r));
         c->timedout = 1;
         ngx_http_shunt_fail(ctx);
         return;
@@ -345,6 +359,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
 
     ctx->mode = SHUNT_MODE_DONE; /* its completion, if it comes now, comes too late */
+    ngx_http_shunt_count_handoff(ctx->peer.index, -1);
 
     state = ngx_http_shunt_state(ctx);
     if (state) {

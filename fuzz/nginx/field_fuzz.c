@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libFuzzer on the module's two header fields: whatever parses is just what its values are written
- * as, so that no two tiers can read one field differently.
+ * libFuzzer on the header fields that the module reads: whatever parses is just what its values are
+ * written as, so that no two tiers can read one field differently.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -39,6 +39,19 @@ static void ngx_http_shunt_fuzz_same(const char *written, const uint8_t *data, s
     assert(strlen(written) == size && memcmp(written, data, size) == 0);
 }
 
+/* What is taken for an id stands where version 00 has it, in lower case. */
+static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
+{
+    char hex[2 * SHUNT_TRACE_BYTES + 1];
+    u_char trace[SHUNT_TRACE_BYTES];
+
+    if (ngx_http_shunt_parse_traceparent(field, trace) == NGX_OK) {
+        ngx_http_shunt_fuzz_hex(hex, trace, sizeof(trace));
+        assert(field->len >= 55 && memcmp(field->data + 3, hex, 2 * SHUNT_TRACE_BYTES) == 0);
+        assert(strspn(hex, "0") < 2 * SHUNT_TRACE_BYTES);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char text[512], hex[33];
@@ -61,6 +74,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                  hex);
         ngx_http_shunt_fuzz_same(text, data, size);
     }
+
+    ngx_http_shunt_fuzz_traceparent(&field);
 
     return 0;
 }

@@ -7,22 +7,25 @@ BPF ring buffer.
 Handoffs are numbered by each worker for itself. Here, and in tests, a handoff's number is therefore its worker's
 ring, times 2^64, and the worker's own number: with one worker, the two are the same.
 """
-import array, ctypes, fcntl, itertools, mmap, os, socket, struct, termios, threading, time
+import array, ctypes, fcntl, itertools, mmap, os, re, socket, struct, termios, threading, time
 
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE = 1, 2, 3
 COMPLETE, RESET = 1, 2
-COUNTERS = """shortcuts shortcut_bytes offers offered_bytes fetched aborted forged_request_field relayed_no_agent
-relayed_no_consent relayed_no_peer relayed_too_small relayed_type relayed_not_file relayed_agent_busy relayed_cache
-relayed_protocol relayed_limit_rate_after fetched_filter fetched_unsent fetched_begin fetched_expired refused_untrusted
-refused_malformed refused_unknown_peer refused_tag refused_body fetch_failed relayed_untrusted_request
-relayed_limit_rate relayed_not_worth""".split()
+VERSION = 2
+HEAD_BYTES, PEER_BYTES, PEERS = 92, 108, 64
+HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
+CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
+BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
+COUNTERS_BYTES = 64 * 8 + PEERS * 4
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../include/shunt.h")) as header:
+    COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", header.read())}
 
-OFFER_FORMAT = "=IIIIQQQ16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s2s2sIIIIIIIIIHBBBB2s"
-FETCH_FORMAT = "=IIIIQQQ16s"
+OFFER_FORMAT = "=IIIIQQQ16s16sqQ"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIHBBBB2s"
+FETCH_FORMAT = "=IIIIQQQ16s16s"
 
 
 def siphash128(key, data):
@@ -128,6 +131,7 @@ class Agent:
         self.messages, self.offers, self.sockets = [], {}, {}
         self.on_handoff = self.serve          # what a test replaces
         self.on_fetch = self.serve_fetch
+        self.on_offer = lambda number, trace: None
         self.changed = threading.Condition()
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
@@ -136,9 +140,9 @@ class Agent:
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
-        peer = lambda name: struct.pack("=II64s16s16s", 2, 1, name, key, key)
-        data = struct.pack("=IIIIII64s", 0x53424f41, 1, 1, frontend, 1, lifetime_ms, b"self") + peer(b"self")
-        os.ftruncate(board, 88 + 64 * 104)
+        peer = lambda name: struct.pack("=III64s16s16s", 2, 1, 0, name, key, key)
+        data = struct.pack("=IIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, b"self") + peer(b"self")
+        os.ftruncate(board, BOARD_BYTES)
         os.pwrite(board, data, 0)
         self.board = board
         for p in (self.path, self.shim_path):
@@ -192,15 +196,16 @@ class Agent:
         if kind == HELLO:
             self.welcome(s, struct.unpack_from("=IIII", data)[3])
         elif kind == OFFER:
-            _, _, peer, epoch, number, offset, length, tag, mtime, size = struct.unpack(OFFER_FORMAT, data)
+            _, _, peer, epoch, number, offset, length, tag, trace, mtime, size = struct.unpack(OFFER_FORMAT, data)
             st = os.fstat(fds[0])
             assert (st.st_mtime_ns, st.st_size) == (mtime, size)
             with self.changed:
                 self.offers[number] = (fds[0], offset, length, tag)
+                self.on_offer(number, trace.hex())
                 self.changed.notify_all()
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
-            names = "kind size peer epoch handoff offer length rate tag client_address server_address client_port " \
+            names = "kind size peer epoch handoff offer length rate tag trace client_address server_address client_port " \
                 "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing mss snd_wscale rcv_wscale " \
                 "options first pad".split()
             h = dict(zip(names, f))
@@ -208,7 +213,7 @@ class Agent:
             self.note("handoff", h)
             threading.Thread(target=self.on_handoff, args=(s, h), daemon=True).start()
         elif kind == FETCH:
-            _, _, peer, epoch, fetch, offer, length, tag = struct.unpack(FETCH_FORMAT, data)
+            _, _, peer, epoch, fetch, offer, length, tag, _ = struct.unpack(FETCH_FORMAT, data)
             self.note("fetch", fetch)
             threading.Thread(target=self.on_fetch, args=(s, fetch, offer, length), daemon=True).start()
         elif kind == ABORT:
@@ -236,8 +241,8 @@ class Agent:
         if channel == OFFERS:
             self.offering.add(s)
         counters = os.memfd_create("counters")
-        os.ftruncate(counters, 512)
-        self.counter_maps.append(mmap.mmap(counters, 512))
+        os.ftruncate(counters, COUNTERS_BYTES)
+        self.counter_maps.append(mmap.mmap(counters, COUNTERS_BYTES))
         fds = [self.board, counters]
         ring = 0xffffffff
         if channel == CONTROL and self.ring:
@@ -249,8 +254,12 @@ class Agent:
             self.workers += 1
 
     def counters(self):
-        total = [sum(struct.unpack_from("=Q", m, 8 * i)[0] for m in self.counter_maps) for i in range(len(COUNTERS))]
-        return dict(zip(COUNTERS, total))
+        total = lambda index: sum(struct.unpack_from("=Q", m, 8 * index)[0] for m in self.counter_maps)
+        return {name: total(index) for name, index in COUNTERS.items()}
+
+    def handoffs(self):
+        """Those that workers say are not over."""
+        return sum(sum(struct.unpack_from(f"={PEERS}I", m, 64 * 8)) for m in self.counter_maps)
 
     def shim_loop(self):
         while True:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
-configurations.py has more of them, with other parts of nginx.
+configurations.py has more of them, with other parts of nginx, and limits.py those of what the agent says and learns
+without messages.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
@@ -741,4 +742,5 @@ if __name__ == "__main__":
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
     from configurations import *
+    from limits import *
     unittest.main(verbosity=1)

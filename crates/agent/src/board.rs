@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
-use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, COUNTERS, VERSION};
+use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, Counters, VERSION};
 use shunt_wire::peer::padded_name;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -35,6 +35,7 @@ impl Board {
             frontend: frontend.into(),
             backend: backend.into(),
             offer_lifetime_ms,
+            closed: 0,
             name: padded_name(name),
         };
         let blank = |name: &&str| BoardPeer { name: padded_name(name), ..BoardPeer::new_zeroed() };
@@ -116,7 +117,7 @@ impl WorkerCounters {
     /// # Errors
     /// The kernel's.
     pub fn new() -> io::Result<Self> {
-        shared_memory("shunt-counters", (COUNTERS * size_of::<u64>()) as u64).map(Self)
+        shared_memory("shunt-counters", size_of::<Counters>() as u64).map(Self)
     }
 
     /// What the server gets.
@@ -125,11 +126,11 @@ impl WorkerCounters {
     }
 
     /// As they are now.
-    pub fn read(&self) -> [u64; COUNTERS] {
-        let mut values = [0u64; COUNTERS];
+    pub fn read(&self) -> Counters {
+        let mut counters = Counters::new_zeroed();
         // The size is sealed: a short read cannot be.
-        let _ = self.0.read_exact_at(values.as_mut_bytes(), 0);
-        values
+        let _ = self.0.read_exact_at(counters.as_mut_bytes(), 0);
+        counters
     }
 }
 
@@ -158,8 +159,8 @@ mod tests {
         let mut bytes = vec![0; BOARD_BYTES];
         board.memory.read_exact_at(&mut bytes, 0).unwrap();
         let peer = &bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()];
-        assert_eq!(&peer[8..10], b"be");
-        assert_eq!(peer[72..88], [3; 16]);
+        assert_eq!(&peer[12..14], b"be");
+        assert_eq!(peer[76..92], [3; 16]);
     }
 
     #[test]
@@ -173,6 +174,6 @@ mod tests {
         let counters = WorkerCounters::new().unwrap();
         assert!(counters.0.set_len(8).is_err());
         counters.0.write_all_at(&7u64.to_ne_bytes(), 16).unwrap();
-        assert_eq!(counters.read()[2], 7);
+        assert_eq!(counters.read().value[2], 7);
     }
 }

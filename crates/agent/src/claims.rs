@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 
-use shunt_handoff::sender::{Claimant, Progress};
+use shunt_handoff::sender::{Claimant, Failure, Progress};
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Claim;
+use tracing::field::display;
 
 use crate::agent::Agent;
 use crate::poll::{Interest, Source};
@@ -12,10 +13,14 @@ use crate::poll::{Interest, Source};
 impl Agent {
     pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
         self.counts.claims += 1;
-        let claimant = Claimant { peer: peer as u32, worker: claim.worker.get(), handoff: claim.handoff.get() };
+        let claimant = Claimant::of(peer as u32, claim);
         match self.send_payload(peer, claim, claimant) {
-            Ok(progress) => self.follow(progress),
-            Err(reason) => self.tell_peer(peer, claimant.worker, claimant.handoff, reason),
+            Ok(progress) => {
+                let (handoff, length, trace) = (claimant.handoff, claim.length.get(), claimant.trace.known());
+                tracing::debug!(handoff, length, ?progress, trace = trace.map(display), "a payload is being sent");
+                self.follow(progress);
+            }
+            Err(reason) => self.report(Failure { claimant, reason }),
         }
         self.pass_advice();
     }
@@ -71,7 +76,7 @@ impl Agent {
     pub(crate) fn on_abort(&mut self, peer: usize, worker: u32, handoff: u64) {
         self.counts.aborts += 1;
         if let Some(senders) = &mut self.senders {
-            senders.abort(Claimant { peer: peer as u32, worker, handoff });
+            senders.abort(peer as u32, worker, handoff);
         }
     }
 
@@ -80,9 +85,10 @@ impl Agent {
         failures.into_iter().for_each(|failure| self.report(failure));
     }
 
-    fn report(&mut self, failure: shunt_handoff::sender::Failure) {
-        let claimant = failure.claimant;
-        tracing::warn!(reason = %failure.reason, handoff = claimant.handoff, "a handoff failed");
-        self.tell_peer(claimant.peer as usize, claimant.worker, claimant.handoff, failure.reason);
+    fn report(&mut self, failure: Failure) {
+        let Failure { claimant, reason } = failure;
+        let trace = claimant.trace.known().map(display);
+        tracing::warn!(%reason, handoff = claimant.handoff, trace, "a handoff failed");
+        self.tell_peer(&claimant, reason);
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use shunt_handoff::payload::Payload;
+use shunt_wire::TraceId;
 use shunt_wire::local::{Fetch, Fetched, Reason};
 use shunt_wire::peer::{self, Frame, MAGIC, Refused, VERSION};
 use zerocopy::IntoBytes;
@@ -29,6 +30,7 @@ pub(crate) struct FetchOut {
     server: usize,
     fetch: u64,
     length: u64,
+    trace: TraceId,
     deadline: Instant,
 }
 
@@ -36,6 +38,7 @@ pub(crate) struct FetchOut {
 pub(crate) struct FetchIn {
     socket: OwnedFd,
     payload: Payload,
+    trace: TraceId,
     deadline: Instant,
 }
 
@@ -43,6 +46,7 @@ impl Agent {
     pub(crate) fn fetch(&mut self, server: usize, fetch: &Fetch) {
         self.counts.fetches_out += 1;
         if let Err(reason) = self.begin_fetch(server, fetch) {
+            log_failure(reason, fetch.trace);
             self.tell_server(server, fetch.fetch, reason);
         }
     }
@@ -63,6 +67,7 @@ impl Agent {
             offer: fetch.offer.into(),
             length: fetch.length.into(),
             tag: fetch.tag,
+            trace: fetch.trace,
         };
         request.emit(transport.output());
         let entry = self.fetches_out.vacant_entry();
@@ -70,7 +75,8 @@ impl Agent {
             .set(transport.descriptor(), Source::FetchOut(entry.key()), Interest::Both)
             .map_err(|_| Reason::Limit)?;
         let deadline = self.now + PATIENCE;
-        entry.insert(FetchOut { transport, server, fetch: fetch.fetch, length: fetch.length, deadline });
+        let Fetch { fetch, length, trace, .. } = *fetch;
+        entry.insert(FetchOut { transport, server, fetch, length, trace, deadline });
         Ok(())
     }
 
@@ -121,6 +127,7 @@ impl Agent {
 
     fn fail_fetch(&mut self, index: usize, reason: Reason) {
         let out = self.fetches_out.remove(index);
+        log_failure(reason, out.trace);
         self.tell_server(out.server, out.fetch, reason);
     }
 
@@ -147,6 +154,10 @@ impl Agent {
             false => Err(Reason::FileChanged),
         });
         let mut transport = incoming.transport;
+        if let Err(reason) = &claimed {
+            log_failure(*reason, fetch.trace);
+            self.count_refusal(*reason);
+        }
         match &claimed {
             Ok(payload) => peer::Fetched { length: payload.remaining().into() }.emit(transport.output()),
             Err(reason) => Refused { reason: (*reason as u32).into() }.emit(transport.output()),
@@ -155,7 +166,7 @@ impl Agent {
         if let (Ok(payload), true) = (claimed, flushed) {
             let socket = transport.into_socket();
             let deadline = self.now + PATIENCE;
-            let index = self.fetches_in.insert(FetchIn { socket, payload, deadline });
+            let index = self.fetches_in.insert(FetchIn { socket, payload, trace: fetch.trace, deadline });
             self.on_fetch_in(index);
         }
     }
@@ -171,9 +182,10 @@ impl Agent {
                 let _ = self.poll.set(&serving.socket, Source::FetchIn(index), Interest::WritableOnce);
             }
             Err(reason) => {
-                tracing::warn!(%reason, "a fetch failed");
                 // A reset, not an end: the reader must not take what it has for the whole.
                 let serving = self.fetches_in.remove(index);
+                log_failure(reason, serving.trace);
+                self.count_refusal(reason);
                 let _ = rustix::net::sockopt::set_socket_linger(&serving.socket, Some(Duration::ZERO));
             }
         }
@@ -187,4 +199,8 @@ impl Agent {
         }
         self.fetches_in.retain(|_, serving| serving.deadline > now);
     }
+}
+
+fn log_failure(reason: Reason, trace: TraceId) {
+    tracing::warn!(%reason, trace = trace.known().map(display), "a fetch failed");
 }

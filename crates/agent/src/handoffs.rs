@@ -5,6 +5,7 @@
 
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::{Abort, Claim, Ended, Spacing};
+use tracing::field::display;
 
 use crate::agent::Agent;
 
@@ -16,9 +17,12 @@ impl Agent {
         // Of another session: the offer is gone with it, and nobody sends anything.
         let current = self.board.epoch(peer) == Some(handoff.epoch);
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
+        let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {
-            return self.tell_server(server, handoff.handoff, Reason::UnknownOffer);
+            tracing::warn!(reason = %Reason::UnknownOffer, handoff = id, trace, "a handoff failed");
+            return self.tell_server(server, id, Reason::UnknownOffer);
         };
+        tracing::debug!(handoff = id, length = handoff.length, trace, "a payload is claimed");
         Claim::of(worker, handoff).emit(session.transport.output());
         self.mark_unsent(peer);
     }
@@ -42,6 +46,8 @@ impl Agent {
 
     pub(crate) fn on_ended(&mut self, ended: &Ended) {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
+        let trace = ended.trace.known().map(display);
+        tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
         if let Some(server) = self.server_of(ended.worker.get()) {
             self.tell_server(server, ended.handoff.get(), reason);
         }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use shunt_handoff::sender::Claimant;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, Refused, VERSION, padded_name};
 
@@ -353,10 +354,12 @@ impl Agent {
     }
 
     /// How a handoff ended, to whoever claimed it.
-    pub(crate) fn tell_peer(&mut self, index: usize, worker: u32, handoff: u64, reason: Reason) {
+    pub(crate) fn tell_peer(&mut self, claimant: &Claimant, reason: Reason) {
         self.count_refusal(reason);
+        let index = claimant.peer as usize;
         if let Some(session) = self.peers[index].session() {
-            let ended = Ended { worker: worker.into(), reason: (reason as u32).into(), handoff: handoff.into() };
+            let &Claimant { worker, handoff, trace, .. } = claimant;
+            let ended = Ended { worker: worker.into(), reason: (reason as u32).into(), handoff: handoff.into(), trace };
             ended.emit(session.transport.output());
             self.mark_unsent(index);
         }

@@ -72,7 +72,7 @@ impl Counts {
     /// A server is gone; what it counted stays.
     pub(crate) fn keep(&mut self, counters: Option<&WorkerCounters>) {
         if let Some(counters) = counters {
-            add(&mut self.gone, &counters.read());
+            add(&mut self.gone, &counters.read().value);
         }
     }
 }
@@ -149,7 +149,7 @@ impl Agent {
         let mut sum = self.counts.gone;
         for (_, server) in &self.servers {
             if let Some(counters) = server.counters() {
-                add(&mut sum, &counters.read());
+                add(&mut sum, &counters.read().value);
             }
         }
         let named = SERVER_COUNTERS.iter().map(|(index, name, _)| (name.to_string(), Value::from(sum[*index])));

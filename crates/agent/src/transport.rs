@@ -191,7 +191,8 @@ mod tests {
         let (mut ours, mut theirs) = pair();
         let mut bytes = Vec::new();
         for handoff in 0..3u64 {
-            Ended { worker: 1.into(), reason: 1.into(), handoff: handoff.into() }.emit(&mut bytes);
+            Ended { worker: 1.into(), reason: 1.into(), handoff: handoff.into(), trace: Default::default() }
+                .emit(&mut bytes);
         }
         let cut = bytes.len() / 2;
         theirs.write_all(&bytes[..cut]).unwrap();

@@ -22,9 +22,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use shunt_sys::repair::close_silently;
-use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Spacing};
+use shunt_wire::{Endpoint, TraceId};
 
 use crate::payload::Payload;
 use connection::{Sender, State, Verdict, first_slot};
@@ -53,6 +53,15 @@ pub struct Claimant {
     pub worker: u32,
     /// From the claim.
     pub handoff: u64,
+    /// Of the client's request, for logs.
+    pub trace: TraceId,
+}
+
+impl Claimant {
+    /// Who made a claim in the session with `peer`.
+    pub fn of(peer: u32, claim: &Claim) -> Self {
+        Self { peer, worker: claim.worker.get(), handoff: claim.handoff.get(), trace: claim.trace }
+    }
 }
 
 /// A handoff that ended without success.
@@ -190,8 +199,9 @@ impl<T: SenderTable> Senders<T> {
     }
 
     /// The frontend gave it up: nothing more reaches the client.
-    pub fn abort(&mut self, claimant: Claimant) {
-        let found = self.slots.iter().find(|(_, sender)| sender.claimant == claimant && !sender.is_parked());
+    pub fn abort(&mut self, peer: u32, worker: u32, handoff: u64) {
+        let is_it = |of: &Claimant| (of.peer, of.worker, of.handoff) == (peer, worker, handoff);
+        let found = self.slots.iter().find(|(_, sender)| is_it(&sender.claimant) && !sender.is_parked());
         if let Some((index, _)) = found {
             self.discard(index);
         }

@@ -10,6 +10,7 @@ use anyhow::{Result, ensure};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use service::{Running, may_run, start};
 use shunt_lab::{Fetch, Host, ShuntPart, fetch, file_sha256};
+use shunt_wire::local;
 
 fn still_good(service: &Running<'_>) -> Result<()> {
     let before = service.frontend_stats()?.count("servers.shortcuts");
@@ -74,16 +75,18 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
         return Ok(());
     }
     start(0, |service| {
-        let hello = words(&[1, 16, 1, 1]);
+        let hello = words(&[1, 16, local::VERSION, 1]);
+        let zeros = |kind: u32, size: usize| [words(&[kind, size as u32]), vec![0; size - 8]].concat();
+        let (offer, handoff) = (zeros(3, size_of::<local::Offer>()), zeros(4, size_of::<local::Handoff>()));
         let cases = [
             ("too short", vec![vec![1, 2, 3]]),
-            ("a size beyond the packet", vec![words(&[1, 64, 1, 1])]),
+            ("a size beyond the packet", vec![words(&[1, 64, local::VERSION, 1])]),
             ("another version", vec![words(&[1, 16, 99, 1])]),
             ("a handoff before hello", vec![words(&[4, 8])]),
             ("hello twice", vec![hello.clone(), hello.clone()]),
             ("a kind that is not there", vec![hello.clone(), words(&[77, 8])]),
-            ("an offer on a control connection", vec![hello.clone(), [words(&[3, 80]), vec![0; 72]].concat()]),
-            ("a handoff of zeros", vec![hello, [words(&[4, 184]), vec![0; 176]].concat()]),
+            ("an offer on a control connection", vec![hello.clone(), offer]),
+            ("a handoff of zeros", vec![hello, handoff]),
         ];
         for (name, packets) in &cases {
             for host in [service.lab.frontend(), service.lab.backend()] {

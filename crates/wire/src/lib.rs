@@ -2,6 +2,7 @@
 //!
 //! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
 //! * [`peer`]: between two agents.
+//! * [`trace`]: which request of a client's something belongs to.
 //! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
 #![forbid(unsafe_code)]
 
@@ -9,6 +10,8 @@ pub mod address;
 pub mod local;
 pub mod peer;
 pub mod tag;
+pub mod trace;
 
 pub use address::{Address, Endpoint};
 pub use tag::Tag;
+pub use trace::TraceId;

@@ -6,9 +6,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::address::{Address, Endpoint};
 use crate::tag::Tag;
+use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.
@@ -150,12 +151,12 @@ message!(
 message!(
 /// A payload that the agent may send; one descriptor, the file.
 Offer, kind::OFFER, {
-    peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, mtime_ns: i64, size: u64,
+    peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
 });
 message!(
 /// The send side of a client's connection, for one payload.
 Handoff, kind::HANDOFF, {
-    peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag,
+    peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
     start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
     srtt_us: u32, ack_spacing: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2],
@@ -168,7 +169,7 @@ message!(
     Ended, kind::ENDED, { handoff: u64, reason: u32, pad: u32, });
 message!(
     /// The payload of an offer, as a stream for this server.
-    Fetch, kind::FETCH, { peer: u32, epoch: u32, fetch: u64, offer: u64, length: u64, tag: Tag, });
+    Fetch, kind::FETCH, { peer: u32, epoch: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });
 message!(
     /// Its answer; one descriptor, a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });
@@ -279,6 +280,7 @@ impl Fetch {
 pub struct BoardPeer {
     pub epoch: u32,
     pub state: u32,
+    pub closed: u32,
     pub name: [u8; NAME_BYTES],
     pub our_key: [u8; 16],
     pub their_key: [u8; 16],
@@ -295,7 +297,24 @@ pub struct BoardHead {
     pub frontend: u32,
     pub backend: u32,
     pub offer_lifetime_ms: u32,
+    pub closed: u32,
     pub name: [u8; NAME_BYTES],
+}
+
+/// What a server counts (`struct shunt_counters`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub value: [u64; COUNTERS],
+    pub handoffs: [u32; BOARD_PEERS],
+}
+
+/// Bits of [`BoardHead::closed`] and [`BoardPeer::closed`] (`SHUNT_CLOSED_*`).
+pub mod closed {
+    #![allow(missing_docs)]
+    pub const OFFERS: u32 = 1;
+    pub const HANDOFFS: u32 = 2;
 }
 
 /// Size of the board in bytes.
@@ -313,14 +332,14 @@ mod tests {
 
     #[test]
     fn hello_of_another_version_is_named() {
-        assert_eq!(Request::parse(hello(2, 1).as_bytes()).unwrap_err(), Reason::Version);
-        assert_eq!(Request::parse(hello(1, 3).as_bytes()).unwrap_err(), Reason::Malformed);
-        assert!(matches!(Request::parse(hello(1, 2).as_bytes()), Ok((Request::Hello(Channel::Offers), []))));
+        assert_eq!(Request::parse(hello(VERSION + 1, 1).as_bytes()).unwrap_err(), Reason::Version);
+        assert_eq!(Request::parse(hello(VERSION, 3).as_bytes()).unwrap_err(), Reason::Malformed);
+        assert!(matches!(Request::parse(hello(VERSION, 2).as_bytes()), Ok((Request::Hello(Channel::Offers), []))));
     }
 
     #[test]
     fn a_size_that_is_not_the_messages_is_malformed() {
-        let mut hello = hello(1, 1);
+        let mut hello = hello(VERSION, 1);
         hello.header.size += 4;
         assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
         assert_eq!(Request::parse(&[hello.as_bytes(), &[0; 4]].concat()).unwrap_err(), Reason::Malformed);
@@ -331,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_packet_holds_several_messages() {
-        let packet = [hello(1, 1).as_bytes(), hello(1, 2).as_bytes()].concat();
+        let packet = [hello(VERSION, 1).as_bytes(), hello(VERSION, 2).as_bytes()].concat();
         let (first, rest) = Request::parse(&packet).unwrap();
         let (second, rest) = (Request::parse(rest).unwrap().0, &rest[16..]);
         assert!(matches!((first, second), (Request::Hello(Channel::Control), Request::Hello(Channel::Offers))));

@@ -16,9 +16,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::address::Address;
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::tag::Tag;
+use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -109,6 +110,8 @@ body!(
         rate: U64,
         /// See [`Tag`].
         tag: Tag,
+        /// Of the request, for logs.
+        trace: TraceId,
         /// The client's end.
         client_address: Address,
         /// The frontend's end, as the client knows it.
@@ -156,6 +159,8 @@ body!(
         reason: U32,
         /// From the claim.
         handoff: U64,
+        /// From the claim, for logs.
+        trace: TraceId,
     }
 );
 body!(
@@ -193,6 +198,8 @@ body!(
         length: U64,
         /// See [`Tag`].
         tag: Tag,
+        /// Of the request, for logs.
+        trace: TraceId,
     }
 );
 body!(
@@ -313,6 +320,7 @@ impl Claim {
             length: handoff.length.into(),
             rate: handoff.rate.into(),
             tag: handoff.tag,
+            trace: handoff.trace,
             client_address: handoff.client_address,
             server_address: handoff.server_address,
             client_port: handoff.client_port,
@@ -373,7 +381,7 @@ mod tests {
     fn emit_then_parse_is_the_identity() {
         let mut bytes = Vec::new();
         hello("be-1").emit(&mut bytes);
-        Ended { worker: 1.into(), reason: 2.into(), handoff: 3.into() }.emit(&mut bytes);
+        Ended { worker: 1.into(), reason: 2.into(), handoff: 3.into(), trace: TraceId([4; 16]) }.emit(&mut bytes);
         let (first, used) = Frame::parse(&bytes).unwrap().unwrap();
         assert!(matches!(first, Frame::Hello(hello) if hello.name() == Some("be-1")));
         let (second, rest) = Frame::parse(&bytes[used..]).unwrap().unwrap();

@@ -26,6 +26,8 @@ fn constants(out: &mut String) {
         ("SHUNT_NAME_BYTES", NAME_BYTES as u64),
         ("SHUNT_PACKET_BYTES", MAX_PACKET_BYTES as u64),
         ("SHUNT_COUNTERS", COUNTERS as u64),
+        ("SHUNT_CLOSED_OFFERS", closed::OFFERS as u64),
+        ("SHUNT_CLOSED_HANDOFFS", closed::HANDOFFS as u64),
         ("SHUNT_CHANNEL_CONTROL", Channel::Control.number() as u64),
         ("SHUNT_CHANNEL_OFFERS", Channel::Offers.number() as u64),
         ("SHUNT_MSG_HELLO", kind::HELLO as u64),
@@ -53,7 +55,7 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_header", Header, [kind, size]);
     same_layout!(c, "shunt_hello", Hello, [header, version, channel]);
     same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring]);
-    same_layout!(c, "shunt_offer", Offer, [header, peer, epoch, number, offset, length, tag, mtime_ns, size]);
+    same_layout!(c, "shunt_offer", Offer, [header, peer, epoch, number, offset, length, tag, trace, mtime_ns, size]);
     same_layout!(
         c,
         "shunt_handoff",
@@ -67,6 +69,7 @@ fn the_c_header_has_the_same_layout() {
             length,
             rate,
             tag,
+            trace,
             client_address,
             server_address,
             client_port,
@@ -89,12 +92,14 @@ fn the_c_header_has_the_same_layout() {
     );
     same_layout!(c, "shunt_abort", Abort, [header, handoff]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason]);
-    same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag]);
+    same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
-    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, name, our_key, their_key]);
+    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, closed, name, our_key, their_key]);
+    same_layout!(c, "shunt_counters", Counters, [value, handoffs]);
     for (field, offset) in [
         ("frontend", offset_of!(BoardHead, frontend)),
         ("offer_lifetime_ms", offset_of!(BoardHead, offer_lifetime_ms)),
+        ("closed", offset_of!(BoardHead, closed)),
         ("name", offset_of!(BoardHead, name)),
         ("peer", size_of::<BoardHead>()),
     ] {

@@ -1,0 +1,43 @@
+//! The trace-id of a request (W3C Trace Context, 3.2.2.3): it stands in the logs of every tier that had a part in it.
+
+use std::fmt;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// 16 bytes that a client or the first tier has chosen, zeros where there is none. Whoever sent the request chose
+/// them: a label, and no proof of anything.
+#[derive(Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(transparent)]
+pub struct TraceId(pub [u8; 16]);
+
+impl TraceId {
+    /// `None` where the request had none, so that a log line can leave it out.
+    pub fn known(self) -> Option<Self> {
+        (self != Self::default()).then_some(self)
+    }
+}
+
+impl fmt::Display for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TraceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_written_as_traceparent_has_it() {
+        let mut bytes = [0; 16];
+        (bytes[0], bytes[15]) = (0x4b, 0x36);
+        assert_eq!(TraceId(bytes).to_string(), "4b000000000000000000000000000036");
+        assert_eq!((TraceId(bytes).known(), TraceId::default().known()), (Some(TraceId(bytes)), None));
+    }
+}
