@@ -198,6 +198,8 @@ struct shunt_board {
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
     X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate") \
     X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
+    X(30, failovers, "payloads that another backend went on with")                                  \
+    X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
     X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's")
 /* clang-format on */

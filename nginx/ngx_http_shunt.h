@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | fetch, agent, board | pending | ring, trace, field | siphash | kernel.
+ * handoff | recovery | fetch, agent, board | pending | ring, trace, field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -15,8 +15,9 @@
 /* r->buffered has four bits; 0x01, 0x02 and 0x04 are SSI, sub and copy (ngx_http_request.h). */
 #define NGX_HTTP_SHUNT_BUFFERED 0x08
 
-#define SHUNT_TIERS_MAX     255
-#define SHUNT_CONSENT_BYTES (sizeof("1; frontend=; nonce=; tiers=255") + SHUNT_NAME_BYTES + 32)
+#define SHUNT_TIERS_MAX 255
+#define SHUNT_CONSENT_BYTES \
+    (sizeof("1; frontend=; nonce=; tiers=255; rest=1") + SHUNT_NAME_BYTES + 32)
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
@@ -46,6 +47,7 @@ typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
     ngx_uint_t tiers;
+    ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
 } ngx_http_shunt_consent_t;
 
 typedef struct {
@@ -87,6 +89,7 @@ typedef enum {
 } ngx_http_shunt_mode_t;
 
 typedef struct ngx_http_shunt_ring_s ngx_http_shunt_ring_t;
+typedef struct ngx_http_shunt_recovery_s ngx_http_shunt_recovery_t;
 
 typedef struct {
     ngx_http_output_body_filter_pt
@@ -115,6 +118,12 @@ typedef struct {
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
 
+    /* where others may have the payload, too: what it is a part of */
+    ngx_str_t etag; /* empty: nobody can go on with it */
+    off_t first;    /* of its first byte there */
+    off_t complete; /* the whole's length */
+    ngx_http_shunt_recovery_t *recovery;
+
     uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;
@@ -140,7 +149,11 @@ ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf);
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
-ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_nonce(u_char nonce[16]);
+ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_consent_t *consent);
+ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, char *lowcase_key,
+                                           ngx_str_t *value);
+ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h));
 
 /* worth: whether to consent */
 void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
@@ -156,6 +169,10 @@ ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r);
 /* frontend: the filters */
 ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf);
 ngx_int_t ngx_http_shunt_late_init(ngx_conf_t *cf);
+ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep);
+ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
+                                  ngx_http_shunt_consent_t *consent,
+                                  ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer);
 
 /* handoff: SHORTCUT to DONE */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
@@ -164,6 +181,17 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+
+ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
+                                  struct shunt_handoff *msg);
+ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx);
+
+/* recovery: another backend goes on */
+void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
+ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
 
 /* fetch */
 ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,

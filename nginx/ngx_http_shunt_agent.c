@@ -298,7 +298,7 @@ static void ngx_http_shunt_control_lost(void)
 
         ctx = ngx_http_shunt_pending_find(ngx_http_shunt_messages[i].handoff.handoff);
         if (ctx) {
-            ngx_http_shunt_ended(ctx, SHUNT_REASON_PEER_LOST);
+            ngx_http_shunt_ended(ctx, SHUNT_REASON_UNKNOWN_OFFER);
         }
     }
 

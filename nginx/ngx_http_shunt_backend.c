@@ -30,7 +30,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
 
     /* whatever the configuration says, nothing cannot be offered */
     if (r->headers_out.content_length_n == 0 ||
-        r->headers_out.content_length_n < (off_t) lcf->offer_min_length) {
+        (r->headers_out.content_length_n < (off_t) lcf->offer_min_length && !ctx->consent.rest)) {
         return SHUNT_COUNT_relayed_too_small;
     }
 

@@ -26,7 +26,7 @@ void ngx_http_shunt_consent_init(void)
     ngx_http_shunt_nonces_left = 0;
 }
 
-static ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
+ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
 {
     ssize_t n;
 
@@ -67,11 +67,12 @@ static ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 }
 
 /*
- * The request's fields without Shunt-*. nginx's lists cannot drop an element, and pointers such as
- * headers_in.host lead into the old one: so a new list, and the old one stays where it is. A
- * subrequest shares its parent's elements, and may therefore call this as well.
+ * The request's fields without some of them, Shunt-* at least. nginx's lists cannot drop an
+ * element, and pointers such as headers_in.host lead into the old one: so a new list, and the old
+ * one stays where it is. A subrequest shares its parent's elements, and may therefore call this as
+ * well.
  */
-ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
+ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h))
 {
     ngx_uint_t i;
     ngx_list_part_t old, *part;
@@ -87,7 +88,7 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r)
         h = part->elts;
 
         for (i = 0; i < part->nelts; i++) {
-            if (ngx_http_shunt_is_field(&h[i])) {
+            if (strips(&h[i])) {
                 continue;
             }
 
@@ -158,14 +159,14 @@ ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r)
     rc = ngx_http_shunt_receive(r, lcf);
 
     if (rc == NGX_DECLINED) {
-        rc = ngx_http_shunt_strip(r);
+        rc = ngx_http_shunt_strip(r, ngx_http_shunt_is_field);
     }
 
     return rc == NGX_OK ? NGX_DECLINED : NGX_HTTP_INTERNAL_SERVER_ERROR;
 }
 
-static ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r,
-                                            ngx_http_shunt_consent_t *consent)
+ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, char *lowcase_key,
+                                           ngx_str_t *value)
 {
     ngx_table_elt_t *h;
 
@@ -175,11 +176,24 @@ static ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r,
     }
 
     ngx_memzero(h, sizeof(ngx_table_elt_t));
-    ngx_str_set(&h->key, "Shunt-Consent");
-    h->lowcase_key = (u_char *) "shunt-consent";
+    h->key.data = (u_char *) key;
+    h->key.len = ngx_strlen(key);
+    h->lowcase_key = (u_char *) lowcase_key;
     h->hash = ngx_hash_key(h->lowcase_key, h->key.len);
+    h->value = *value;
 
-    return ngx_http_shunt_format_consent(r->pool, consent, &h->value);
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_consent_t *consent)
+{
+    ngx_str_t value;
+
+    if (ngx_http_shunt_format_consent(r->pool, consent, &value) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
 /* 0, or the counter of the reason why the body must come here: it may be stored, or has to be slow
@@ -281,6 +295,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
 
     ctx->consent.frontend = ngx_http_shunt_board_name();
     ctx->consent.tiers = 1;
+    ctx->consent.rest = 0;
     ctx->given = 1;
     ctx->given_at = ngx_current_msec;
     ctx->outcome = -1;
@@ -333,7 +348,7 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
     /* The trusted consent is remembered. A subrequest has inherited the main request's fields;
        after an internal redirect, this is another location with other rules. */
     if ((r != r->main || ctx) && ngx_http_shunt_find_field(&r->headers_in.headers) &&
-        ngx_http_shunt_strip(r) != NGX_OK) {
+        ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 

@@ -118,7 +118,14 @@ ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_
         ngx_http_shunt_take_literal(&c, "; nonce=") != NGX_OK ||
         ngx_http_shunt_take_hex(&c, consent->nonce, 16) != NGX_OK ||
         ngx_http_shunt_take_literal(&c, "; tiers=") != NGX_OK ||
-        ngx_http_shunt_take_decimal(&c, SHUNT_TIERS_MAX, &tiers) != NGX_OK || c.pos != c.last) {
+        ngx_http_shunt_take_decimal(&c, SHUNT_TIERS_MAX, &tiers) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    consent->rest = c.pos != c.last;
+
+    if (consent->rest &&
+        (ngx_http_shunt_take_literal(&c, "; rest=1") != NGX_OK || c.pos != c.last)) {
         return NGX_ERROR;
     }
 
@@ -196,7 +203,7 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
     field->data = p;
     p = ngx_sprintf(p, "1; frontend=%V; nonce=", &consent->frontend);
     p = ngx_hex_dump(p, consent->nonce, 16);
-    p = ngx_sprintf(p, "; tiers=%ui", consent->tiers);
+    p = ngx_sprintf(p, "; tiers=%ui%s", consent->tiers, consent->rest ? "; rest=1" : "");
     field->len = p - field->data;
 
     return NGX_OK;

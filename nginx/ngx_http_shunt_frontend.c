@@ -20,7 +20,7 @@ static ngx_http_output_body_filter_pt ngx_http_shunt_next_late_body;
 /* ---- early: the header ---- */
 
 /* The upstream's offer, if any, taken out of the response with every other Shunt-* field. */
-static ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
+ngx_table_elt_t *ngx_http_shunt_take_offer(ngx_http_request_t *r, ngx_uint_t keep)
 {
     ngx_uint_t i;
     ngx_list_part_t *part;
@@ -66,27 +66,27 @@ static ngx_int_t ngx_http_shunt_upstream_trusted(ngx_http_request_t *r)
 }
 
 /* 0, or the counter of what is wrong with the offer */
-static ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
-                                         ngx_table_elt_t *field)
+ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
+                                  ngx_http_shunt_consent_t *consent,
+                                  ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer)
 {
     u_char tag[16];
 
-    if (ctx == NULL || !ctx->given || !ngx_http_shunt_upstream_trusted(r)) {
+    if (!ngx_http_shunt_upstream_trusted(r)) {
         return SHUNT_COUNT_refused_untrusted;
     }
 
-    if (ngx_http_shunt_parse_payload(&field->value, &ctx->payload) != NGX_OK) {
+    if (ngx_http_shunt_parse_payload(&field->value, payload) != NGX_OK) {
         return SHUNT_COUNT_refused_malformed;
     }
 
-    if (ngx_http_shunt_board_find(&ctx->payload.backend, &ctx->peer) != NGX_OK) {
+    if (ngx_http_shunt_board_find(&payload->backend, peer) != NGX_OK) {
         return SHUNT_COUNT_refused_unknown_peer;
     }
 
-    ngx_http_shunt_tag(ctx->peer.their_key, ctx->consent.nonce, ctx->payload.number,
-                       ctx->payload.length, tag);
+    ngx_http_shunt_tag(peer->their_key, consent->nonce, payload->number, payload->length, tag);
 
-    if (!ngx_http_shunt_tag_equal(tag, ctx->payload.tag)) {
+    if (!ngx_http_shunt_tag_equal(tag, payload->tag)) {
         return SHUNT_COUNT_refused_tag;
     }
 
@@ -120,6 +120,8 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_worth_note(ngx_http_get_module_loc_conf(r, ngx_http_shunt_module),
                               ctx->payload.length);
 
+    ngx_http_shunt_recovery_note(r, ctx);
+
     ngx_http_clear_content_length(r);
     r->headers_out.content_length_n = ctx->payload.length;
 
@@ -143,6 +145,11 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     ngx_http_shunt_ctx_t *ctx;
     ngx_http_shunt_loc_conf_t *lcf;
 
+    ctx = ngx_http_shunt_recovery_ctx(r);
+    if (ctx) {
+        return ngx_http_shunt_recovery_header(r, ctx);
+    }
+
     ctx = ngx_http_shunt_ctx(r);
 
     /* A second header before the first has left: a filter or nginx has put an error page in the
@@ -162,7 +169,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     status = r->upstream->headers_in.status_n;
 
     /* The slice filter is about to clone the request, consent and all, without the phases. */
-    if (ctx && status == NGX_HTTP_PARTIAL_CONTENT && ngx_http_shunt_strip(r) != NGX_OK) {
+    if (ctx && status == NGX_HTTP_PARTIAL_CONTENT &&
+        ngx_http_shunt_strip(r, ngx_http_shunt_is_field) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -191,7 +199,9 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
                    : ngx_http_shunt_next_early_header(r);
     }
 
-    reason = ngx_http_shunt_refused(r, ctx, field);
+    reason = ctx && ctx->given
+                 ? ngx_http_shunt_refused(r, field, &ctx->consent, &ctx->payload, &ctx->peer)
+                 : SHUNT_COUNT_refused_untrusted;
 
     if (reason) {
         return ngx_http_shunt_refuse(r, field, reason);
@@ -207,6 +217,10 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
     ngx_uint_t last = 0;
     ngx_chain_t *cl;
     ngx_http_shunt_ctx_t *ctx;
+
+    if (ngx_http_shunt_recovery_ctx(r)) {
+        return NGX_OK;
+    }
 
     ctx = ngx_http_shunt_ctx(r);
 

@@ -4,8 +4,8 @@
  * the kernel is told that the next bytes are the peer's (SHUNT_BEGIN); the agent is told what its
  * peer has to know. From then on nothing may be written, and the request stays open as if its body
  * waited in a full socket buffer, until the kernel reports that the client has acknowledged
- * everything. A handoff that ends otherwise ends in a reset: the client must never take a part for
- * the whole.
+ * everything. A handoff that ends otherwise, and that no other backend goes on with (recovery.c),
+ * ends in a reset: the client must never take a part for the whole.
  */
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
@@ -75,9 +75,10 @@ static const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_ring_answer(ring, ctx->id);
 }
 
-/* What the peer has to know, as the kernel noted it when the region began. */
-static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
-                                         struct shunt_handoff *msg)
+/* What the peer that is to send so many bytes has to know, as the kernel noted it when the region
+ * began or moved. */
+ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
+                                  struct shunt_handoff *msg)
 {
     const struct shunt_state *state;
 
@@ -97,10 +98,10 @@ static ngx_int_t ngx_http_shunt_describe(ngx_http_request_t *r, ngx_http_shunt_c
     msg->epoch = ctx->peer.epoch;
     msg->handoff = ctx->id;
     msg->offer = ctx->payload.number;
-    msg->length = ctx->payload.length;
-    msg->rate = r->limit_rate; /* the write filter has evaluated it, for the header */
+    msg->length = length;
+    msg->rate = ctx->request->limit_rate; /* the write filter has evaluated it, for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
-    ngx_http_shunt_trace(r, msg->trace);
+    ngx_http_shunt_trace(ctx->request, msg->trace);
     ngx_memcpy(msg->client_address, state->client_address, 16);
     ngx_memcpy(msg->server_address, state->server_address, 16);
     msg->client_port = state->client_port;
@@ -204,7 +205,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_watch_progress(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    if (ngx_http_shunt_describe(r, ctx, &msg) != NGX_OK ||
+    if (ngx_http_shunt_describe(ctx, ctx->payload.length, &msg) != NGX_OK ||
         ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning%V",
                       ngx_http_shunt_trace_text(r));
@@ -237,6 +238,7 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = 0;
     ctx->mode = SHUNT_MODE_COMPLETE;
+    ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->progress.timer_set) {
         ngx_del_timer(&ctx->progress);
@@ -250,7 +252,7 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
 
 /* 1: the client has acknowledged more since the last call. Completes what is complete, also where
  * the event of that had no room in the ring. */
-static ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
+ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state;
 
@@ -270,6 +272,7 @@ static ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
     }
 
     ctx->acked = state->acked;
+    ctx->progress_at = ngx_current_msec;
 
     return 1;
 }
@@ -302,6 +305,15 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
     }
 
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
+        ngx_http_shunt_recover(ctx, reason) == NGX_OK) {
+        ngx_log_error(NGX_LOG_WARN, c->log, 0,
+                      "shunt: handoff ended, reason %ui, after byte %uL of %uL of \"%V\"%V", reason,
+                      ctx->acked, ctx->payload.length, &ctx->payload.backend,
+                      ngx_http_shunt_trace_text(ctx->request));
+        return;
+    }
+
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
         level = reason == SHUNT_REASON_CLIENT_GONE ? NGX_LOG_INFO : NGX_LOG_ERR;
         ngx_log_error(level, c->log, 0,
@@ -329,9 +341,7 @@ static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
     ngx_connection_t *c = r->connection;
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    if (ngx_http_shunt_follow(ctx)) {
-        ctx->progress_at = ngx_current_msec;
-    }
+    (void) ngx_http_shunt_follow(ctx);
 
     if (ctx->mode != SHUNT_MODE_ACTIVE) {
         return;
@@ -377,6 +387,8 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
+
+    ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->failure.posted) {
         ngx_delete_posted_event(&ctx->failure);

@@ -10,6 +10,11 @@ int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin)
     return setsockopt(fd, SHUNT_SOL, SHUNT_BEGIN, begin, sizeof(*begin));
 }
 
+int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move)
+{
+    return setsockopt(fd, SHUNT_SOL, SHUNT_MOVE, move, sizeof(*move));
+}
+
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 {
     return setsockopt(fd, SHUNT_SOL, SHUNT_STATE, &ring, sizeof(ring));

@@ -7,6 +7,7 @@
 
 /* Each returns 0, or -1 with errno. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
+int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 /* A struct shunt_state goes into the ring. */
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
 int ngx_http_shunt_kernel_cancel(int fd);

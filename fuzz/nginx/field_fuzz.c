@@ -61,8 +61,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (ngx_http_shunt_parse_consent(&field, &consent) == NGX_OK) {
         ngx_http_shunt_fuzz_hex(hex, consent.nonce, 16);
-        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; tiers=%lu",
-                 (int) consent.frontend.len, consent.frontend.data, hex, consent.tiers);
+        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; tiers=%lu%s",
+                 (int) consent.frontend.len, consent.frontend.data, hex, consent.tiers,
+                 consent.rest ? "; rest=1" : "");
         ngx_http_shunt_fuzz_same(text, data, size);
     }
 

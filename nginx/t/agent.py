@@ -12,7 +12,7 @@ import array, ctypes, fcntl, itertools, mmap, os, re, socket, struct, termios, t
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 CONTROL, OFFERS = 1, 2
-BEGIN, CANCEL, STATE = 1, 2, 3
+BEGIN, CANCEL, STATE, MOVE = 1, 2, 3, 4
 COMPLETE, RESET = 1, 2
 VERSION = 2
 HEAD_BYTES, PEER_BYTES, PEERS = 92, 108, 64
@@ -266,13 +266,14 @@ class Agent:
             data, fds, _, at = socket.recv_fds(self.shim, 4096, 4)
             what, _, ring, handoff, length = struct.unpack_from("=iIIQQ", data)
             handoff |= ring << 64
-            if what in (BEGIN, STATE) and self.ring:
+            if what in (BEGIN, STATE, MOVE) and self.ring:
                 self.ring.rings[ring].write(data[28:])
             self.shim.sendto(b".", at)
             if what == STATE:
                 os.close(fds[0])
-            elif what == BEGIN:
+            elif what in (BEGIN, MOVE):
                 with self.changed:
+                    self.close_copies(fds[0])
                     self.sockets[handoff] = fds[0]
                     self.changed.notify_all()
             else:
@@ -280,6 +281,15 @@ class Agent:
                 if handoff in self.sockets:  # a copy left open would keep nginx's reset from leaving
                     os.close(self.sockets.pop(handoff))
                 self.note("cancel", handoff)
+
+    def close_copies(self, fd):
+        """Of a client's socket that has moved on: they would keep nginx's reset from leaving, too."""
+        def ends(fd):
+            with socket.socket(fileno=os.dup(fd)) as s:
+                return s.getpeername()
+
+        for handoff in [h for h, other in self.sockets.items() if ends(other) == ends(fd)]:
+            os.close(self.sockets.pop(handoff))
 
     def client_socket(self, handoff):
         with self.changed:

@@ -127,7 +127,8 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
     state->mss = info->tcpi_snd_mss;
     state->snd_wscale = info->tcpi_snd_wscale;
     state->rcv_wscale = info->tcpi_rcv_wscale;
-    state->options = info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
+    state->options =
+        info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
 static int begin(int fd, const struct shunt_begin *begin)
@@ -158,19 +159,40 @@ static int begin(int fd, const struct shunt_begin *begin)
     return 0;
 }
 
-static int state(int fd, uint32_t ring)
+static void note_acked(int fd)
 {
     struct tcp_info info;
 
     tcp(fd, &info);
-    regions[fd].begin.ring = ring;
     regions[fd].state.acked =
         info.tcpi_bytes_acked > regions[fd].base ? info.tcpi_bytes_acked - regions[fd].base : 0;
     if (regions[fd].state.acked > regions[fd].begin.length) {
         regions[fd].state.acked = regions[fd].begin.length;
     }
+}
+
+static int state(int fd, uint32_t ring)
+{
+    note_acked(fd);
+    regions[fd].begin.ring = ring;
 
     return tell(SHUNT_STATE, fd);
+}
+
+static int move(int fd, const struct shunt_move *move)
+{
+    note_acked(fd);
+
+    if (regions[fd].state.status != SHUNT_REGION_ACTIVE || move->from > regions[fd].state.acked) {
+        errno = EPERM;
+        return -1;
+    }
+
+    regions[fd].begin.ring = move->ring;
+    regions[fd].begin.handoff = move->handoff;
+    regions[fd].state.handoff = move->handoff;
+
+    return tell(SHUNT_MOVE, fd);
 }
 
 int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
@@ -183,6 +205,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_BEGIN:
         return begin(fd, value);
+
+    case SHUNT_MOVE:
+        return move(fd, value);
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;

@@ -65,7 +65,7 @@ class Traces(Base):
         self.assertEqual(c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n").body, BIG)
         self.assertEqual((offered, self.agent.wait("handoff")["trace"].hex()), ([ID], ID))
         self.until(lambda: f"handoff complete, {len(BIG)} payload bytes" in read(self.dir + "/error.log"))
-        self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 6)
+        self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 14)  # nobody goes on for a client that is gone
         with self.assertRaises(ConnectionResetError):
             c.get("/big", fields=f"traceparent: 00-{ID}-{PARENT}-01\r\n")
         lines = [l for l in read(self.dir + "/error.log").splitlines() if f", trace={ID}" in l]

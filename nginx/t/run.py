@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
-configurations.py has more of them, with other parts of nginx, and limits.py those of what the agent says and learns
-without messages.
+configurations.py has more of them, with other parts of nginx, limits.py those of what the agent says and learns without
+messages, and recovery.py those of handoffs that another backend goes on with.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
@@ -743,4 +743,5 @@ if __name__ == "__main__":
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
     from configurations import *
     from limits import *
+    from recovery import *
     unittest.main(verbosity=1)

@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Another backend goes on. A handoff that its backend cannot finish need not end in a reset: where
+ * the response had a strong ETag and its server knows ranges, the rest of the very same bytes can
+ * be had from anybody who has them (RFC 9110, 8.8.3 and 14.2). So the rest is asked for by a clone
+ * of the request on its ordinary way, as ngx_http_slice_filter_module does it: the load balancer
+ * chooses, and every tier has its say. The answer must be the rest, by ETag and Content-Range, and
+ * an offer. Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a
+ * handoff's beginning. Nothing of that answer reaches the client.
+ *
+ *   ended --> asking --> moved            ACTIVE all the while: the client may still acknowledge,
+ *               ^  |                      complete or reset what the lost backend has sent
+ *               +--+ no answer: again
+ */
+#include <netinet/tcp.h>
+
+#include "ngx_http_shunt.h"
+#include "ngx_http_shunt_kernel.h"
+
+#define NGX_HTTP_SHUNT_ASK_TIMES   3     /* without the client having got anything in between */
+#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* for one response */
+#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms */
+#define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to take the connection or the request */
+#define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for its answer */
+#define NGX_HTTP_SHUNT_STALLED     3000  /* ms, for a payload that nobody else can go on with */
+
+struct ngx_http_shunt_recovery_s {
+    ngx_event_t event;           /* posted, or a timer: ask */
+    ngx_http_request_t *request; /* asking; NULL: not now */
+    ngx_uint_t times;            /* asked */
+    ngx_uint_t in_all;
+    uint64_t got; /* what the client had then */
+
+    uint64_t from; /* the byte of the payload that was asked for first */
+    ngx_msec_t asked_at;
+    ngx_http_shunt_consent_t consent;
+    ngx_http_shunt_payload_t payload;
+    ngx_http_shunt_peer_t peer;
+    ngx_int_t verdict; /* on the answer. NGX_OK, NGX_AGAIN: no good one yet, NGX_DECLINED: never */
+};
+
+/* ---- what is remembered of a response's header ---- */
+
+/* "bytes 0-99/100"; NGX_DECLINED for anything else, an unknown length too */
+static ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
+                                            off_t *complete)
+{
+    off_t *numbers[] = {first, last, complete};
+    u_char *p, *start, *end, ends[] = {'-', '/', '\0'};
+    ngx_uint_t i;
+
+    if (field == NULL || field->value.len < sizeof("bytes 0-0/1") - 1 ||
+        ngx_strncmp(field->value.data, "bytes ", 6) != 0) {
+        return NGX_DECLINED;
+    }
+
+    p = field->value.data + 6;
+    end = field->value.data + field->value.len;
+
+    for (i = 0; i < 3; i++) {
+        for (start = p; p < end && *p >= '0' && *p <= '9'; p++) {
+            /* void */
+        }
+
+        *numbers[i] = ngx_atoof(start, p - start);
+
+        if (*numbers[i] == NGX_ERROR || (i < 2 ? p == end || *p++ != ends[i] : p != end)) {
+            return NGX_DECLINED;
+        }
+    }
+
+    return *first <= *last && *last < *complete ? NGX_OK : NGX_DECLINED;
+}
+
+static ngx_uint_t ngx_http_shunt_is_strong(ngx_table_elt_t *etag)
+{
+    return etag && etag->value.len >= 2 && etag->value.data[0] == '"';
+}
+
+/* The offer in this response has been accepted. Can its payload be had elsewhere, too? */
+void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    off_t first = 0, last, complete = ctx->payload.length;
+    ngx_table_elt_t *ranges = r->headers_out.accept_ranges;
+
+    ctx->etag.len = 0;
+
+    if (!ngx_http_shunt_is_strong(r->headers_out.etag)) {
+        return;
+    }
+
+    if (r->upstream->headers_in.status_n == NGX_HTTP_PARTIAL_CONTENT) {
+        if (ngx_http_shunt_parse_range(r->headers_out.content_range, &first, &last, &complete) !=
+                NGX_OK ||
+            (uint64_t) (last - first + 1) != ctx->payload.length) {
+            return;
+        }
+
+    } else if (ranges == NULL || ranges->value.len != 5 ||
+               ngx_strncasecmp(ranges->value.data, (u_char *) "bytes", 5) != 0) {
+        return;
+    }
+
+    ctx->etag = r->headers_out.etag->value;
+    ctx->first = first;
+    ctx->complete = complete;
+}
+
+/* ---- asking ---- */
+
+static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
+{
+    return ngx_http_shunt_is_field(h) ||
+           (h->key.len == 5 && ngx_strncasecmp(h->key.data, (u_char *) "Range", 5) == 0) ||
+           (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
+}
+
+/* The client's fields, but for the rest alone, and on condition that it is the rest of the same. */
+static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_str_t range;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    range.data = ngx_pnalloc(sr->pool, sizeof("bytes=-") + 2 * NGX_OFF_T_LEN);
+
+    if (range.data == NULL || ngx_http_shunt_strip(sr, ngx_http_shunt_is_replaced) != NGX_OK ||
+        ngx_http_shunt_nonce(rec->consent.nonce) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    range.len = ngx_sprintf(range.data, "bytes=%O-%O", ctx->first + (off_t) rec->from,
+                            ctx->first + (off_t) ctx->payload.length - 1) -
+                range.data;
+
+    rec->consent.frontend = ngx_http_shunt_board_name();
+    rec->consent.tiers = 1;
+    rec->consent.rest = 1;
+
+    if (ngx_http_shunt_add_request_field(sr, "Range", "range", &range) != NGX_OK ||
+        ngx_http_shunt_add_request_field(sr, "If-Match", "if-match", &ctx->etag) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_shunt_add_consent(sr, &rec->consent);
+}
+
+/*
+ * A server that is cut off must not cost the client its patience as well: one that does not even
+ * acknowledge is given up early, and nginx tries the next. Being slow to answer is no such sign.
+ */
+static void ngx_http_shunt_ask_impatiently(ngx_http_request_t *sr, ngx_uint_t times)
+{
+    int unacknowledged = NGX_HTTP_SHUNT_ASK_CONNECT;
+    ngx_connection_t *c;
+    ngx_http_upstream_t *u = sr->upstream;
+    ngx_http_upstream_conf_t *conf;
+
+    if (u == NULL || u->conf == NULL) {
+        return;
+    }
+
+    conf = ngx_palloc(sr->pool, sizeof(ngx_http_upstream_conf_t));
+    if (conf == NULL) {
+        return;
+    }
+
+    *conf = *u->conf;
+    conf->connect_timeout =
+        ngx_min(conf->connect_timeout, times * (ngx_msec_t) NGX_HTTP_SHUNT_ASK_CONNECT);
+    conf->read_timeout = ngx_min(conf->read_timeout, (ngx_msec_t) NGX_HTTP_SHUNT_ASK_ANSWER);
+    u->conf = conf;
+
+    c = u->peer.connection;
+    if (c == NULL) {
+        return;
+    }
+
+    (void) setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged, sizeof(int));
+
+    if (c->write->timer_set) {
+        ngx_add_timer(c->write, conf->connect_timeout);
+    }
+
+    if (c->read->timer_set) {
+        ngx_add_timer(c->read, conf->read_timeout);
+    }
+}
+
+static void ngx_http_shunt_ask_run(ngx_http_request_t *sr)
+{
+    ngx_http_shunt_ctx_t *ctx = ngx_http_get_module_ctx(sr, ngx_http_shunt_module);
+
+    ngx_http_core_run_phases(sr);
+
+    if (ctx->recovery && ctx->recovery->request == sr) {
+        ngx_http_shunt_ask_impatiently(sr, ctx->recovery->times);
+    }
+}
+
+static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc);
+
+static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_request_t *sr, *r = ctx->request;
+    ngx_http_post_subrequest_t *ps;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    rec->times++;
+    rec->in_all++;
+    rec->got = ctx->acked;
+    rec->from = ctx->acked;
+    rec->verdict = NGX_AGAIN;
+    rec->asked_at = ngx_current_msec;
+
+    ps = ngx_palloc(r->pool, sizeof(ngx_http_post_subrequest_t));
+    if (ps == NULL) {
+        return NGX_ERROR;
+    }
+
+    ps->handler = ngx_http_shunt_answered;
+    ps->data = ctx;
+
+    if (ngx_http_subrequest(r, &r->uri, &r->args, &sr, ps,
+                            NGX_HTTP_SUBREQUEST_CLONE | NGX_HTTP_SUBREQUEST_BACKGROUND) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_http_set_ctx(sr, ctx, ngx_http_shunt_module);
+    sr->header_only = 1; /* whatever comes, its body is not wanted here */
+    sr->write_event_handler = ngx_http_shunt_ask_run;
+    rec->request = sr;
+
+    return ngx_http_shunt_ask_fields(sr, ctx);
+}
+
+static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_connection_t *c = ctx->request->connection;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+
+    (void) ngx_http_shunt_follow(ctx); /* which may complete it */
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
+        ngx_http_shunt_ask(ctx) != NGX_OK) {
+        ngx_http_shunt_fail(ctx);
+    }
+
+    ngx_http_run_posted_requests(c);
+}
+
+/* ---- the answer ---- */
+
+/* The context of the response whose rest this request asks for, or NULL. */
+ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r)
+{
+    return r == r->main ? NULL : ngx_http_get_module_ctx(r, ngx_http_shunt_module);
+}
+
+static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
+                                      const char **why)
+{
+    off_t first, last, complete;
+    ngx_uint_t reason, status = sr->upstream ? sr->upstream->headers_in.status_n : 0;
+    ngx_table_elt_t *offer, *etag = sr->headers_out.etag;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    *why = "it is an error";
+    if (status == 0 || status >= NGX_HTTP_INTERNAL_SERVER_ERROR ||
+        status == NGX_HTTP_TOO_MANY_REQUESTS) {
+        return NGX_AGAIN;
+    }
+
+    *why = "it is no part";
+    if (status != NGX_HTTP_PARTIAL_CONTENT) {
+        return NGX_DECLINED;
+    }
+
+    *why = "it is of something else";
+    if (!ngx_http_shunt_is_strong(etag) || etag->value.len != ctx->etag.len ||
+        ngx_memcmp(etag->value.data, ctx->etag.data, ctx->etag.len) != 0) {
+        return NGX_DECLINED;
+    }
+
+    *why = "it is another part";
+    if (ngx_http_shunt_parse_range(sr->headers_out.content_range, &first, &last, &complete) !=
+            NGX_OK ||
+        first != ctx->first + (off_t) rec->from ||
+        last != ctx->first + (off_t) ctx->payload.length - 1 || complete != ctx->complete) {
+        return NGX_DECLINED;
+    }
+
+    *why = "it is no offer";
+    offer = ngx_http_shunt_take_offer(sr, 0);
+    if (offer == NULL) {
+        return NGX_AGAIN;
+    }
+
+    *why = "its offer is refused";
+    reason = ngx_http_shunt_refused(sr, offer, &rec->consent, &rec->payload, &rec->peer);
+    if (reason) {
+        ngx_http_shunt_count(reason, 1);
+        return reason == SHUNT_COUNT_refused_unknown_peer ? NGX_AGAIN : NGX_DECLINED;
+    }
+
+    *why = "its offer is of another length";
+    return rec->payload.length == ctx->payload.length - rec->from ? NGX_OK : NGX_DECLINED;
+}
+
+/* In place of every other header filter: this header is for us. */
+ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
+{
+    const char *why;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (rec->request != sr || ctx->mode != SHUNT_MODE_ACTIVE) {
+        return NGX_OK;
+    }
+
+    rec->verdict = ngx_http_shunt_judge(sr, ctx, &why);
+
+    if (rec->verdict != NGX_OK) {
+        ngx_log_error(NGX_LOG_ERR, sr->connection->log, 0,
+                      "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
+                      rec->from, why, ngx_http_shunt_trace_text(ctx->request));
+    }
+
+    return NGX_OK;
+}
+
+/* ---- moving ---- */
+
+static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
+{
+    struct shunt_handoff msg;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+    uint64_t whole = ctx->payload.length;
+
+    ctx->payload = rec->payload;
+    ctx->payload.length = whole;
+    ngx_http_shunt_count_handoff(ctx->peer.index, -1);
+    ctx->peer = rec->peer;
+    ngx_http_shunt_count_handoff(ctx->peer.index, 1);
+
+    if (ngx_http_shunt_describe(ctx, rec->payload.length, &msg) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    /* complete: its acknowledgement has come with the kernel's answer */
+    return ctx->mode == SHUNT_MODE_ACTIVE ? ngx_http_shunt_agent_post(&msg, sizeof(msg)) : NGX_OK;
+}
+
+/* NGX_OK: the new peer goes on, or nobody needs to. NGX_AGAIN: not now. */
+static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
+{
+    uint64_t id;
+    struct shunt_move move;
+    ngx_http_shunt_ring_t *ring = ngx_http_shunt_agent_ring();
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+    const struct shunt_board *board = ngx_http_shunt_board();
+
+    if (ring == NULL || board == NULL || !ngx_http_shunt_agent_ready() ||
+        ngx_current_msec - rec->asked_at >= board->offer_lifetime_ms / 2) {
+        return NGX_AGAIN;
+    }
+
+    id = ngx_http_shunt_pending_add(ctx);
+
+    move.peer = rec->peer.index;
+    move.ring = ngx_http_shunt_ring_index(ring);
+    move.handoff = id;
+    move.from = rec->from;
+
+    if (id == 0 || ngx_http_shunt_kernel_move(ctx->request->connection->fd, &move) == -1) {
+        ngx_http_shunt_pending_remove(id);
+        (void) ngx_http_shunt_follow(ctx);
+        return ctx->mode == SHUNT_MODE_ACTIVE ? NGX_AGAIN : NGX_OK;
+    }
+
+    /* From here the old name means nothing: neither to the kernel nor to whoever failed. */
+    ngx_http_shunt_pending_remove(ctx->id);
+    ctx->id = id;
+    ngx_http_shunt_ring_hold(ring);
+    ngx_http_shunt_ring_release(ctx->ring);
+    ctx->ring = ring;
+
+    return ngx_http_shunt_post_rest(ctx);
+}
+
+static ngx_uint_t ngx_http_shunt_may_ask(const ngx_http_shunt_recovery_t *rec)
+{
+    return rec->times < NGX_HTTP_SHUNT_ASK_TIMES && rec->in_all < NGX_HTTP_SHUNT_ASK_IN_ALL;
+}
+
+static void ngx_http_shunt_ask_again(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (!ngx_http_shunt_may_ask(rec)) {
+        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
+
+    ngx_add_timer(&rec->event, NGX_HTTP_SHUNT_ASK_AGAIN);
+}
+
+/* The request for the rest is over, however. Its result is not the client's request's. */
+static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc)
+{
+    ngx_int_t verdict;
+    ngx_http_shunt_ctx_t *ctx = data;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (rec->request != sr) {
+        return NGX_OK;
+    }
+
+    rec->request = NULL;
+
+    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
+        return NGX_OK;
+    }
+
+    verdict = rec->verdict == NGX_OK ? ngx_http_shunt_move(ctx) : rec->verdict;
+
+    if (verdict == NGX_AGAIN) {
+        ngx_http_shunt_ask_again(ctx);
+
+    } else if (verdict != NGX_OK) {
+        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        ngx_http_shunt_fail(ctx);
+
+    } else if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        ngx_http_shunt_count(SHUNT_COUNT_failovers, 1);
+        ngx_log_error(NGX_LOG_NOTICE, sr->connection->log, 0,
+                      "shunt: \"%V\" goes on with the payload from byte %uL of %uL%V",
+                      &ctx->payload.backend, rec->from, ctx->payload.length,
+                      ngx_http_shunt_trace_text(ctx->request));
+    }
+
+    return NGX_OK;
+}
+
+/* ---- beginning and end ---- */
+
+/*
+ * An active handoff has ended without success. NGX_OK: that need not be the end of the response.
+ * A lost agent's kernel may go on by itself: where nobody else can, it is given time.
+ */
+ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (reason == SHUNT_REASON_CLIENT_GONE || reason == SHUNT_REASON_NO_PROGRESS ||
+        reason == SHUNT_REASON_ABORTED) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->etag.len == 0) {
+        return reason == SHUNT_REASON_PEER_LOST &&
+                       ngx_current_msec - ctx->progress_at < NGX_HTTP_SHUNT_STALLED
+                   ? NGX_OK
+                   : NGX_DECLINED;
+    }
+
+    if (rec == NULL) {
+        rec = ngx_pcalloc(ctx->request->pool, sizeof(ngx_http_shunt_recovery_t));
+        if (rec == NULL) {
+            return NGX_DECLINED;
+        }
+
+        rec->event.data = ctx;
+        rec->event.handler = ngx_http_shunt_ask_handler;
+        rec->event.log = ctx->request->connection->log;
+        ctx->recovery = rec;
+    }
+
+    if (rec->request || rec->event.posted || rec->event.timer_set) {
+        return NGX_OK; /* said once more */
+    }
+
+    if (ctx->acked > rec->got) {
+        rec->times = 0;
+    }
+
+    if (!ngx_http_shunt_may_ask(rec)) {
+        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        return NGX_DECLINED;
+    }
+
+    ngx_post_event(&rec->event, &ngx_posted_events);
+
+    return NGX_OK;
+}
+
+/* A request that is out ends by itself, or with the client's: its answer is not looked at. */
+void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (rec == NULL) {
+        return;
+    }
+
+    rec->request = NULL;
+
+    if (rec->event.posted) {
+        ngx_delete_posted_event(&rec->event);
+    }
+
+    if (rec->event.timer_set) {
+        ngx_del_timer(&rec->event);
+    }
+}

@@ -1,0 +1,320 @@
+"""Handoffs that their backend does not finish, and who goes on. run.py runs these tests, with its tiers and its client.
+
+The agent of these tests is that of every backend: it "loses" a handoff by saying so (ENDED), and the request for the rest
+goes to nginx's own static files, or to an application at 127.0.0.5 that answers what a test wants.
+"""
+import os, re, socket, struct, threading, time
+
+import agent as agents
+from run import BIG, RST, Base, Client, Raw, field
+
+FILE_CHANGED, SOCKET, PEER_LOST, LIMIT = 5, 6, 7, 9
+ETAG = '"the-same"'
+
+
+class Lost(Base):
+    def lose(self, *parts, reason=PEER_LOST):
+        """Each handoff but those after the last of `parts` ends after so many bytes, all of them acknowledged."""
+        left = list(parts)
+
+        def some(s, h):
+            if not left:
+                return self.agent.serve(s, h)
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"])[:left.pop(0)])
+            agents.wait_acked(c.fileno())
+            c.close()
+            self.agent.end(s, h["handoff"], reason)
+
+        self.agent.on_handoff = some
+
+    def handoffs(self):
+        return [m[1]["length"] for m in self.agent.messages if m[0] == "handoff"]
+
+    def goes_on(self, uri, *parts, body=BIG, fields="", reason=PEER_LOST):
+        self.lose(*parts, reason=reason)
+        c = Client()
+        r = c.get(uri, fields=fields)
+        self.assertEqual(r.body == body, True)
+        self.assertClean(r)
+        self.assertEqual(r.fields["content-length"], str(len(body)))
+        self.assertEqual(self.log()[3:6], ["shortcut", str(len(body)), str(len(body))])
+        rests = [len(body) - sum(parts[:n]) for n in range(len(parts) + 1)]
+        self.assertEqual(self.handoffs(), rests)
+        n = self.agent.counters()
+        self.assertEqual((n["failovers"], n["failover_failed"], n["aborted"]), (len(parts), 0, 0))
+        self.assertEqual((n["shortcuts"], n["shortcut_bytes"]), (1, len(body)))
+        self.agent.on_handoff = self.agent.serve
+        self.assertEqual(c.get(uri, fields=fields).body == body, True)  # the connection goes on
+        self.log(n=2)
+        return r
+
+    def ends_in_a_reset(self, uri="/big"):
+        with self.assertRaises(ConnectionResetError):
+            Client().get(uri)
+        self.until(lambda: self.agent.counters()["aborted"] == 1)
+        self.assertEqual(self.log()[3], "shortcut")
+
+
+class Recovery(Lost):
+    def test_another_goes_on(self):
+        self.goes_on("/big", 100_000)
+        self.assertEqual([self.log(8083, n)[2] for n in (1, 2)], ["200", "206"])
+
+    def test_before_the_first_byte(self):
+        self.goes_on("/big", 0)
+
+    def test_through_an_intermediate(self):
+        self.goes_on("/via/big", 1_000_000)
+        self.assertEqual(self.log(8082, 2)[2], "206")
+
+    def test_a_rest_that_is_too_short_for_an_offer_of_its_own(self):
+        self.goes_on("/big", len(BIG) - 100)
+
+    def test_a_part_that_the_client_asked_for(self):
+        self.goes_on("/big", 70_000, body=BIG[1000:2_001_000], fields="Range: bytes=1000-2000999\r\n")
+
+    def test_a_client_with_conditions_of_its_own(self):
+        self.goes_on("/big", 70_000, fields='If-None-Match: "x"\r\nIf-Range: "y"\r\nIf-Modified-Since: z\r\n')
+
+    def test_lost_again_and_again(self):
+        self.goes_on("/big", 1000, 0, 500_000, 1, 0, 0, 100_000)
+
+    def test_a_backend_that_lives_but_cannot(self):
+        for reason in SOCKET, LIMIT:
+            with self.subTest(reason):
+                self.lose(0, reason=reason)
+                self.assertEqual(Client().get("/big").body == BIG, True)
+
+    def test_nobody_can(self):
+        self.lose(*[0] * 9)
+        self.ends_in_a_reset()
+        self.assertEqual(self.handoffs(), [len(BIG)] * 4)
+        self.assertEqual(self.agent.counters()["failover_failed"], 1)
+
+    def test_a_client_that_is_gone_is_not_served_on(self):
+        for reason in 8, 14:
+            self.lose(0, reason=reason)
+            with self.assertRaises(ConnectionResetError):
+                Client().get("/big")
+        self.assertEqual(self.agent.counters()["failovers"], 0)
+
+    def test_a_late_end_of_the_lost_handoff_is_too_late(self):
+        ends = []
+
+        def one(s, h):
+            ends.append((s, h["handoff"]))
+            if len(ends) == 1:
+                return self.agent.end(s, h["handoff"], PEER_LOST)
+            self.agent.end(*ends[0], PEER_LOST)
+            self.agent.ring.post(ends[0][1], 5, agents.RESET)
+            self.agent.serve(s, h)
+
+        self.agent.on_handoff = one
+        self.assertEqual(Client().get("/big").body == BIG, True)
+        self.assertEqual(self.agent.counters()["failovers"], 1)
+
+
+class Application(Lost):
+    """What an application says of itself decides whether the rest is asked for, and what it answers who goes on."""
+
+    def offer(self, q, length, number, key=b"K" * 16):
+        nonce = bytes.fromhex(re.search("nonce=([0-9a-f]{32})", q).group(1))
+        tag = agents.siphash128(key, nonce + struct.pack("<QQ", number, length))
+        return f"Shunt-Payload: 1; backend=self; offer={number:016x}; length={length}; tag={tag.hex()}\r\n"
+
+    def answer(self, q, status="206 Partial Content", fields=None, offered=True, body="", **change):
+        """Of the range that the request asks for, or of the whole."""
+        asked = field(q, "Range")
+        first, last = map(int, asked[6:].split("-")) if asked else (0, len(BIG) - 1)
+        number, length = len(self.raw.requests), change.pop("length", last + 1 - first)
+        self.agent.offers[number] = (os.open(self.dir + "/www/big", os.O_RDONLY), first, last + 1 - first, b"")
+        if fields is None:
+            fields = f"ETag: {ETAG}\r\nContent-Range: bytes {first}-{last}/{len(BIG)}\r\n"
+        offer = self.offer(q, length, number, **change) if offered else ""
+        return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{fields}{offer}\r\n{body}".encode()
+
+    def whole(self, q, fields=f"ETag: {ETAG}\r\nAccept-Ranges: bytes\r\n"):
+        return self.answer(q, "200 OK", fields)
+
+    def application(self, *answers):
+        left = list(answers)
+        self.raw = Raw(lambda q: left.pop(0)(q))
+        self.addCleanup(self.raw.close)
+
+    def refused(self, *answers, asked=1):
+        self.application(self.whole, *answers)
+        self.lose(*[1000] * 9)
+        self.ends_in_a_reset("/raw/x")
+        self.assertEqual(len(self.raw.requests), 1 + asked)
+        self.assertEqual((self.agent.counters()["failovers"], self.agent.counters()["failover_failed"]), (0, min(asked, 1)))
+
+    def test_what_is_asked(self):
+        self.application(self.whole, self.answer)
+        self.lose(1000)
+        r = Client().get("/raw/x", fields="X-A: 1\r\nIf-Range: z\r\nCookie: c=d\r\n")
+        self.assertEqual(r.body == BIG, True)
+        first, rest = self.raw.requests
+        self.assertEqual((field(rest, "Range"), field(rest, "If-Match")), (f"bytes=1000-{len(BIG) - 1}", ETAG))
+        self.assertEqual((field(rest, "X-A"), field(rest, "Cookie"), field(rest, "If-Range")), ("1", "c=d", None))
+        self.assertRegex(field(rest, "Shunt-Consent"), r"^1; frontend=self; nonce=[0-9a-f]{32}; tiers=1; rest=1$")
+        self.assertEqual(len(re.findall("Shunt-Consent", rest)), 1)
+        nonces = [re.search("nonce=([0-9a-f]{32})", q).group(1) for q in (first, rest)]
+        self.assertNotEqual(*nonces)
+
+    def test_nothing_of_the_answer_reaches_the_client(self):
+        fields = f"ETag: {ETAG}\r\nContent-Range: bytes 1000-{len(BIG) - 1}/{len(BIG)}\r\nSet-Cookie: a=b\r\n"
+        self.application(self.whole, lambda q: self.answer(q, fields=fields))
+        self.lose(1000)
+        r = Client().get("/raw/x")
+        self.assertEqual((r.status, r.body == BIG, r.fields.get("set-cookie")), (200, True, None))
+
+    def test_weak_etag(self):
+        self.application(lambda q: self.whole(q, f"ETag: W/{ETAG}\r\nAccept-Ranges: bytes\r\n"))
+        self.not_asked()
+
+    def test_no_etag(self):
+        self.application(lambda q: self.whole(q, "Accept-Ranges: bytes\r\n"))
+        self.not_asked()
+
+    def test_no_ranges(self):
+        self.application(lambda q: self.whole(q, f"ETag: {ETAG}\r\n"))
+        self.not_asked()
+
+    def test_a_part_of_something_of_unknown_length(self):
+        of = lambda q: self.answer(q, fields=f"ETag: {ETAG}\r\nContent-Range: bytes 0-{len(BIG) - 1}/*\r\n")
+        self.application(of)
+        self.not_asked()
+
+    def not_asked(self):
+        self.lose(1000, reason=SOCKET)
+        self.ends_in_a_reset("/raw/x")
+        self.assertEqual(len(self.raw.requests), 1)
+
+    def test_other_etag(self):
+        self.refused(lambda q: self.answer(q).replace(ETAG.encode(), b'"another."'))
+
+    def test_weak_etag_of_the_rest(self):
+        self.refused(lambda q: self.answer(q).replace(ETAG.encode(), b"W/" + ETAG.encode()))
+
+    def test_no_etag_of_the_rest(self):
+        self.refused(lambda q: self.answer(q).replace(b"ETag", b"X-Tag"))
+
+    def test_other_range(self):
+        size = len(BIG)
+        for text in (f"1001-{size - 1}/{size}", f"1000-{size - 2}/{size}", f"1000-{size - 1}/{size + 1}",
+                     f"1000-{size - 1}/*", f"1000-{size - 1}", "", f"-{size}", "9" * 40,
+                     f"18446744073709552616-{size - 1}/{size}"):
+            with self.subTest(text):
+                fields = f"ETag: {ETAG}\r\nContent-Range: bytes {text}\r\n"
+                self.application(self.whole, lambda q: self.answer(q, fields=fields))
+                self.lose(1000)
+                with self.assertRaises(ConnectionResetError):
+                    Client().get("/raw/x")
+                self.assertEqual(len(self.raw.requests), 2)
+                self.raw.close()
+                self._cleanups.pop()
+        self.assertEqual(self.agent.counters()["failovers"], 0)
+
+    def test_the_whole_again(self):
+        self.refused(self.whole)
+
+    def test_precondition_failed(self):
+        self.refused(lambda q: b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
+
+    def test_not_found(self):
+        self.refused(lambda q: b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello")
+
+    def test_no_offer(self):
+        body = BIG[1000:].decode("latin-1")
+        answer = lambda q: self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % len(body)) + b"x" * 1000
+        self.refused(answer, answer, answer, asked=3)
+
+    def test_forged_offer(self):
+        self.refused(lambda q: self.answer(q, key=b"X" * 16))
+        self.assertEqual(self.agent.counters()["refused_tag"], 1)
+
+    def test_offer_of_another_length(self):
+        self.refused(lambda q: self.answer(q, length=1000))
+
+    def test_offer_with_a_body(self):
+        self.refused(lambda q: self.answer(q, body="hello"))
+
+    def test_an_error_first(self):
+        error = lambda q: b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+        self.application(self.whole, error, lambda q: b"", self.answer)
+        self.lose(1000)
+        self.assertEqual(Client().get("/raw/x").body == BIG, True)
+        self.assertEqual(len(self.raw.requests), 4)
+
+    def test_client_gone_meanwhile(self):
+        for linger in False, True:
+            go = threading.Event()
+            self.application(self.whole, lambda q: go.wait(5) and self.answer(q))
+            self.lose(1000)
+            c = Client()
+            c.send("/raw/x")
+            self.until(lambda: len(self.raw.requests) == 2)
+            if linger:
+                c.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
+            c.close()
+            self.agent.wait("abort")
+            go.set()
+            self.raw.close()
+            self._cleanups.pop()
+            self.assertEqual(Client().get("/big").body == BIG, True)
+
+    def test_complete_meanwhile(self):
+        """The lost backend's kernel had everything."""
+        go = threading.Event()
+        self.application(self.whole, lambda q: go.wait(5) and self.answer(q))
+
+        def all_of_it(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, BIG[:1000])
+            agents.wait_acked(c.fileno())
+            self.agent.end(s, h["handoff"], PEER_LOST)
+            self.until(lambda: len(self.raw.requests) == 2)
+            self.agent.write(c, BIG[1000:])
+            agents.wait_acked(c.fileno())
+            c.close()
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
+
+        self.agent.on_handoff = all_of_it
+        c = Client()
+        self.assertEqual(c.get("/raw/x").body == BIG, True)
+        time.sleep(0.1)
+        go.set()
+        self.agent.on_handoff = self.agent.serve
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual([self.log(n=n)[3] for n in (1, 2)], ["shortcut"] * 2)
+        self.assertEqual((self.agent.counters()["failovers"], len(self.handoffs())), (0, 2))
+
+    def test_where_nobody_else_can_a_lost_backend_is_given_time(self):
+        self.application(lambda q: self.whole(q, ""))
+
+        def slowly(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            for at in range(0, len(BIG), len(BIG) // 4):
+                self.agent.write(c, BIG[at:at + len(BIG) // 4])
+                agents.wait_acked(c.fileno())
+                time.sleep(1)
+                self.agent.end(s, h["handoff"], PEER_LOST)
+            c.close()
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
+
+        self.agent.on_handoff = slowly
+        self.assertEqual(Client().get("/raw/x").body == BIG, True)
+
+    def test_but_not_for_ever(self):
+        self.application(lambda q: self.whole(q, ""))
+
+        def stuck(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            c.close()
+            for _ in range(10):
+                self.agent.end(s, h["handoff"], PEER_LOST)
+                time.sleep(1)
+
+        self.agent.on_handoff = stuck
+        self.ends_in_a_reset("/raw/x")
