@@ -96,7 +96,7 @@ impl Agent {
         let (is_frontend, is_backend) = (config.frontend.is_some(), config.backend.is_some());
         let board = Board::new(&config.name, is_frontend, is_backend, lifetime.as_millis() as u32, &names)?;
         let frontend = config.frontend.as_ref();
-        let frontend = frontend.map(|frontend| FrontendSteering::load(&config, &frontend.interfaces)).transpose()?;
+        let frontend = frontend.map(|frontend| FrontendSteering::load(&config, frontend)).transpose()?;
         let senders = Self::load_senders(&config)?;
         let peer_listener =
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;

@@ -53,6 +53,9 @@ pub struct Config {
 pub struct FrontendConfig {
     /// Network ports that clients' packets come in on.
     pub interfaces: Vec<String>,
+    /// How long a flow is remembered after its connection's last packet.
+    #[serde(default = "default_flow_quiet", with = "humantime_serde")]
+    pub flow_quiet: Duration,
 }
 
 /// `[backend]`
@@ -115,6 +118,10 @@ fn default_socket() -> PathBuf {
 
 fn default_pins() -> PathBuf {
     "/sys/fs/bpf/shunt".into()
+}
+
+fn default_flow_quiet() -> Duration {
+    Duration::from_secs(60)
 }
 
 fn default_ports() -> PortRange {

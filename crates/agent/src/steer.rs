@@ -14,15 +14,13 @@ use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, S
 use shunt_sys::cgroup;
 use shunt_wire::{Address, Endpoint, peer};
 
-use crate::config::Config;
+use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
 
 /// Completion rings: one per control connection.
 const RINGS: u32 = 64;
-/// Between two looks at flows that have ended.
+/// Most time between two looks at flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
-/// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
-const QUIET: Duration = Duration::from_secs(60);
 
 /// Why steering could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +76,8 @@ pub struct FrontendSteering {
     programs: Frontend,
     free_rings: BTreeSet<u32>,
     next_look: Option<Instant>,
+    /// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
+    quiet: Duration,
 }
 
 impl FrontendSteering {
@@ -85,11 +85,11 @@ impl FrontendSteering {
     ///
     /// # Errors
     /// See [`SteerError`].
-    pub fn load(config: &Config, interfaces: &[String]) -> Result<Self, SteerError> {
-        let Place { cgroup, netns_cookie, interfaces } = Place::of(config, interfaces)?;
+    pub fn load(config: &Config, frontend: &FrontendSettings) -> Result<Self, SteerError> {
+        let Place { cgroup, netns_cookie, interfaces } = Place::of(config, &frontend.interfaces)?;
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
-        Ok(Self { programs, free_rings: (0..RINGS).collect(), next_look: None })
+        Ok(Self { programs, free_rings: (0..RINGS).collect(), next_look: None, quiet: frontend.flow_quiet })
     }
 
     /// A ring for a worker, and its number; `None` where all are taken.
@@ -170,9 +170,9 @@ impl FrontendSteering {
         if self.next_look.is_some_and(|when| now < when) {
             return;
         }
-        self.next_look = Some(now + GARBAGE_EVERY);
+        self.next_look = Some(now + GARBAGE_EVERY.min(self.quiet));
         let mut connections = None;
-        let collected = self.programs.collect_garbage(QUIET, |key| {
+        let collected = self.programs.collect_garbage(self.quiet, |key| {
             // Read once, and only where a flow is quiet. Where it cannot be read, every flow is alive.
             let connections = connections.get_or_insert_with(|| host::connections().ok());
             connections.as_ref().is_none_or(|all| all.contains(&ends(key)))
@@ -218,7 +218,9 @@ impl BackendSteering {
 
     /// What the programs counted.
     pub fn counters(&self) -> Value {
-        Value::Object(named(self.0.counters()))
+        let mut counters = named(self.0.counters());
+        counters.insert("senders".into(), Value::from(self.0.senders()));
+        Value::Object(counters)
     }
 }
 

@@ -89,7 +89,7 @@ impl Command {
                 let faults = demo.run()?;
                 return Ok(if faults.0.is_empty() { Outcome::Good } else { Outcome::Faulty });
             }
-            Self::Bench(bench) => bench.run()?,
+            Self::Bench(bench) => return Ok(if bench.run()? { Outcome::Good } else { Outcome::Faulty }),
             Self::Stats(stats) => stats.run()?,
             Self::Lab(lab) => lab.run()?,
         }

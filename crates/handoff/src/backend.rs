@@ -95,6 +95,11 @@ impl Backend {
         Ok(())
     }
 
+    /// How many senders the programs know: those of this agent, and no others.
+    pub fn senders(&self) -> usize {
+        self.senders.keys().count()
+    }
+
     /// What the programs have counted.
     ///
     /// # Errors

@@ -24,6 +24,8 @@ use clap::{Args, Subcommand};
 
 pub use disc::Disc;
 
+use crate::faults::Faults;
+
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
@@ -37,6 +39,14 @@ pub enum Bench {
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Disc(Disc),
+    /// The fault table: every fault at every step of a handoff, and what the client and everyone else see of it
+    ///
+    /// A cell holds a response at a step, injects a fault, compares each byte that the client gets, and counts what the
+    /// service holds before and after. docs/faults.md says what each step and fault is. Exit code 1 where a byte is
+    /// wrong, a bound is passed, something leaked, or somebody noticed who is not concerned.
+    ///
+    /// Needs root.
+    Faults(Faults),
     /// Every benchmark, one report
     All(All),
 }
@@ -59,17 +69,23 @@ impl Bench {
     /// Whether it only prints what it could do.
     #[must_use]
     pub fn only_lists(&self) -> bool {
-        matches!(self, Self::Disc(disc) if disc.list)
+        match self {
+            Self::Disc(disc) => disc.list,
+            Self::Faults(faults) => faults.list,
+            Self::All(_) => false,
+        }
     }
 
-    /// Runs the benchmark and prints its table.
+    /// Runs the benchmark and prints its table: `false` where it has shown something that is to be otherwise.
     ///
     /// # Errors
     /// When something cannot be started, an answer was wrong, or a file cannot be written.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self) -> Result<bool> {
         match self {
-            Self::Disc(disc) => disc.run(),
-            Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run(),
+            Self::Disc(disc) => disc.run()?,
+            Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run()?,
+            Self::Faults(faults) => return faults.run(),
         }
+        Ok(true)
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::host::{Family, Host, Role};
 use crate::lab::Lab;
@@ -83,9 +83,17 @@ pub type ShuntParts<'a> = Box<dyn Fn(&Host) -> Option<ShuntPart> + 'a>;
 #[derive(Debug)]
 pub struct Chain {
     /// Backends first: in the order in which they started.
-    processes: Vec<(String, Process)>,
+    tiers: Vec<Tier>,
     frontend: SocketAddr,
     backend: SocketAddr,
+}
+
+/// The server of one tier.
+#[derive(Debug)]
+struct Tier {
+    host: String,
+    listen: SocketAddr,
+    process: Process,
 }
 
 impl Chain {
@@ -96,21 +104,22 @@ impl Chain {
         families: Families,
         serve: impl Fn(&Host, SocketAddr, &[SocketAddr]) -> Result<Process>,
     ) -> Result<Self> {
-        let start = |host: &Host, next: &[SocketAddr]| -> Result<(String, Process)> {
-            Ok((host.name().to_owned(), serve(host, families.listen(host)?, next)?))
+        let start = |host: &Host, next: &[SocketAddr]| -> Result<Tier> {
+            let listen = families.listen(host)?;
+            Ok(Tier { host: host.name().to_owned(), listen, process: serve(host, listen, next)? })
         };
-        let mut processes = Vec::new();
+        let mut tiers = Vec::new();
         let mut next = Vec::new();
         for host in lab.hosts_of(Role::Backend) {
-            processes.push(start(host, &[])?);
+            tiers.push(start(host, &[])?);
             next.push(families.address(host)?);
         }
         let backend = next[0];
         for host in lab.intermediates().into_iter().rev().chain([lab.frontend()]) {
-            processes.push(start(host, &next)?);
+            tiers.push(start(host, &next)?);
             next = vec![families.address(host)?];
         }
-        Ok(Self { processes, frontend: next[0], backend })
+        Ok(Self { tiers, frontend: next[0], backend })
     }
 
     /// Where clients ask.
@@ -139,7 +148,20 @@ impl Chain {
 
     /// The server of a tier.
     pub fn process(&mut self, host: &str) -> Option<&mut Process> {
-        self.processes.iter_mut().find(|(name, _)| name == host).map(|(_, process)| process)
+        self.tier(host).map(|tier| &mut tier.process)
+    }
+
+    /// Starts the server of a tier once more, killing what is left of it.
+    ///
+    /// # Errors
+    /// When the tier has no server, or that does not start.
+    pub fn restart(&mut self, host: &Host) -> Result<()> {
+        let tier = self.tier(host.name()).with_context(|| format!("{} has no server", host.name()))?;
+        host.serve_again(&mut tier.process, tier.listen)
+    }
+
+    fn tier(&mut self, host: &str) -> Option<&mut Tier> {
+        self.tiers.iter_mut().find(|tier| tier.host == host)
     }
 
     /// Fails with the end of a server's log if one has ended.
@@ -147,7 +169,7 @@ impl Chain {
     /// # Errors
     /// When one has.
     pub fn check_running(&mut self) -> Result<()> {
-        self.processes.iter_mut().try_for_each(|(_, process)| process.check_running())
+        self.tiers.iter_mut().try_for_each(|tier| tier.process.check_running())
     }
 
     /// Ends all servers, the frontend first.
@@ -155,8 +177,8 @@ impl Chain {
     /// # Errors
     /// When one cannot be ended.
     pub fn stop(mut self) -> Result<()> {
-        while let Some((_, process)) = self.processes.pop() {
-            process.stop()?;
+        while let Some(tier) = self.tiers.pop() {
+            tier.process.stop()?;
         }
         Ok(())
     }

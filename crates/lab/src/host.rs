@@ -225,6 +225,17 @@ impl Host {
         Ok(process)
     }
 
+    /// Starts a server of this host once more, killing what is left of it, and waits until it listens at `address`.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends, or does not listen.
+    pub fn serve_again(&self, process: &mut Process, address: SocketAddr) -> Result<()> {
+        process.start_again(|command| self.run(|| command.spawn()))?;
+        let listening = self.wait_listening(address);
+        process.check_running()?;
+        listening
+    }
+
     /// Runs `command` to its end in the namespace and returns what it wrote.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A lab that runs: its hosts, by name and by role.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 
@@ -132,6 +133,32 @@ impl Lab {
             host.place(placed.get(host.name()).copied().flatten())?;
         }
         Ok(())
+    }
+
+    /// Pulls a host's cable out, at the switch: the host notices that its port has no carrier, and keeps its addresses.
+    ///
+    /// # Errors
+    /// When the host has no such device, or the kernel refuses.
+    pub fn cut(&self, host: &Host, device: &str) -> Result<()> {
+        self.set_cable(host, device, "down")
+    }
+
+    /// Puts it in again.
+    ///
+    /// # Errors
+    /// As [`Self::cut`].
+    pub fn join(&self, host: &Host, device: &str) -> Result<()> {
+        self.set_cable(host, device, "up")
+    }
+
+    fn set_cable(&self, host: &Host, device: &str, state: &str) -> Result<()> {
+        // The switch's ports are in the order of the hosts' (topology.rs).
+        let mut ports = self.hosts.iter().flat_map(|host| host.ports().iter().map(move |port| (host.name(), port)));
+        let at = ports.position(|(name, port)| name == host.name() && port.device == device);
+        let at = at.with_context(|| format!("{} has no device {device}", host.name()))?;
+        let mut ip = Command::new("ip");
+        ip.args(["link", "set", &self.switch.ports()[at].device, state]);
+        self.switch.check(ip).map(drop)
     }
 
     /// Makes files of the given names and sizes, with contents that differ by name and repeat nowhere nearby, in a

@@ -47,6 +47,7 @@ pub struct NginxChain<'a> {
     files: PathBuf,
     shunt: ShuntParts<'a>,
     http: Vec<String>,
+    locations: Box<dyn Fn(&Host) -> String + 'a>,
     environment: &'static [(&'static str, &'static str)],
     families: Families,
 }
@@ -61,6 +62,8 @@ pub struct NginxConf<'a> {
     pub shunt: Option<ShuntPart>,
     /// More directives for `http`, without semicolons.
     pub http: &'a [String],
+    /// More locations of the server.
+    pub locations: String,
 }
 
 impl<'a> NginxChain<'a> {
@@ -71,6 +74,7 @@ impl<'a> NginxChain<'a> {
             files: files.into(),
             shunt: Box::new(|_| None),
             http: Vec::new(),
+            locations: Box::new(|_| String::new()),
             environment: &[],
             families: Families::default(),
         }
@@ -104,11 +108,18 @@ impl<'a> NginxChain<'a> {
         self
     }
 
+    /// Adds locations to the tiers' servers, beside `location /`.
+    #[must_use]
+    pub fn locations(mut self, of: impl Fn(&Host) -> String + 'a) -> Self {
+        self.locations = Box::new(of);
+        self
+    }
+
     /// The configuration of one tier.
     #[must_use]
     pub fn conf(&self, host: &Host, listen: SocketAddr, upstream: &[SocketAddr]) -> String {
         let (files, http, shunt) = (self.files.as_path(), self.http.as_slice(), (self.shunt)(host));
-        NginxConf { listen, upstream, files, shunt, http }.to_string()
+        NginxConf { listen, upstream, files, shunt, http, locations: (self.locations)(host) }.to_string()
     }
 
     /// Starts the chain, backends first.
@@ -142,10 +153,10 @@ impl fmt::Display for NginxConf<'_> {
         writeln!(f, "    server {{\n        listen {}{both} backlog=4096;\n        location / {{", self.listen)?;
         match self.upstream {
             [] => writeln!(f, "            root {};", self.files.display())?,
-            _ => f.write_str(PROXY)?,
+            _ => write!(f, "            proxy_pass http://next;\n{PROXY_SETTINGS}")?,
         }
         f.write_str(&part(|shunt| &shunt.location, "            "))?;
-        f.write_str("        }\n    }\n}\n")
+        write!(f, "        }}\n{}    }}\n}}\n", self.locations)
     }
 }
 
@@ -182,8 +193,8 @@ const KEEPALIVE: &str = "        keepalive 64;
     }
 ";
 
-const PROXY: &str = "            proxy_pass http://next;
-            proxy_http_version 1.1;
+/// How a tier asks the next one: directives of a location that passes requests on.
+pub(crate) const PROXY_SETTINGS: &str = "            proxy_http_version 1.1;
             proxy_set_header Connection \"\";
             proxy_set_header Host $http_host;
             proxy_buffer_size 16k;
@@ -197,7 +208,8 @@ mod tests {
 
     fn conf(upstream: &[SocketAddr], shunt: Option<ShuntPart>) -> String {
         let listen = "10.77.1.1:80".parse().unwrap();
-        NginxConf { listen, upstream, files: Path::new("/files"), shunt, http: &[] }.to_string()
+        NginxConf { listen, upstream, files: Path::new("/files"), shunt, http: &[], locations: String::new() }
+            .to_string()
     }
 
     #[test]

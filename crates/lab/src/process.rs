@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 #[derive(Debug)]
 pub struct Process {
     name: String,
+    /// What it was started with, to start it again.
+    command: Command,
     child: Child,
     log: PathBuf,
     ended: Option<ExitStatus>,
@@ -27,7 +29,7 @@ impl Process {
         // Its own group: Ctrl-C at a terminal reaches the lab, and the lab ends its children in order.
         command.process_group(0);
         let child = spawn(&mut command)?.with_context(|| format!("starting {command:?} as {name}"))?;
-        Ok(Self { name, child, log, ended: None })
+        Ok(Self { name, command, child, log, ended: None })
     }
 
     /// Program and host, for messages.
@@ -103,6 +105,19 @@ impl Process {
         {
             let _ = kill_process_group(group, signal);
         }
+    }
+
+    /// Kills what is left of it and starts it once more; its log goes on.
+    pub(crate) fn start_again(
+        &mut self,
+        spawn: impl FnOnce(&mut Command) -> Result<std::io::Result<Child>>,
+    ) -> Result<()> {
+        if self.ended.is_none() {
+            self.kill()?;
+        }
+        self.child = spawn(&mut self.command)?.with_context(|| format!("starting {} again", self.name))?;
+        self.ended = None;
+        Ok(())
     }
 
     /// Asks it to end (SIGTERM) and waits; kills what has not ended after 5 seconds.

@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::chain::{Chain, Families, ShuntPart};
-use crate::host::{Family, Host, Role};
+use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::NginxChain;
+use crate::process::Process;
 
 use agent::Agent;
 pub use built::{module_file, shuntd_program};
@@ -31,6 +32,21 @@ pub struct Options {
     pub keep_heap: bool,
     /// IP versions of the servers; agents speak that of the tiers.
     pub families: Families,
+    /// What is configured besides.
+    pub settings: Settings,
+}
+
+/// What configurations of a service say beyond the usual.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Settings {
+    /// Lines of the frontends' `[frontend]`, in the agents' configuration.
+    pub agent_frontend: &'static str,
+    /// Lines of the backends' `[backend]`.
+    pub agent_backend: &'static str,
+    /// Directives for every nginx's `http`, without semicolons.
+    pub http: &'static [&'static str],
+    /// More locations of a tier's nginx.
+    pub locations: Option<fn(&Lab, &Host) -> String>,
 }
 
 impl Options {
@@ -67,24 +83,30 @@ impl<'lab> Service<'lab> {
         if options.keep_heap {
             chain = chain.keep_heap();
         }
+        for directive in options.settings.http {
+            chain = chain.http(*directive);
+        }
+        if let Some(locations) = options.settings.locations {
+            chain = chain.locations(move |host| locations(lab, host));
+        }
         if options.shunt {
             let module = module_file()?;
-            service.start_agents(options.families.tiers)?;
+            service.start_agents(&options)?;
             chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min));
         }
         service.chain = Some(chain.start(lab)?);
         Ok(service)
     }
 
-    fn start_agents(&mut self, family: Family) -> Result<()> {
+    fn start_agents(&mut self, options: &Options) -> Result<()> {
         let program = shuntd_program()?;
         let frontends: Vec<&Host> = self.lab.hosts_of(Role::Frontend).collect();
         let backends: Vec<&Host> = self.lab.hosts_of(Role::Backend).collect();
         for host in &frontends {
-            self.agents.push(Agent::start(self.lab.id(), host, &backends, family, &program)?);
+            self.agents.push(Agent::start(self.lab.id(), host, &backends, options, &program)?);
         }
         for host in &backends {
-            self.agents.push(Agent::start(self.lab.id(), host, &frontends, family, &program)?);
+            self.agents.push(Agent::start(self.lab.id(), host, &frontends, options, &program)?);
         }
         self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }
@@ -125,9 +147,32 @@ impl<'lab> Service<'lab> {
     /// # Errors
     /// When the host has no agent, or it does not start.
     pub fn restart_agent(&mut self, host: &Host) -> Result<()> {
-        let agent = self.agent_mut(host)?;
-        agent.restart()?;
-        agent.wait_for_peers()
+        self.start_agent(host)?;
+        self.agent_mut(host)?.wait_for_peers()
+    }
+
+    /// Starts a killed agent again and does not wait.
+    ///
+    /// # Errors
+    /// When the host has no agent, or it does not start.
+    pub fn start_agent(&mut self, host: &Host) -> Result<()> {
+        self.agent_mut(host)?.restart()
+    }
+
+    /// Waits until every agent has its sessions.
+    ///
+    /// # Errors
+    /// When one has not, or has ended.
+    pub fn wait_for_agents(&mut self) -> Result<()> {
+        self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
+    }
+
+    /// The process of a host's agent, unless it was killed.
+    ///
+    /// # Errors
+    /// When the host has no agent.
+    pub fn agent_process(&mut self, host: &Host) -> Result<Option<&mut Process>> {
+        Ok(self.agent_mut(host)?.process_mut())
     }
 
     fn agent_mut(&mut self, host: &Host) -> Result<&mut Agent<'lab>> {

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::Options;
 use super::stats::{Stats, agent_stats};
 use crate::chain::ShuntPart;
 use crate::cleanup::LabId;
-use crate::host::{Family, Host, Role};
+use crate::host::{Host, Role};
 use crate::process::Process;
 
 /// The port that agents listen at.
@@ -36,12 +37,12 @@ impl<'lab> Agent<'lab> {
         lab: &LabId,
         host: &'lab Host,
         peers: &[&Host],
-        family: Family,
+        options: &Options,
         program: &Path,
     ) -> Result<Self> {
         mount_bpffs()?;
         let config = host.dir().join("shuntd.toml");
-        let text = configuration(lab, host, peers, family)?;
+        let text = configuration(lab, host, peers, options)?;
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let mut agent = Self { host, program: program.to_owned(), config, process: None };
         agent.process = Some(host.spawn(agent.command())?);
@@ -60,6 +61,10 @@ impl<'lab> Agent<'lab> {
 
     pub(super) fn stats(&self) -> Result<Stats> {
         agent_stats(&ShuntPart::agent_socket(self.host))
+    }
+
+    pub(super) fn process_mut(&mut self) -> Option<&mut Process> {
+        self.process.as_mut()
     }
 
     pub(super) fn kill(&mut self) {
@@ -112,11 +117,13 @@ impl Drop for Agent<'_> {
     }
 }
 
-fn configuration(lab: &LabId, host: &Host, peers: &[&Host], family: Family) -> Result<String> {
+fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -> Result<String> {
+    let family = options.families.tiers;
+    let settings = &options.settings;
     let address = |host: &Host| -> Result<SocketAddr> { Ok(SocketAddr::new(host.service_address_of(family)?, PORT)) };
     let role = match host.role() {
-        Role::Frontend => "[frontend]\ninterfaces = [\"client0\"]",
-        _ => "[backend]\ninterfaces = [\"service0\"]",
+        Role::Frontend => format!("[frontend]\ninterfaces = [\"client0\"]\n{}", settings.agent_frontend),
+        _ => format!("[backend]\ninterfaces = [\"service0\"]\n{}", settings.agent_backend),
     };
     let mut text = format!(
         "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",

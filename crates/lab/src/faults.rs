@@ -1,0 +1,24 @@
+//! The fault table: every fault at every step of a handoff, as data ([`table`]) that one engine ([`cell`]) runs.
+//!
+//! A cell takes a response to its step and holds it there, injects the fault, and sees how the client's connection ends:
+//! each byte is compared. Meanwhile a bystander downloads what has nothing to do with the fault. Afterwards the service is
+//! repaired as an operator would, has to work as before, and has to hold no more than before: sockets, map entries,
+//! offers, descriptors, processes. docs/faults.md is the operator's page.
+
+mod bed;
+mod cell;
+mod client;
+mod command;
+mod fault;
+mod ledger;
+mod step;
+mod table;
+
+pub use bed::{Bed, TIMEOUT, Way, build_lab};
+pub use cell::{Outcome, run};
+pub use client::{Client, Ending};
+pub use command::{Faults, run_cells};
+pub use fault::Fault;
+pub use ledger::Ledger;
+pub use step::Step;
+pub use table::{BOUND, Expected, expected};

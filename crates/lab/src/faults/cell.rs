@@ -1,0 +1,154 @@
+//! One cell of the table: a response is taken to a step, the fault comes, and all that may and may not follow is looked
+//! at.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+
+use super::bed::{Bed, LONG_FILE, Way};
+use super::client::{Client, Ending};
+use super::fault::Fault;
+use super::ledger::Ledger;
+use super::step::{Held, Step};
+use super::table;
+
+/// Longer than any bound of the table: what has not ended by then hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A bystander without a byte for so long has noticed something.
+const BYSTANDER_PATIENCE: Duration = Duration::from_secs(5);
+/// A bystander reads a piece of 16 KiB, and waits so long: 24 MiB last longer than a cell.
+const BYSTANDER_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a cell showed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    pub step: &'static str,
+    pub fault: &'static str,
+    pub expected: &'static str,
+    /// How the response ended, in words.
+    pub ending: String,
+    /// From the fault to the response's end.
+    pub seconds: f64,
+    /// What the service held afterwards that it did not before.
+    pub leaks: BTreeMap<String, u64>,
+    /// What was wrong; none where all was as it is to be.
+    pub faults_found: Vec<String>,
+}
+
+impl Outcome {
+    /// Of a cell that could not be run.
+    pub(super) fn broken(step: Step, fault: Fault, error: &anyhow::Error, explanation: &str) -> Self {
+        Self {
+            step: step.name(),
+            fault: fault.name(),
+            expected: table::expected(step, fault).name(),
+            ending: "not known".to_owned(),
+            seconds: 0.0,
+            leaks: BTreeMap::new(),
+            faults_found: vec![format!("{error:#}{explanation}")],
+        }
+    }
+
+    /// The ending without its numbers, for a narrow column.
+    pub(super) fn short_ending(&self) -> &str {
+        self.ending.split(" after").next().unwrap_or_default()
+    }
+
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.faults_found.is_empty()
+    }
+}
+
+/// Runs one cell. After an error the bed is of no more use.
+///
+/// # Errors
+/// When the step cannot be reached, the fault not be injected, or the service not be repaired.
+pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
+    bed.warm()?;
+    let before = settled(bed)?;
+    let expected = table::expected(step, fault);
+    let way = if step.stops_frontend_agent() { fault.bystander().max(Way::Plain) } else { fault.bystander() };
+    let (server, path) = bed.bystander(way, LONG_FILE.0);
+    let mut bystander = Client::connect(bed.lab.client(), server, Some(64 << 10))?;
+    let over = AtomicBool::new(false);
+    let (seen, noticed) = std::thread::scope(|scope| {
+        let over = &over;
+        let reader = scope.spawn(move || stand_by(&mut bystander, &path, over));
+        let seen = response(bed, step, fault);
+        over.store(true, Ordering::Relaxed);
+        (seen, reader.join())
+    });
+    let (ending, seconds) = seen?;
+    let Ok(noticed) = noticed else { bail!("the bystander panicked") };
+    let mut found = Vec::new();
+    found.extend(expected.objection(ending, seconds));
+    found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
+    bed.service.wait_for_agents()?;
+    bed.check_running()?;
+    bed.wait_for_shortcuts()?;
+    let leaks = Ledger::leaks(&before, bed.lab, &bed.service)?;
+    found.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
+    let ending = ending.to_string();
+    let (step, fault, expected) = (step.name(), fault.name(), expected.name());
+    Ok(Outcome { step, fault, expected, ending, seconds, leaks, faults_found: found })
+}
+
+/// What the service holds when nothing is under way: counted twice alike.
+fn settled(bed: &Bed<'_>) -> Result<Ledger> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let ledger = Ledger::of(bed.lab, &bed.service)?;
+        std::thread::sleep(Duration::from_millis(50));
+        if ledger.is_idle() || Instant::now() > deadline {
+            return Ok(ledger);
+        }
+    }
+}
+
+/// Takes a response through the fault: how it ended, and after how long.
+fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)> {
+    let Held { mut client, stopped } = step.reach(bed, fault.prefix())?;
+    fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;
+    let begin = Instant::now();
+    let (ending, seconds) = std::thread::scope(|scope| -> Result<_> {
+        let reader = scope.spawn(move || {
+            if step == Step::Parked {
+                let (file, size) = step.file();
+                client.ask(&format!("{}{file}", fault.prefix()), file, size);
+            }
+            Ok::<_, anyhow::Error>((client.finish(PATIENCE)?, begin.elapsed().as_secs_f64()))
+        });
+        let mended = stopped.release(bed).and_then(|()| {
+            fault.lasts().map_or(Ok(()), |time| {
+                std::thread::sleep(time);
+                fault.repair(bed)
+            })
+        });
+        let Ok(read) = reader.join() else { bail!("the reader panicked") };
+        mended.with_context(|| format!("repairing {}", fault.name()))?;
+        read
+    })?;
+    if fault.lasts().is_none() {
+        fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
+    }
+    Ok((ending, seconds))
+}
+
+/// Downloads slowly until the cell is over, then the rest at once; each response is to be whole.
+fn stand_by(client: &mut Client, path: &str, over: &AtomicBool) -> Result<()> {
+    let (file, size) = LONG_FILE;
+    let over = || over.load(Ordering::Relaxed);
+    loop {
+        client.ask(path, file, size);
+        let early = client.read_slowly(BYSTANDER_PAUSE, BYSTANDER_PATIENCE, over)?;
+        let ending = early.map_or_else(|| client.finish(BYSTANDER_PATIENCE), Ok)?;
+        ensure!(ending == Ending::Whole, "its download ended otherwise: {ending}");
+        if over() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `shunt bench faults`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use globset::Glob;
+
+use super::bed::{Bed, build_lab};
+use super::cell::{self, Outcome};
+use super::fault::Fault;
+use super::step::Step;
+use crate::report::{Align, Paint, Progress, Table};
+
+/// `shunt bench faults`
+#[derive(Debug, Default, Args)]
+pub struct Faults {
+    /// Only the cells that match, such as `queued/*` or `*/backend-*`; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    cell: Vec<String>,
+    /// Write what was found
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Print the names of the cells, and end
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+impl Faults {
+    /// Runs the cells and prints the table: whether all was well.
+    ///
+    /// # Errors
+    /// When no cell matches, or the lab cannot be built.
+    pub fn run(&self) -> Result<bool> {
+        let cells = choose(&self.cell)?;
+        if self.list {
+            cells.iter().for_each(|(step, fault)| println!("{}/{}", step.name(), fault.name()));
+            return Ok(true);
+        }
+        let outcomes = run_cells(&cells, &Progress::to_stderr())?;
+        print!("{}", show(&outcomes, Paint::of(&std::io::stdout())));
+        Ok(outcomes.iter().all(Outcome::is_good))
+    }
+}
+
+/// Runs cells one after the other, each on a service that works.
+///
+/// # Errors
+/// When the lab cannot be built.
+pub fn run_cells(cells: &[(Step, Fault)], progress: &Progress) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    while outcomes.len() < cells.len() {
+        let lab = build_lab()?;
+        let mut bed = Bed::start(&lab)?;
+        for (step, fault) in &cells[outcomes.len()..] {
+            let outcome = cell::run(&mut bed, *step, *fault);
+            let usable = outcome.is_ok();
+            let outcome =
+                outcome.unwrap_or_else(|error| Outcome::broken(*step, *fault, &error, &bed.service.explain()));
+            progress.done(&line(&outcome));
+            let good = outcome.is_good();
+            outcomes.push(outcome);
+            if !usable || !good {
+                // What a cell left behind is not the next one's.
+                break;
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+fn line(outcome: &Outcome) -> String {
+    let found = outcome.faults_found.iter().map(|found| format!("\n         {found}")).collect::<String>();
+    format!("{}/{}: {} after {:.1} s{found}", outcome.step, outcome.fault, outcome.ending, outcome.seconds)
+}
+
+/// Faults down, steps across.
+fn show(outcomes: &[Outcome], paint: Paint) -> String {
+    let heads: Vec<(&str, Align)> =
+        [("fault", Align::Left)].into_iter().chain(Step::ALL.map(|step| (step.name(), Align::Left))).collect();
+    let mut table = Table::new(&heads);
+    for fault in Fault::ALL {
+        let cell = |step: Step| {
+            let outcome = outcomes.iter().find(|one| one.step == step.name() && one.fault == fault.name())?;
+            let text = format!("{} {:.1} s", outcome.short_ending(), outcome.seconds);
+            Some(if outcome.is_good() { paint.good(&text) } else { paint.bad(&format!("{text} !")) })
+        };
+        let cells: Vec<Option<String>> = Step::ALL.into_iter().map(cell).collect();
+        if cells.iter().any(Option::is_some) {
+            table.row([fault.name().to_owned()].into_iter().chain(cells.into_iter().map(Option::unwrap_or_default)));
+        }
+    }
+    let good = outcomes.iter().filter(|outcome| outcome.is_good()).count();
+    format!("{}\n{good} of {} cells are as they are to be.\n", table.show(paint), outcomes.len())
+}
+
+/// The cells whose names match one of the globs; all where there is none.
+fn choose(globs: &[String]) -> Result<Vec<(Step, Fault)>> {
+    let all: Vec<(Step, Fault)> =
+        Fault::ALL.into_iter().flat_map(|fault| Step::ALL.map(move |step| (step, fault))).collect();
+    if globs.is_empty() {
+        return Ok(all);
+    }
+    let name = |(step, fault): &(Step, Fault)| format!("{}/{}", step.name(), fault.name());
+    let mut chosen = Vec::new();
+    for glob in globs {
+        let matcher = Glob::new(glob).with_context(|| format!("--cell {glob}"))?.compile_matcher();
+        let before = chosen.len();
+        chosen.extend(all.iter().filter(|cell| matcher.is_match(name(cell))).copied());
+        ensure!(chosen.len() > before, "no cell matches {glob:?}; `shunt bench faults --list` shows them");
+    }
+    Ok(chosen)
+}

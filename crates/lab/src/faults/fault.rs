@@ -1,0 +1,225 @@
+//! The faults: how each is brought about, and how an operator or a supervisor repairs what it broke.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::bed::{Bed, Way};
+use super::step::Part;
+use crate::host::Host;
+
+/// How long faults last that pass by themselves.
+const WHILE: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    BackendServerKilled,
+    BackendServerReloaded,
+    BackendAgentKilled,
+    BackendAgentRestarted,
+    BackendAgentStopped,
+    FrontendWorkerKilled,
+    FrontendServerKilled,
+    FrontendServerReloaded,
+    FrontendServerUpgraded,
+    FrontendAgentKilled,
+    FrontendAgentRestarted,
+    FrontendAgentStopped,
+    IntermediateKilled,
+    BackendCut,
+    BackendCutBriefly,
+    FrontendCut,
+    FrontendCutBriefly,
+    SessionLost,
+}
+
+impl Fault {
+    pub const ALL: [Self; 18] = [
+        Self::BackendServerKilled,
+        Self::BackendServerReloaded,
+        Self::BackendAgentKilled,
+        Self::BackendAgentRestarted,
+        Self::BackendAgentStopped,
+        Self::FrontendWorkerKilled,
+        Self::FrontendServerKilled,
+        Self::FrontendServerReloaded,
+        Self::FrontendServerUpgraded,
+        Self::FrontendAgentKilled,
+        Self::FrontendAgentRestarted,
+        Self::FrontendAgentStopped,
+        Self::IntermediateKilled,
+        Self::BackendCut,
+        Self::BackendCutBriefly,
+        Self::FrontendCut,
+        Self::FrontendCutBriefly,
+        Self::SessionLost,
+    ];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BackendServerKilled => "backend-server-killed",
+            Self::BackendServerReloaded => "backend-server-reloaded",
+            Self::BackendAgentKilled => "backend-agent-killed",
+            Self::BackendAgentRestarted => "backend-agent-restarted",
+            Self::BackendAgentStopped => "backend-agent-stopped",
+            Self::FrontendWorkerKilled => "frontend-worker-killed",
+            Self::FrontendServerKilled => "frontend-server-killed",
+            Self::FrontendServerReloaded => "frontend-server-reloaded",
+            Self::FrontendServerUpgraded => "frontend-server-upgraded",
+            Self::FrontendAgentKilled => "frontend-agent-killed",
+            Self::FrontendAgentRestarted => "frontend-agent-restarted",
+            Self::FrontendAgentStopped => "frontend-agent-stopped",
+            Self::IntermediateKilled => "intermediate-killed",
+            Self::BackendCut => "backend-cut",
+            Self::BackendCutBriefly => "backend-cut-briefly",
+            Self::FrontendCut => "frontend-cut",
+            Self::FrontendCutBriefly => "frontend-cut-briefly",
+            Self::SessionLost => "session-lost",
+        }
+    }
+
+    /// Below which path files are asked for.
+    pub(super) fn prefix(self) -> &'static str {
+        "/t/"
+    }
+
+    /// How far away a bystander has to be.
+    pub(super) fn bystander(self) -> Way {
+        match self {
+            Self::FrontendWorkerKilled | Self::FrontendServerKilled | Self::FrontendCut | Self::FrontendCutBriefly => {
+                Way::Straight
+            }
+            Self::FrontendAgentKilled | Self::FrontendAgentRestarted | Self::FrontendAgentStopped => Way::Plain,
+            _ => Way::Other,
+        }
+    }
+
+    /// How long it lasts, where it is repaired before the response's end is known.
+    pub(super) fn lasts(self) -> Option<Duration> {
+        match self {
+            Self::BackendAgentStopped | Self::FrontendAgentStopped => Some(WHILE),
+            Self::BackendCutBriefly | Self::FrontendCutBriefly => Some(WHILE),
+            _ => None,
+        }
+    }
+
+    pub(super) fn inject(self, bed: &mut Bed<'_>) -> Result<()> {
+        let (frontend, backend) = (bed.frontend(), bed.backend());
+        match self {
+            Self::BackendServerKilled => Part::BackendServer.signal(bed, Signal::KILL),
+            Self::BackendServerReloaded => Part::BackendServer.signal(bed, Signal::HUP),
+            Self::BackendAgentKilled => bed.service.kill_agent(backend),
+            Self::BackendAgentRestarted => {
+                bed.service.kill_agent(backend)?;
+                bed.service.start_agent(backend)
+            }
+            Self::BackendAgentStopped => Part::BackendAgent.signal(bed, Signal::STOP),
+            Self::FrontendWorkerKilled => kill_workers(frontend),
+            Self::FrontendServerKilled => Part::FrontendServer.signal(bed, Signal::KILL),
+            Self::FrontendServerReloaded => Part::FrontendServer.signal(bed, Signal::HUP),
+            Self::FrontendServerUpgraded => upgrade(frontend),
+            Self::FrontendAgentKilled => bed.service.kill_agent(frontend),
+            Self::FrontendAgentRestarted => {
+                bed.service.kill_agent(frontend)?;
+                bed.service.start_agent(frontend)
+            }
+            Self::FrontendAgentStopped => Part::FrontendAgent.signal(bed, Signal::STOP),
+            Self::IntermediateKilled => Part::Intermediate.signal(bed, Signal::KILL),
+            Self::BackendCut | Self::BackendCutBriefly => bed.lab.cut(backend, SERVICE_PORT),
+            Self::FrontendCut | Self::FrontendCutBriefly => bed.lab.cut(frontend, SERVICE_PORT),
+            Self::SessionLost => lose_session(frontend, backend),
+        }
+    }
+
+    /// Repairs what it broke.
+    pub(super) fn repair(self, bed: &mut Bed<'_>) -> Result<()> {
+        let (frontend, backend) = (bed.frontend(), bed.backend());
+        match self {
+            Self::BackendServerKilled => bed.service.chain_mut().restart(backend),
+            Self::FrontendServerKilled => bed.service.chain_mut().restart(frontend),
+            Self::FrontendServerUpgraded => {
+                end_servers(frontend)?;
+                bed.service.chain_mut().restart(frontend)
+            }
+            Self::IntermediateKilled => {
+                let intermediate = bed.intermediate();
+                bed.service.chain_mut().restart(intermediate)
+            }
+            Self::BackendAgentKilled => bed.service.start_agent(backend),
+            Self::FrontendAgentKilled => bed.service.start_agent(frontend),
+            Self::BackendAgentStopped => Part::BackendAgent.signal(bed, Signal::CONT),
+            Self::FrontendAgentStopped => Part::FrontendAgent.signal(bed, Signal::CONT),
+            Self::BackendCut | Self::BackendCutBriefly => bed.lab.join(backend, SERVICE_PORT),
+            Self::FrontendCut | Self::FrontendCutBriefly => bed.lab.join(frontend, SERVICE_PORT),
+            Self::BackendServerReloaded
+            | Self::BackendAgentRestarted
+            | Self::FrontendWorkerKilled
+            | Self::FrontendServerReloaded
+            | Self::FrontendAgentRestarted
+            | Self::SessionLost => Ok(()),
+        }
+    }
+}
+
+const SERVICE_PORT: &str = "service0";
+
+/// nginx's processes on a host: masters or workers.
+fn servers(host: &Host, kind: &str) -> Result<Vec<Pid>> {
+    let of_kind = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|command| String::from_utf8_lossy(&command).starts_with(&format!("nginx: {kind}")))
+    };
+    Ok(host.pids()?.into_iter().filter(of_kind).filter_map(Pid::from_raw).collect())
+}
+
+fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<()> {
+    for pid in servers(host, kind)? {
+        // It may have ended meanwhile.
+        let _ = kill_process(pid, signal);
+    }
+    Ok(())
+}
+
+fn kill_workers(host: &Host) -> Result<()> {
+    signal_servers(host, "worker", Signal::KILL)
+}
+
+/// As nginx.org has it ("Upgrading Executable on the Fly"): the old master makes a new one and ends when its last
+/// request has.
+fn upgrade(host: &Host) -> Result<()> {
+    let old = servers(host, "master")?;
+    ensure!(old.len() == 1, "{} nginx masters before the upgrade", old.len());
+    kill_process(old[0], Signal::USR2).context("telling nginx to upgrade")?;
+    wait_for("a second nginx with its worker", || {
+        Ok(servers(host, "master")?.len() == 2 && servers(host, "worker")?.len() == 2)
+    })?;
+    kill_process(old[0], Signal::QUIT).context("telling the old nginx to end")
+}
+
+/// Ends every nginx of a host, old and new.
+fn end_servers(host: &Host) -> Result<()> {
+    signal_servers(host, "master", Signal::TERM)?;
+    wait_for("nginx to end", || Ok(servers(host, "")?.is_empty()))
+}
+
+/// Ends the connection between the agents of two hosts, as the kernel does when it has lost patience (sock_diag).
+fn lose_session(one: &Host, other: &Host) -> Result<()> {
+    let other = other.service_address().context("the backend is on the service network")?.to_string();
+    let mut ss = Command::new("ss");
+    ss.args(["-K", "-t", "dst", &other, "and", "(", "sport", "=", ":7440", "or", "dport", "=", ":7440", ")"]);
+    one.check(ss).map(drop)
+}
+
+fn wait_for(what: &str, mut there: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !there()? {
+        ensure!(Instant::now() < deadline, "waited {LIMIT:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

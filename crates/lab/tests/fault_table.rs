@@ -1,0 +1,31 @@
+//! A sample of the fault table (crates/lab/src/faults/): each step and each fault once. `make soak` runs every cell.
+
+mod service;
+
+use anyhow::{Result, ensure};
+use service::may_run;
+use shunt_lab::faults::{Fault, Step, run_cells};
+use shunt_lab::report::Progress;
+
+const SAMPLE: &[(Step, Fault)] = &[
+    (Step::Offered, Fault::IntermediateKilled),
+    (Step::Begun, Fault::FrontendAgentRestarted),
+    (Step::Claimed, Fault::BackendAgentStopped),
+    (Step::Queued, Fault::BackendAgentRestarted),
+    (Step::Sending, Fault::FrontendServerUpgraded),
+    (Step::Sending, Fault::BackendCutBriefly),
+    (Step::Asked, Fault::BackendServerKilled),
+    (Step::Parked, Fault::SessionLost),
+    (Step::Next, Fault::FrontendWorkerKilled),
+];
+
+#[test]
+fn cells_of_the_fault_table() -> Result<()> {
+    if !may_run("cells_of_the_fault_table") {
+        return Ok(());
+    }
+    let outcomes = run_cells(SAMPLE, &Progress::to_stderr())?;
+    let bad: Vec<_> = outcomes.iter().filter(|outcome| !outcome.is_good()).collect();
+    ensure!(bad.is_empty(), "{bad:#?}");
+    Ok(())
+}
