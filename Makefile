@@ -4,7 +4,7 @@ CARGO := cargo
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH")
 BIN := target/release
 
-.PHONY: demo fuzz test nginx-tests check bench build clean packages rust
+.PHONY: demo fuzz test soak nginx-tests check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -17,6 +17,9 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 test: build            ## all tests; those that need root get it by sudo
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release --workspace --no-fail-fast
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test
+
+soak: build            ## the whole fault table; takes long
+	$(SUDO) $(BIN)/shunt bench faults
 
 nginx-tests: packages  ## nginx's own test suite, without the module and with it; fetches the suite
 	@$(MAKE) --no-print-directory -C nginx

@@ -340,7 +340,10 @@ impl Agent {
             let Some(session) = self.peers[index].session() else {
                 continue;
             };
-            session.told = now;
+            // A peer is marked also where it was only listened to.
+            if !session.transport.output().is_empty() {
+                session.told = now;
+            }
             match session.transport.flush() {
                 Ok(all) if all == session.blocked => {
                     session.blocked = !all;

@@ -93,6 +93,8 @@ static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet
     put16(&e.plain, &tcp->source, slot->server_port);
     put32(&e.plain, &tcp->seq, bpf_htonl(p->seq + slot->seq_delta));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(slot->ack));
+    if (p->flags & TH_FIN)
+        put_flags(&e, tcp, TH_FIN, TH_ACK);
     if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval + slot->ts_delta, tsecr_of(p, slot)))
         return false;
     return sums_follow(skb, p, &e);
@@ -119,7 +121,8 @@ int be_out(struct __sk_buff *skb)
         count(BE_DROP_STRAY_OUT);
         return TC_ACT_SHOT;
     }
-    if (p.flags & (TH_FIN | TH_RST | TH_SYN)) {
+    /* A socket that is closed with bytes to send puts its FIN on the last of them: those go. */
+    if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
         return TC_ACT_SHOT;
     }

@@ -1,5 +1,6 @@
 //! A server or a load that runs in a host.
 
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -36,6 +37,14 @@ impl Process {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn program(&self) -> &OsStr {
+        self.command.get_program()
+    }
+
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = String> {
+        self.command.get_args().map(|argument| argument.to_string_lossy().into_owned())
     }
 
     #[must_use]

@@ -1,4 +1,5 @@
-//! A sample of the fault table (crates/lab/src/faults/): each step and each fault once. `make soak` runs every cell.
+//! A sample of the fault table (crates/lab/src/faults/): each step, and faults of each part of the service.
+//! `shunt bench faults` runs every cell.
 
 mod service;
 
@@ -11,10 +12,10 @@ const SAMPLE: &[(Step, Fault)] = &[
     (Step::Offered, Fault::IntermediateKilled),
     (Step::Begun, Fault::FrontendAgentRestarted),
     (Step::Claimed, Fault::BackendAgentStopped),
-    (Step::Queued, Fault::BackendAgentRestarted),
+    (Step::Queued, Fault::BackendServerKilled),
     (Step::Sending, Fault::FrontendServerUpgraded),
     (Step::Sending, Fault::BackendCutBriefly),
-    (Step::Asked, Fault::BackendServerKilled),
+    (Step::Asked, Fault::BackendServerReloaded),
     (Step::Parked, Fault::SessionLost),
     (Step::Next, Fault::FrontendWorkerKilled),
 ];

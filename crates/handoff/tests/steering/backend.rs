@@ -76,9 +76,22 @@ fn the_clients_newest_timestamp_is_echoed_from_the_first_segment_on() {
 fn a_senders_fin_reset_or_syn_never_leaves() {
     let mut be = backend!();
     for flags in [ACK | FIN, RST, RST | ACK, SYN] {
+        assert_eq!(be.be_out(&data(0x1000).flags(flags).payload(b"")).verdict, SHOT);
+        assert_eq!(be.counted(), once(&["be_drop_fin"]));
+    }
+    for flags in [RST | ACK, SYN] {
         assert_eq!(be.be_out(&data(0x1000).flags(flags)).verdict, SHOT);
         assert_eq!(be.counted(), once(&["be_drop_fin"]));
     }
+}
+
+#[test]
+fn the_bytes_that_a_fin_comes_with_leave_without_it() {
+    let mut be = backend!();
+    let out = be.be_out(&data(0x1000).flags(ACK | PSH | FIN));
+    assert_eq!(out.verdict, PASS);
+    assert_eq!(out.segment(), be.be_out(&data(0x1000).flags(ACK | PSH)).segment());
+    assert_eq!(be.counted(), [("be_out_sent", 2)].into());
 }
 
 #[test]

@@ -68,6 +68,7 @@ impl Outcome {
 /// # Errors
 /// When the step cannot be reached, the fault not be injected, or the service not be repaired.
 pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
+    fault.prepare(bed).with_context(|| format!("preparing {}", fault.name()))?;
     bed.warm()?;
     let before = settled(bed)?;
     let expected = table::expected(step, fault);
@@ -84,6 +85,10 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     });
     let (ending, seconds) = seen?;
     let Ok(noticed) = noticed else { bail!("the bystander panicked") };
+    // After the bystander's last byte: repairing may take away what it did not miss until then.
+    if fault.lasts().is_none() {
+        fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
+    }
     let mut found = Vec::new();
     found.extend(expected.objection(ending, seconds));
     found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
@@ -132,9 +137,6 @@ fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)
         mended.with_context(|| format!("repairing {}", fault.name()))?;
         read
     })?;
-    if fault.lasts().is_none() {
-        fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
-    }
     Ok((ending, seconds))
 }
 

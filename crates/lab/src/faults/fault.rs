@@ -108,6 +108,14 @@ impl Fault {
         }
     }
 
+    /// What has to be so before the response begins.
+    pub(super) fn prepare(self, bed: &mut Bed<'_>) -> Result<()> {
+        match self {
+            Self::FrontendServerUpgraded => daemonize(bed),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn inject(self, bed: &mut Bed<'_>) -> Result<()> {
         let (frontend, backend) = (bed.frontend(), bed.backend());
         match self {
@@ -187,6 +195,19 @@ fn signal_servers(host: &Host, kind: &str, signal: Signal) -> Result<()> {
 
 fn kill_workers(host: &Host) -> Result<()> {
     signal_servers(host, "worker", Signal::KILL)
+}
+
+/// Has the frontend's nginx run as a daemon: one whose parent stays takes SIGUSR2 for a mistake (ngx_signal_handler).
+fn daemonize(bed: &mut Bed<'_>) -> Result<()> {
+    let (frontend, address) = (bed.frontend(), bed.server());
+    let server = bed.service.chain_mut().process(frontend.name()).context("the frontend has a server")?;
+    let mut command = Command::new(server.program());
+    command.args(server.arguments().map(|argument| argument.replace("daemon off", "daemon on")));
+    end_servers(frontend)?;
+    let mut launched = frontend.spawn(command)?;
+    let status = launched.wait(LIMIT)?;
+    ensure!(status.success(), "nginx does not become a daemon: {}", launched.log());
+    frontend.wait_listening(address)
 }
 
 /// As nginx.org has it ("Upgrading Executable on the Fly"): the old master makes a new one and ends when its last
