@@ -16,6 +16,7 @@ mod profile;
 mod runs;
 mod show;
 mod target;
+mod wan;
 
 use std::path::PathBuf;
 
@@ -35,7 +36,8 @@ pub enum Bench {
     /// to 2 intermediates; fe-cpu/* and is-cpu/* the same of the frontend and of an intermediate alone; is-bytes/1m
     /// an intermediate's traffic; handoff/64k what a shortcut costs above the physical limit; saturated/* the responses
     /// that one core of the frontend carries; p50/* and p99/* latency at a fixed rate; idle/1k and idle-p999/1k bodies too
-    /// short for a shortcut. The wires: tso carries segments of 64 KiB whole, mtu one packet of 1,500 bytes at a time.
+    /// short for a shortcut; wan/50ms/* what a client gets a second whose round trip takes 50 ms, /loss1 with 1% of the
+    /// frames lost. The wires: tso carries segments of 64 KiB whole, mtu one packet of 1,500 bytes at a time.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Disc(Disc),

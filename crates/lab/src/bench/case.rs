@@ -20,6 +20,15 @@ pub(super) enum Tier {
     Intermediate,
 }
 
+/// A download over a long way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Download {
+    /// 64 KiB, after as much on the same connection.
+    SecondResponse,
+    /// 4 MiB on a new connection.
+    FourMib,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
     /// The whole service's CPU per response.
@@ -47,6 +56,12 @@ pub(super) enum Case {
     /// Shunt is there and not used.
     Idle,
     IdleTail,
+    /// What a client gets a second over a way of 50 ms there and back.
+    Wan {
+        download: Download,
+        /// One frame of a hundred, in each direction.
+        loss: bool,
+    },
 }
 
 /// The hosts and links that a case needs.
@@ -79,6 +94,9 @@ impl Case {
             all.extend([64 * KIB, MIB].map(|size| Self::Latency { quantile, size }));
         }
         all.extend([Self::Idle, Self::IdleTail]);
+        for loss in [false, true] {
+            all.extend([Download::SecondResponse, Download::FourMib].map(|download| Self::Wan { download, loss }));
+        }
         all
     }
 
@@ -94,6 +112,13 @@ impl Case {
             Self::Latency { quantile: Quantile::P99, size } => format!("p99/{}", size_name(size)),
             Self::Idle => "idle/1k".to_owned(),
             Self::IdleTail => "idle-p999/1k".to_owned(),
+            Self::Wan { download, loss } => {
+                let what = match download {
+                    Download::SecondResponse => "64k/second-response",
+                    Download::FourMib => "4m",
+                };
+                format!("wan/50ms/{what}{}", if loss { "/loss1" } else { "" })
+            }
         }
     }
 
@@ -110,6 +135,8 @@ impl Case {
             Self::Handoff => 64 * KIB,
             Self::IntermediateBytes => MIB,
             Self::Idle | Self::IdleTail => KIB,
+            Self::Wan { download: Download::SecondResponse, .. } => 64 * KIB,
+            Self::Wan { download: Download::FourMib, .. } => 4 * MIB,
         }
     }
 
@@ -119,11 +146,12 @@ impl Case {
             Self::IntermediateBytes => Unit::BytesPerResponse,
             Self::Saturated { .. } | Self::Idle => Unit::ResponsesPerSecond,
             Self::Latency { .. } | Self::IdleTail => Unit::Microseconds,
+            Self::Wan { .. } => Unit::KibibytesPerSecond,
         }
     }
 
-    /// The hosts and links that it needs: cases of one shape share their labs.
-    pub(super) fn shape(self) -> Shape {
+    /// The hosts and links that it needs: cases of one shape share their labs. `None` of a long way ([`super::wan`]).
+    pub(super) fn shape(self) -> Option<Shape> {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),
             Self::TierCpu { wire, .. } => (2, wire),
@@ -131,8 +159,9 @@ impl Case {
             Self::Handoff | Self::Saturated { .. } | Self::Latency { .. } | Self::Idle | Self::IdleTail => {
                 (0, Wire::Mtu)
             }
+            Self::Wan { .. } => return None,
         };
-        Shape { intermediates, wire }
+        Some(Shape { intermediates, wire })
     }
 }
 
@@ -150,7 +179,7 @@ mod tests {
     #[test]
     fn names_never_change() {
         let names: Vec<String> = Case::all().into_iter().map(Case::name).collect();
-        assert_eq!(names.len(), 24 + 1 + 8 + 1 + 2 + 4 + 2);
+        assert_eq!(names.len(), 24 + 1 + 8 + 1 + 2 + 4 + 2 + 4);
         for name in [
             "cpu/0is/16k/tso",
             "cpu/2is/1m/mtu",
@@ -164,6 +193,10 @@ mod tests {
             "p99/1m",
             "idle/1k",
             "idle-p999/1k",
+            "wan/50ms/64k/second-response",
+            "wan/50ms/4m",
+            "wan/50ms/64k/second-response/loss1",
+            "wan/50ms/4m/loss1",
         ] {
             assert!(names.iter().any(|one| one == name), "{name}");
             assert_eq!(Case::parse(name).unwrap().name(), name);

@@ -13,7 +13,7 @@ use super::effort::Effort;
 use super::limit::Limits;
 use super::outcome::{CaseOutcome, Machine, Outcome, targets};
 use super::runs::Runner;
-use super::{page, profile, show};
+use super::{page, profile, show, wan};
 use crate::report::{Paint, Progress};
 use crate::service::Options;
 
@@ -87,7 +87,7 @@ impl Disc {
         let mut measured: Vec<CaseOutcome> = Vec::new();
         let mut backgrounds = BTreeMap::new();
         for shape in shapes(cases) {
-            let of_shape: Vec<Case> = cases.iter().copied().filter(|case| case.shape() == shape).collect();
+            let of_shape: Vec<Case> = cases.iter().copied().filter(|case| case.shape() == Some(shape)).collect();
             progress.step(&format!("building labs: {shape}"));
             let haproxy = of_shape.iter().any(|case| matches!(case, Case::Cpu { .. }) && effort.haproxy(*case));
             with_bed(Plan { shape, ours, haproxy, background: effort.background() }, |bed| {
@@ -104,6 +104,10 @@ impl Disc {
                 bed.check_running()
             })
             .with_context(|| shape.to_string())?;
+        }
+        for outcome in wan::measure(cases, ours, effort, &progress)? {
+            progress.done(&show::line(&outcome));
+            measured.push(outcome);
         }
         progress.clear();
         let order = |outcome: &CaseOutcome| cases.iter().position(|case| *case == outcome.case);
@@ -132,7 +136,7 @@ fn choose(globs: &[String]) -> Result<Vec<Case>> {
 /// Each shape once, in the order of the cases.
 fn shapes(cases: &[Case]) -> Vec<Shape> {
     let mut shapes = Vec::new();
-    for shape in cases.iter().map(|case| case.shape()) {
+    for shape in cases.iter().filter_map(|case| case.shape()) {
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }

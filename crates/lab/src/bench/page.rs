@@ -112,6 +112,7 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
             number::plain,
         ),
         of("Latency at a fixed rate", |case| matches!(case, Case::Latency { .. }), number::microseconds),
+        of("KiB/s over a long way", |case| matches!(case, Case::Wan { .. }), number::plain),
     ];
     panels.into_iter().filter(|panel| !panel.rows.is_empty()).collect()
 }

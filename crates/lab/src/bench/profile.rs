@@ -19,9 +19,11 @@ const LOAD_TIME: Duration = Duration::from_secs(5);
 const EVENT: &str = "cpu-clock";
 
 pub(super) fn run(case: Case, ours: Options) -> Result<()> {
+    let shape =
+        case.shape().context("the time of a download over a long way goes by on the link: nothing to profile")?;
     let progress = Progress::to_stderr();
     progress.step("building labs");
-    let plan = Plan { shape: case.shape(), ours, haproxy: false, background: Duration::from_millis(500) };
+    let plan = Plan { shape, ours, haproxy: false, background: Duration::from_millis(500) };
     with_bed(plan, |bed| {
         bed.place(&Runner::placement(bed, case)?)?;
         let (lab, _) = bed.target(Side::Ours)?;

@@ -85,6 +85,7 @@ impl Runner {
             Case::Saturated { .. } => Ok(vec![self.saturated(bed, first)?]),
             Case::Idle => Ok(vec![self.idle(bed)?]),
             Case::Latency { .. } | Case::IdleTail => latency::measure(bed, &together, self.effort),
+            Case::Wan { .. } => Ok(Vec::new()), // not in a bed
         }
         .with_context(|| first.name())
     }

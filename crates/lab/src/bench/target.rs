@@ -43,6 +43,8 @@ impl Target {
             "idle/1k" => (None, Some(0.97)),
             "idle-p999/1k" => (Some(1.03), None),
             "p99/64k" => (Some(1.0), None),
+            "wan/50ms/64k/second-response" | "wan/50ms/4m" => (None, Some(1.0)),
+            "wan/50ms/64k/second-response/loss1" | "wan/50ms/4m/loss1" => (None, Some(0.95)),
             _ => return None,
         };
         Some(Self { figure: Figure::Ratio, at_most, at_least })
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn every_target_has_its_case() {
-        assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 4 + 1 + 2 + 2 + 1);
+        assert_eq!(Case::all().into_iter().filter_map(Target::of).count(), 6 + 1 + 4 + 1 + 2 + 2 + 1 + 4);
         assert_eq!(target("fe-cpu/1m/tso").to_string(), "growth <= 1.2");
         assert_eq!(target("saturated/256k/mtu").to_string(), ">= 5");
         assert_eq!(Target::of(Case::parse("fe-cpu/64k/tso").unwrap()), None);

@@ -30,6 +30,8 @@ pub struct Cable {
     host: String,
     link: Link,
     seed: u64,
+    /// Of the lab's links.
+    number: u64,
     lines: Lines,
     /// Closed, it tells the thread to end.
     running: Option<PipeWriter>,
@@ -51,7 +53,7 @@ impl Cable {
             carry(&ends, &shared, stop);
         });
         let thread = Some(thread.context("starting a link's thread")?);
-        Ok(Self { host: host.to_owned(), link, seed, lines, running: Some(running), thread })
+        Ok(Self { host: host.to_owned(), link, seed, number, lines, running: Some(running), thread })
     }
 
     /// The host that the link belongs to.
@@ -69,6 +71,14 @@ impl Cable {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// From here on the fates are those of a new link of this seed.
+    pub fn reseed(&self, seed: u64) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        for (line, direction) in lines.iter_mut().zip(0..) {
+            line.reseed(seed, 2 * self.number + direction);
+        }
     }
 
     /// Of the frames from the host.

@@ -75,6 +75,12 @@ impl Line {
         }
     }
 
+    /// From here on the fates are those of a new line of this seed; what is on its way goes on.
+    pub fn reseed(&mut self, seed: u64, stream: u64) {
+        self.random = Random::new(seed, stream);
+        self.bad = None;
+    }
+
     /// A frame comes in at one end. Times must not go backwards.
     pub fn push(&mut self, now: Instant, frame: Vec<u8>) {
         self.counts.pushed += 1;
@@ -360,5 +366,13 @@ mod tests {
         assert_eq!(arrivals(1, 0), arrivals(1, 0));
         assert_ne!(arrivals(1, 0), arrivals(2, 0));
         assert_ne!(arrivals(1, 0), arrivals(1, 1));
+        let reseeded = |line: &mut Line| {
+            line.reseed(1, 0);
+            run(line, start, &mut Random::new(9, 9))
+        };
+        let mut used = Line::new(link, 5, 0);
+        run(&mut used, start, &mut Random::new(9, 9));
+        used.last_due = None;
+        assert_eq!(reseeded(&mut used), arrivals(1, 0));
     }
 }

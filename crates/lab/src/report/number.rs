@@ -14,6 +14,8 @@ pub enum Unit {
     ResponsesPerSecond,
     #[serde(rename = "bytes/response")]
     BytesPerResponse,
+    #[serde(rename = "KiB/s")]
+    KibibytesPerSecond,
 }
 
 impl Unit {
@@ -24,6 +26,7 @@ impl Unit {
             Self::Microseconds => "us",
             Self::ResponsesPerSecond => "responses/s",
             Self::BytesPerResponse => "bytes/response",
+            Self::KibibytesPerSecond => "KiB/s",
         }
     }
 }
