@@ -4,7 +4,7 @@
 //! the nth frame of a connection has the same fate: what differs then is what the senders make of it. Clients load
 //! together, because a download with losses takes long; each has a link to itself.
 
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -160,7 +160,7 @@ fn one(
     host: &Host,
     cable: &Cable,
     seed: u64,
-    server: SocketAddrV4,
+    server: SocketAddr,
     download: Download,
     sha256: &str,
 ) -> Result<Duration> {
