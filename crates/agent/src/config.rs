@@ -73,7 +73,7 @@ pub struct BackendConfig {
     /// Sockets in all, parked ones included.
     #[serde(default = "default_senders")]
     pub senders: usize,
-    /// Send buffer of each in bytes.
+    /// Send buffer in bytes that each begins with; the kernel makes it larger where the way is long.
     #[serde(default = "default_send_buffer")]
     pub send_buffer_bytes: usize,
     /// How long a socket waits for the next payload on its connection.
@@ -141,7 +141,7 @@ fn default_senders() -> usize {
 }
 
 fn default_send_buffer() -> usize {
-    4 << 20
+    256 << 10
 }
 
 fn default_park() -> Duration {

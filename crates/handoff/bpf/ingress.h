@@ -29,7 +29,9 @@
 #define COPY_MARK      0x53480000
 #define COPY_MARK_MASK 0xffff0000
 
-/* After as long a silence between two ACKs a sender may have timed out (RTO_MIN is 200 ms). */
+/* A round trip and as long a silence between two ACKs, and a sender may have timed out: that takes
+ * a round trip and 200 ms at least (RTO_MIN). Over a long way a round trip's silence is the rule:
+ * the window is sent at once, and its ACKs come together. */
 #define SILENCE_NS 100000000
 
 struct route {
@@ -126,8 +128,9 @@ static __always_inline bool ack_may_wait(struct flow *flow, const struct packet 
                                          const struct sack *sack, __u64 at, __u64 now)
 {
     bool duplicate = at == flow->spaces.acked && p->window == flow->client_window;
+    bool silence = now - flow->passed_ns > SILENCE_NS + flow->srtt_us * 1000ull;
 
-    if (sack->blocks || p->flags & TH_ECE || duplicate || now - flow->passed_ns > SILENCE_NS)
+    if (sack->blocks || p->flags & TH_ECE || duplicate || silence)
         flow->ack_spacing = 0;
     return flow->ack_spacing && at > flow->spaces.acked && at < flow->hold_until &&
            now == flow->passed_ns;

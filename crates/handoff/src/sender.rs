@@ -36,7 +36,7 @@ pub use table::{SenderKey, SenderTable, Slot};
 pub struct SenderLimits {
     /// Sockets in all, parked ones included.
     pub senders: usize,
-    /// Send buffer of each in bytes: what leaves without waking the agent again.
+    /// Send buffer in bytes that each begins with: twice that leaves without waking the agent again.
     pub send_buffer_bytes: usize,
     /// How long a parked socket waits for the next payload.
     pub park: Duration,

@@ -40,6 +40,18 @@ pub fn set_max_pacing_rate(socket: impl AsFd, bytes_per_second: Option<u64>) -> 
     set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &bytes_per_second.unwrap_or(u64::MAX))
 }
 
+/// Send buffer in bytes that a TCP socket begins with, over all limits of the machine. It grows from there as the
+/// congestion window does (tcp_input.c, `tcp_sndbuf_expand`), which SO_SNDBUF alone would end. Needs CAP_NET_ADMIN.
+///
+/// # Errors
+/// The kernel's.
+pub fn begin_with_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    /// Linux 5.15; 0: neither buffer's size is fixed.
+    const SO_BUF_LOCK: i32 = 72;
+    rustix::net::sockopt::set_socket_send_buffer_size_force(&socket, bytes)?;
+    set_i32(socket, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
+}
+
 /// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors
@@ -114,6 +126,20 @@ fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> 
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn a_send_buffer_that_was_begun_with_may_grow() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        match begin_with_send_buffer(&socket, 300_000) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => eprintln!("SKIPPED: it takes root"),
+            outcome => {
+                outcome.unwrap();
+                assert_eq!(rustix::net::sockopt::socket_send_buffer_size(&socket).unwrap(), 600_000);
+                assert_eq!(get::<i32>(&socket, libc::SOL_SOCKET, 72).unwrap(), 0, "SO_BUF_LOCK");
+            }
+        }
+    }
 
     #[test]
     fn a_new_connection_has_the_initial_window() {

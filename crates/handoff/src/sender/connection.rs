@@ -7,9 +7,8 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
-use shunt_sys::sockopt::{set_max_pacing_rate, unacknowledged};
+use shunt_sys::sockopt::{begin_with_send_buffer, set_max_pacing_rate, unacknowledged};
 use shunt_wire::Endpoint;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::{Claim, Spacing};
@@ -121,7 +120,7 @@ impl Sender {
     }
 
     pub(super) fn set_send_buffer(&self, bytes: usize) {
-        let _ = set_socket_send_buffer_size_force(&self.socket, bytes);
+        let _ = begin_with_send_buffer(&self.socket, bytes);
     }
 
     pub(super) fn is_parked(&self) -> bool {

@@ -152,6 +152,16 @@ fn after_a_silence_every_ack_goes_on() {
     assert_eq!(fe.flow().ack_spacing, 0, "the sender may have timed out");
 }
 
+#[test]
+fn a_silence_of_a_round_trip_says_nothing() {
+    let fe = frontend!(spaced());
+    for (silence_ns, spacing) in [(190_000_000, SPACING), (250_000_000, 0)] {
+        fe.set_flow(&Flow { passed_ns: tick() - silence_ns, srtt_us: 100_000, ..spaced() });
+        assert_eq!(fe.fe_in(&ack_of(ACKED + 100)).verdict, REDIRECT);
+        assert_eq!(fe.flow().ack_spacing, spacing, "{silence_ns} ns");
+    }
+}
+
 /// What the agent runs, as bytes.
 fn spacing(peer: u32, bytes: u32, port: u16) -> Vec<u8> {
     let (client, server) = (Endpoint::from(client()), Endpoint::from(server()));
