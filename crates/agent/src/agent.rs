@@ -6,11 +6,11 @@
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use shunt_handoff::sender::{SenderLimits, Senders};
 use shunt_wire::local::Reason;
@@ -18,18 +18,23 @@ use slab::Slab;
 
 use crate::board::Board;
 use crate::config::Config;
-use crate::fetches::{FetchIn, FetchOut};
+use crate::credentials::{Credentials, CredentialsError};
+use crate::fetches::FetchOut;
+use crate::incoming::Waiting;
 use crate::losses::Losses;
 use crate::offers::Offers;
 use crate::packets;
-use crate::peers::{Incoming, Peer};
+use crate::peers::Peer;
 use crate::poll::{Interest, Poll, Source};
 use crate::servers::Server;
+use crate::serving::FetchIn;
 use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
 const TICK: Duration = Duration::from_millis(100);
+/// Between two looks at how long our certificate is good.
+const WARN_EVERY: Duration = Duration::from_secs(3600);
 const EVENTS_AT_ONCE: usize = 256;
 
 /// Why the agent cannot run.
@@ -54,6 +59,9 @@ pub enum AgentError {
     /// The steering programs.
     #[error(transparent)]
     Steer(#[from] SteerError),
+    /// Certificates.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// Anything else that the kernel refuses.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -72,7 +80,8 @@ pub struct Agent {
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
     pub(crate) peers: Vec<Peer>,
-    pub(crate) incoming: Slab<Incoming>,
+    pub(crate) credentials: Credentials,
+    pub(crate) incoming: Waiting,
     pub(crate) fetches_out: Slab<FetchOut>,
     pub(crate) fetches_in: Slab<FetchIn>,
     /// Peers with frames to send at the end of this turn.
@@ -82,6 +91,9 @@ pub struct Agent {
     peer_listener: TcpListener,
     /// Readable after a termination signal: the handler writes a byte. Only kept open.
     _stop: UnixStream,
+    /// The same after SIGHUP.
+    reload: UnixStream,
+    next_warning: Instant,
 }
 
 impl Agent {
@@ -90,6 +102,7 @@ impl Agent {
     /// # Errors
     /// See [`AgentError`].
     pub fn start(config: Config) -> Result<Self, AgentError> {
+        let credentials = Credentials::read(&config.tls, &config.name)?;
         let poll = Poll::new()?;
         let lifetime = config.backend.as_ref().map_or(Duration::from_secs(30), |backend| backend.offer_lifetime);
         let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
@@ -107,7 +120,11 @@ impl Agent {
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;
         }
+        let (reload, handler) = UnixStream::pair()?;
+        reload.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, handler)?;
         poll.set(&stop, Source::Signal, Interest::Readable)?;
+        poll.set(&reload, Source::Reload, Interest::Readable)?;
         poll.set(&local_listener, Source::LocalListener, Interest::Readable)?;
         poll.set(&peer_listener, Source::PeerListener, Interest::Readable)?;
         let now = Instant::now();
@@ -123,7 +140,8 @@ impl Agent {
             losses: Losses::default(),
             servers: Slab::new(),
             next_worker: 1,
-            incoming: Slab::new(),
+            credentials,
+            incoming: Waiting::default(),
             fetches_out: Slab::new(),
             fetches_in: Slab::new(),
             unsent: Vec::new(),
@@ -131,6 +149,8 @@ impl Agent {
             local_listener,
             peer_listener,
             _stop: stop,
+            reload,
+            next_warning: now,
         })
     }
 
@@ -179,12 +199,14 @@ impl Agent {
     fn handle(&mut self, source: Source) {
         match source {
             Source::Signal => {}
+            Source::Reload => self.reload_credentials(),
             Source::LocalListener => self.accept_server(),
             Source::PeerListener => self.accept_agent(),
             Source::Local(index) => self.on_server(index),
             Source::Peer(index) => self.on_peer(index),
             Source::Incoming(index) => self.on_incoming(index),
             Source::FetchOut(index) => self.on_fetch_out(index),
+            Source::FetchReader(index) => self.on_fetch_reader(index),
             Source::FetchIn(index) => self.on_fetch_in(index),
             Source::Sender(index) => self.on_sender(index),
         }
@@ -194,8 +216,11 @@ impl Agent {
         self.drain_all_offers();
         self.offers.expire(self.now);
         self.tend_peers();
+        self.tend_incoming();
+        self.tend_credentials();
         self.tend_senders();
         self.tend_fetches();
+        self.tend_served();
         self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now);
@@ -215,6 +240,29 @@ impl Agent {
             Ok((stream, from)) => self.add_incoming(stream, from),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => tracing::error!(%error, "cannot accept an agent's connection"),
+        }
+    }
+
+    /// After SIGHUP: for connections that begin from here. Sessions go on as they are.
+    fn reload_credentials(&mut self) {
+        while (&self.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
+        match Credentials::read(&self.config.tls, &self.config.name) {
+            Ok(credentials) => {
+                self.credentials = credentials;
+                self.next_warning = self.now;
+                tracing::info!("read the certificates again");
+            }
+            Err(error) => tracing::error!(%error, "keeping the certificates as they were"),
+        }
+    }
+
+    fn tend_credentials(&mut self) {
+        if self.now < self.next_warning {
+            return;
+        }
+        self.next_warning = self.now + WARN_EVERY;
+        if let Some(warning) = self.credentials.warning(SystemTime::now()) {
+            tracing::warn!("{warning}");
         }
     }
 

@@ -9,6 +9,8 @@ use serde::Deserialize;
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 
+use crate::credentials::server_name;
+
 /// So many heartbeats without a word, and the peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
 
@@ -26,6 +28,8 @@ pub struct Config {
     pub socket_group: Option<u32>,
     /// Where other agents connect.
     pub listen: SocketAddr,
+    /// Who this machine is to other agents.
+    pub tls: TlsConfig,
     /// Directory in a BPF file system: maps that outlive the agent.
     #[serde(default = "default_pins")]
     pub pins: PathBuf,
@@ -45,6 +49,18 @@ pub struct Config {
     /// The other machines.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerConfig>,
+}
+
+/// `[tls]`: files in PEM.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// This agent's certificate, whose DNS name is `name`; then those between it and the authority, if any.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority that signs the certificates of all agents.
+    pub ca: PathBuf,
 }
 
 /// `[frontend]`
@@ -90,7 +106,7 @@ pub struct BackendConfig {
 pub struct PeerConfig {
     /// Its `name`.
     pub name: String,
-    /// Its `listen`. Connections from this address are taken as this peer's.
+    /// Its `listen`: where to dial. Who it is, its certificate says.
     pub address: SocketAddr,
 }
 
@@ -209,6 +225,9 @@ impl Config {
         if let Some(bad) = names.clone().find(|name| !is_name(name)) {
             return Some(format!("name \"{bad}\": 1 to 63 of a-z 0-9 . _ -"));
         }
+        if let Some(bad) = names.clone().find(|name| server_name(name).is_none()) {
+            return Some(format!("name \"{bad}\" is not one that a certificate can have: no number, no - at an end"));
+        }
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
             return Some(format!("name \"{twice}\" stands twice: every machine has a name of its own"));
@@ -245,10 +264,9 @@ impl Config {
         (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: 1 to 65536".into())
     }
 
-    /// Which peer a connection from this address may be.
-    pub fn peers_at(&self, address: IpAddr) -> impl Iterator<Item = usize> {
-        let canonical = address.to_canonical();
-        self.peers.iter().enumerate().filter(move |(_, peer)| peer.address.ip() == canonical).map(|(index, _)| index)
+    /// Whether a peer is dialled at this address. Connections from there come first; others are good too.
+    pub fn is_peers_address(&self, address: IpAddr) -> bool {
+        self.peers.iter().any(|peer| peer.address.ip() == address.to_canonical())
     }
 
     /// Of each pair of agents, the one whose name sorts first connects.
@@ -264,6 +282,10 @@ mod tests {
     const GOOD: &str = r#"
         name = "be1"
         listen = "10.0.0.4:7440"
+        [tls]
+        certificate = "be1.pem"
+        key = "be1.key"
+        ca = "ca.pem"
         [backend]
         interfaces = ["eth0"]
         offer_lifetime = "10s"
@@ -284,8 +306,8 @@ mod tests {
         assert_eq!(backend.offer_lifetime, Duration::from_secs(10));
         assert_eq!(config.heartbeat, Duration::from_millis(250));
         assert!(config.dials(&config.peers[0]));
-        assert_eq!(config.peers_at("10.0.0.2".parse().unwrap()).collect::<Vec<_>>(), [0]);
-        assert_eq!(config.peers_at("10.0.0.3".parse().unwrap()).count(), 0);
+        assert!(config.is_peers_address("10.0.0.2".parse().unwrap()));
+        assert!(!config.is_peers_address("10.0.0.3".parse().unwrap()));
     }
 
     #[test]
@@ -299,7 +321,9 @@ mod tests {
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "heartbeat"),
-            ("name = \"a\"\nlisten = \"1.2.3.4:5\"".into(), "neither"),
+            (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
+            (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
+            (GOOD.split("[backend]").next().unwrap().into(), "neither"),
         ];
         for (text, expected) in cases {
             let error = parse(&text).unwrap_err();

@@ -1,45 +1,52 @@
-//! Payloads that are relayed after all: the frontend's agent connects to the backend's, and gives its server the
-//! connection. A fetch has a connection of its own, so that a slow reader holds up nobody.
+//! Payloads that are relayed after all: the frontend's agent connects to the backend's and passes what comes on to its
+//! server. A fetch has a connection of its own, so that a slow reader holds up nobody.
+//!
+//! The server reads one end of a pair of sockets; the agent decrypts into the other. While the server takes nothing,
+//! nothing is read from the backend: what waits here is what one read decrypts to.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use shunt_handoff::payload::Payload;
 use shunt_wire::TraceId;
 use shunt_wire::local::{Fetch, Fetched, Reason};
-use shunt_wire::peer::{self, Frame, MAGIC, Refused, VERSION};
+use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U16;
 
 use crate::agent::Agent;
 use crate::packets;
-use crate::peers::Incoming;
 use crate::poll::{Interest, Source};
 use crate::transport::{Transport, TransportError};
 
 /// How long a backend may take to answer a fetch.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a reader of a fetch may take nothing.
-const FETCH_PROGRESS: Duration = Duration::from_secs(60);
-const FETCHED_BYTES: usize = peer::HEADER_BYTES + size_of::<peer::Fetched>();
-const MAX_FETCHES: usize = 4096;
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long either end of a fetch may bring or take nothing.
+pub(crate) const PROGRESS: Duration = Duration::from_secs(60);
+pub(crate) const MAX_FETCHES: usize = 4096;
 
-/// A fetch that a server of this machine waits for.
+/// A fetch of a server of this machine.
 pub(crate) struct FetchOut {
     transport: Transport,
-    server: usize,
-    fetch: u64,
+    stage: Stage,
     length: u64,
     trace: TraceId,
     deadline: Instant,
 }
 
-/// A fetch that this machine serves.
-pub(crate) struct FetchIn {
-    socket: OwnedFd,
-    payload: Payload,
-    trace: TraceId,
-    deadline: Instant,
+enum Stage {
+    /// The server waits for FETCHED.
+    Asked { server: usize, fetch: u64 },
+    /// The server reads the other end of `reader`.
+    Answered { reader: UnixStream, left: u64 },
+}
+
+/// What a fetch waits for.
+enum Wait {
+    Backend,
+    Reader,
+    Nothing,
 }
 
 impl Agent {
@@ -59,7 +66,8 @@ impl Agent {
         if self.fetches_out.len() >= MAX_FETCHES {
             return Err(Reason::Limit);
         }
-        let mut transport = Transport::connect(self.peers[peer].address).map_err(|_| Reason::PeerLost)?;
+        let tls = self.credentials.dial(&self.peers[peer].name).map_err(|_| Reason::PeerLost)?;
+        let mut transport = Transport::connect(self.peers[peer].address, tls).map_err(|_| Reason::PeerLost)?;
         let request = peer::Fetch {
             magic: MAGIC,
             version: VERSION.into(),
@@ -74,37 +82,58 @@ impl Agent {
         self.poll
             .set(transport.descriptor(), Source::FetchOut(entry.key()), Interest::Both)
             .map_err(|_| Reason::Limit)?;
+        let stage = Stage::Asked { server, fetch: fetch.fetch };
         let deadline = self.now + PATIENCE;
-        let Fetch { fetch, length, trace, .. } = *fetch;
-        entry.insert(FetchOut { transport, server, fetch, length, trace, deadline });
+        entry.insert(FetchOut { transport, stage, length: fetch.length, trace: fetch.trace, deadline });
         Ok(())
     }
 
+    /// The backend's connection is ready.
     pub(crate) fn on_fetch_out(&mut self, index: usize) {
-        match self.read_fetch(index) {
-            Ok(false) => {}
-            Ok(true) => self.deliver_fetch(index),
-            Err(reason) => self.fail_fetch(index, reason),
+        let Some(out) = self.fetches_out.get_mut(index) else {
+            return;
+        };
+        let done = match out.stage {
+            Stage::Asked { .. } => match self.read_answer(index) {
+                Ok(true) => self.deliver_fetch(index),
+                Ok(false) => Ok(()),
+                Err(reason) => Err(reason),
+            },
+            Stage::Answered { .. } => match out.transport.fill() {
+                Ok(()) => self.relay(index).map(drop),
+                // What it sent before it closed is still to be passed on.
+                Err(TransportError::Closed) => match self.relay(index) {
+                    Ok(true) => Err(Reason::PeerLost),
+                    other => other.map(drop),
+                },
+                Err(error) => Err(reason_of(&error)),
+            },
+        };
+        if let Err(reason) = done {
+            self.fail_fetch(index, reason);
+        }
+    }
+
+    /// The server takes bytes again.
+    pub(crate) fn on_fetch_reader(&mut self, index: usize) {
+        if self.fetches_out.contains(index)
+            && let Err(reason) = self.relay(index)
+        {
+            self.fail_fetch(index, reason);
         }
     }
 
     /// Whether the payload follows now.
-    fn read_fetch(&mut self, index: usize) -> Result<bool, Reason> {
-        let Some(out) = self.fetches_out.get_mut(index) else {
-            return Ok(false);
-        };
-        out.transport.connected().map_err(|_| Reason::PeerLost)?;
-        let reason = |error| match error {
-            TransportError::Refused(reason) => reason,
-            _ => Reason::PeerLost,
-        };
-        if out.transport.flush().map_err(reason)? {
-            let _ = self.poll.set(out.transport.descriptor(), Source::FetchOut(index), Interest::Readable);
-        }
-        // Only the answer is read here: the rest of the stream belongs to the server.
-        match out.transport.fill_at_most(FETCHED_BYTES).and_then(|()| out.transport.next_frame()).map_err(reason)? {
+    fn read_answer(&mut self, index: usize) -> Result<bool, Reason> {
+        let FetchOut { transport, length, .. } = &mut self.fetches_out[index];
+        transport.connected().map_err(|_| Reason::PeerLost)?;
+        transport.fill().map_err(|error| reason_of(&error))?;
+        let interest =
+            if transport.flush().map_err(|error| reason_of(&error))? { Interest::Readable } else { Interest::Both };
+        self.poll.set(transport.descriptor(), Source::FetchOut(index), interest).map_err(|_| Reason::Limit)?;
+        match transport.next_frame().map_err(|error| reason_of(&error))? {
             None => Ok(false),
-            Some(Frame::Fetched(fetched)) if fetched.length.get() == out.length => Ok(true),
+            Some(Frame::Fetched(fetched)) if fetched.length.get() == *length => Ok(true),
             Some(Frame::Refused(refused)) => {
                 Err(Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed))
             }
@@ -112,83 +141,61 @@ impl Agent {
         }
     }
 
-    fn deliver_fetch(&mut self, index: usize) {
-        let out = self.fetches_out.remove(index);
-        self.poll.remove(out.transport.descriptor());
-        let socket = out.transport.into_socket();
-        let fetched = Fetched { header: Fetched::HEADER, fetch: out.fetch, length: out.length };
-        let Some(server) = self.servers.get(out.server) else {
-            return;
+    /// Gives the server its end, and begins to fill ours.
+    fn deliver_fetch(&mut self, index: usize) -> Result<(), Reason> {
+        let out = &mut self.fetches_out[index];
+        let Stage::Asked { server, fetch } = out.stage else {
+            return Ok(());
         };
-        if !matches!(packets::send(&server.socket, fetched.as_bytes(), &[socket.as_fd()]), Ok(true)) {
-            tracing::warn!("a server does not read what its agent tells it");
+        let (reader, theirs) = UnixStream::pair().map_err(|_| Reason::Limit)?;
+        reader.set_nonblocking(true).map_err(|_| Reason::Limit)?;
+        let fetched = Fetched { header: Fetched::HEADER, fetch, length: out.length };
+        let server = self.servers.get(server).ok_or(Reason::PeerLost)?;
+        if !matches!(packets::send(&server.socket, fetched.as_bytes(), &[theirs.as_fd()]), Ok(true)) {
+            return Err(Reason::Limit);
         }
+        out.stage = Stage::Answered { reader, left: out.length };
+        self.relay(index).map(drop)
     }
 
+    /// Passes on what is there, until the backend has no more now (`true`), or the server takes no more.
+    fn relay(&mut self, index: usize) -> Result<bool, Reason> {
+        let out = &mut self.fetches_out[index];
+        let (wait, moved) = out.relay()?;
+        if moved {
+            out.deadline = self.now + PROGRESS;
+        }
+        let (backend, source) = (out.transport.descriptor(), Source::FetchOut(index));
+        let Stage::Answered { reader, .. } = &out.stage else {
+            return Ok(false);
+        };
+        let for_backend = matches!(wait, Wait::Backend);
+        let watched = match wait {
+            Wait::Backend => self.poll.set(backend, source, Interest::Readable),
+            Wait::Reader => {
+                self.poll.remove(backend);
+                self.poll.set(reader, Source::FetchReader(index), Interest::WritableOnce)
+            }
+            Wait::Nothing => {
+                self.fetches_out.remove(index);
+                Ok(())
+            }
+        };
+        watched.map(|()| for_backend).map_err(|_| Reason::Limit)
+    }
+
+    /// A server that has its end already sees that end early, which it does not take for the whole.
     fn fail_fetch(&mut self, index: usize, reason: Reason) {
         let out = self.fetches_out.remove(index);
         log_failure(reason, out.trace);
-        self.tell_server(out.server, out.fetch, reason);
-    }
-
-    pub(crate) fn drop_fetches_of(&mut self, server: usize) {
-        self.fetches_out.retain(|_, out| out.server != server);
-    }
-
-    pub(crate) fn serve_fetch(&mut self, incoming: Incoming, fetch: &peer::Fetch) {
-        self.counts.fetches_in += 1;
-        let number = fetch.offer.get();
-        if !self.offers.contains(number) {
-            self.drain_offers(number);
-        }
-        let mut claimed = Err(Reason::UnknownOffer);
-        for peer in self.config.peers_at(incoming.from) {
-            claimed = self.offers.claim(peer as u32, number, fetch.length.get(), fetch.tag);
-            if claimed.is_ok() {
-                break;
-            }
-        }
-        let claimed = claimed.and_then(|payload| match payload.is_unchanged() {
-            true if self.fetches_in.len() < MAX_FETCHES => Ok(payload),
-            true => Err(Reason::Limit),
-            false => Err(Reason::FileChanged),
-        });
-        let mut transport = incoming.transport;
-        if let Err(reason) = &claimed {
-            log_failure(*reason, fetch.trace);
-            self.count_refusal(*reason);
-        }
-        match &claimed {
-            Ok(payload) => peer::Fetched { length: payload.remaining().into() }.emit(transport.output()),
-            Err(reason) => Refused { reason: (*reason as u32).into() }.emit(transport.output()),
-        }
-        let flushed = matches!(transport.flush(), Ok(true));
-        if let (Ok(payload), true) = (claimed, flushed) {
-            let socket = transport.into_socket();
-            let deadline = self.now + PATIENCE;
-            let index = self.fetches_in.insert(FetchIn { socket, payload, trace: fetch.trace, deadline });
-            self.on_fetch_in(index);
+        match out.stage {
+            Stage::Asked { server, fetch } => self.tell_server(server, fetch, reason),
+            Stage::Answered { .. } => self.count_refusal(reason),
         }
     }
 
-    pub(crate) fn on_fetch_in(&mut self, index: usize) {
-        let Some(serving) = self.fetches_in.get_mut(index) else {
-            return;
-        };
-        match serving.payload.send_to(&serving.socket) {
-            Ok(true) => drop(self.fetches_in.remove(index)),
-            Ok(false) => {
-                serving.deadline = self.now + FETCH_PROGRESS;
-                let _ = self.poll.set(&serving.socket, Source::FetchIn(index), Interest::WritableOnce);
-            }
-            Err(reason) => {
-                // A reset, not an end: the reader must not take what it has for the whole.
-                let serving = self.fetches_in.remove(index);
-                log_failure(reason, serving.trace);
-                self.count_refusal(reason);
-                let _ = rustix::net::sockopt::set_socket_linger(&serving.socket, Some(Duration::ZERO));
-            }
-        }
+    pub(crate) fn drop_fetches_of(&mut self, gone: usize) {
+        self.fetches_out.retain(|_, out| !matches!(out.stage, Stage::Asked { server, .. } if server == gone));
     }
 
     pub(crate) fn tend_fetches(&mut self) {
@@ -197,10 +204,45 @@ impl Agent {
         for index in late.collect::<Vec<_>>() {
             self.fail_fetch(index, Reason::NoProgress);
         }
-        self.fetches_in.retain(|_, serving| serving.deadline > now);
     }
 }
 
-fn log_failure(reason: Reason, trace: TraceId) {
+impl FetchOut {
+    /// What to wait for, and whether bytes were moved.
+    fn relay(&mut self) -> Result<(Wait, bool), Reason> {
+        let Stage::Answered { reader, left } = &mut self.stage else {
+            return Ok((Wait::Backend, false));
+        };
+        let before = *left;
+        while *left > 0 {
+            let bytes = self.transport.payload().map_err(|error| reason_of(&error))?;
+            let most = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+            if most == 0 {
+                return Ok((Wait::Backend, *left < before));
+            }
+            match reader.write(&bytes[..most]) {
+                Ok(written) => {
+                    self.transport.consume(written);
+                    *left -= written as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    return Ok((Wait::Reader, *left < before));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(Reason::ClientGone),
+            }
+        }
+        Ok((Wait::Nothing, true))
+    }
+}
+
+fn reason_of(error: &TransportError) -> Reason {
+    match error {
+        TransportError::Refused(reason) => *reason,
+        _ => Reason::PeerLost,
+    }
+}
+
+pub(crate) fn log_failure(reason: Reason, trace: TraceId) {
     tracing::warn!(%reason, trace = trace.known().map(display), "a fetch failed");
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use shunt_agent::Agent;
 use shunt_agent::config::Config;
+use shunt_agent::credentials::Credentials;
 use tracing_subscriber::EnvFilter;
 
 /// Shunt's agent: one per machine, beside its servers.
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::read(&arguments.config)?;
     if arguments.check {
+        Credentials::read(&config.tls, &config.name)?;
         println!("{}: good", arguments.config.display());
         return Ok(());
     }

@@ -1,22 +1,22 @@
 //! Sessions with other agents: one connection per pair, made by the agent whose name sorts first, kept for good.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use shunt_handoff::sender::Claimant;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, Refused, VERSION, padded_name};
+use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, VERSION, padded_name};
 
 use crate::agent::Agent;
 use crate::config::{PeerConfig, SILENT_HEARTBEATS};
+use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
 use crate::transport::{Transport, TransportError};
 
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How long a new connection may say nothing.
+/// How long a new connection may take until its session begins.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections that have not said yet what they are.
-const MAX_INCOMING: usize = 256;
 
 /// One configured peer.
 pub(crate) struct Peer {
@@ -50,13 +50,6 @@ pub(crate) struct Session {
     /// When it last said anything, and we did.
     heard: Instant,
     told: Instant,
-}
-
-/// An accepted connection before its first frame.
-pub(crate) struct Incoming {
-    pub(crate) transport: Transport,
-    pub(crate) from: IpAddr,
-    deadline: Instant,
 }
 
 impl Peer {
@@ -95,11 +88,6 @@ impl Agent {
                 _ => {}
             }
         }
-        let now = self.now;
-        let late = self.incoming.iter().filter(|(_, incoming)| incoming.deadline <= now).map(|(index, _)| index);
-        for index in late.collect::<Vec<_>>() {
-            self.incoming.remove(index);
-        }
     }
 
     /// A machine that is cut off closes no connection: each side says now and then that it is there.
@@ -123,7 +111,9 @@ impl Agent {
 
     fn dial(&mut self, index: usize) {
         let deadline = self.now + PATIENCE;
-        let dialled = Transport::connect(self.peers[index].address).and_then(|mut transport| {
+        let tls = self.credentials.dial(&self.peers[index].name).map_err(io::Error::other);
+        let dialled = tls.and_then(|tls| Transport::connect(self.peers[index].address, tls));
+        let dialled = dialled.and_then(|mut transport| {
             self.peers[index].offer_key = random_key()?;
             self.hello(index).emit(transport.output());
             self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Both)?;
@@ -148,6 +138,10 @@ impl Agent {
 
     pub(crate) fn on_peer(&mut self, index: usize) {
         if let Err(error) = self.read_peer(index) {
+            if matches!(error, TransportError::Tls(_)) {
+                self.counts.strangers += 1;
+                tracing::warn!(peer = self.peers[index].name, %error, "what answers there is not this peer");
+            }
             self.lose_peer(index, &error.to_string());
         }
     }
@@ -157,10 +151,9 @@ impl Agent {
             Link::Down(_) => return Ok(()),
             Link::Opening(transport, _) => {
                 transport.connected()?;
-                if transport.flush()? {
-                    self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
-                }
                 transport.fill()?;
+                let interest = if transport.flush()? { Interest::Readable } else { Interest::Both };
+                self.poll.set(transport.descriptor(), Source::Peer(index), interest)?;
             }
             Link::Up(session) => session.transport.fill()?,
         }
@@ -263,58 +256,11 @@ impl Agent {
         }
     }
 
-    pub(crate) fn add_incoming(&mut self, stream: TcpStream, from: SocketAddr) {
-        let from = from.ip().to_canonical();
-        if self.config.peers_at(from).next().is_none() || self.incoming.len() >= MAX_INCOMING {
-            self.counts.strangers += 1;
-            tracing::warn!(%from, "a connection from an address that is no configured peer's");
-            return;
-        }
-        let entry = self.incoming.vacant_entry();
-        let watched = Transport::new(stream).and_then(|transport| {
-            self.poll.set(transport.descriptor(), Source::Incoming(entry.key()), Interest::Readable)?;
-            Ok(transport)
-        });
-        if let Ok(transport) = watched {
-            entry.insert(Incoming { transport, from, deadline: self.now + PATIENCE });
-        }
-    }
-
-    pub(crate) fn on_incoming(&mut self, index: usize) {
-        let Some(incoming) = self.incoming.get_mut(index) else {
-            return;
-        };
-        match incoming.transport.fill().and_then(|()| incoming.transport.next_frame()) {
-            Ok(None) => {}
-            Ok(Some(Frame::Hello(hello))) => {
-                let incoming = self.incoming.remove(index);
-                self.admit(incoming, &hello);
-            }
-            Ok(Some(Frame::Fetch(fetch))) => {
-                let incoming = self.incoming.remove(index);
-                self.serve_fetch(incoming, &fetch);
-            }
-            Ok(Some(_)) => self.refuse(index, Reason::Malformed),
-            Err(TransportError::Refused(reason)) => self.refuse(index, reason),
-            Err(_) => drop(self.incoming.remove(index)),
-        }
-    }
-
-    fn refuse(&mut self, index: usize, reason: Reason) {
-        self.counts.malformed_peer += 1;
-        let Incoming { mut transport, from, .. } = self.incoming.remove(index);
-        tracing::warn!(%from, %reason, "refusing an agent's connection");
-        Refused { reason: (reason as u32).into() }.emit(transport.output());
-        let _ = transport.flush();
-    }
-
     /// A session that the other side began. It replaces one that we believe is there: the other side knows better.
-    fn admit(&mut self, incoming: Incoming, hello: &Hello) {
-        let named = |index: &usize| hello.name() == Some(self.config.peers[*index].name.as_str());
-        let found = self.config.peers_at(incoming.from).find(named);
+    pub(crate) fn admit(&mut self, incoming: Incoming, hello: &Hello) {
+        let found = self.peer_of(&incoming, hello);
         let Some(index) = found.filter(|index| !self.peers[*index].dials) else {
-            let index = self.incoming.insert(incoming);
-            return self.refuse(index, Reason::Malformed);
+            return self.refuse(incoming, Reason::Malformed);
         };
         if self.peers[index].is_up() {
             self.lose_peer(index, "the peer began a new session");
@@ -370,8 +316,8 @@ impl Agent {
 }
 
 /// From the kernel's generator.
-fn random_key() -> std::io::Result<[u8; 16]> {
+fn random_key() -> io::Result<[u8; 16]> {
     let mut key = [0; 16];
     let got = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-    if got == key.len() { Ok(key) } else { Err(std::io::Error::other("getrandom gave too little")) }
+    if got == key.len() { Ok(key) } else { Err(io::Error::other("getrandom gave too little")) }
 }

@@ -13,6 +13,8 @@ use rustix::io::Errno;
 pub enum Source {
     /// A termination signal.
     Signal,
+    /// SIGHUP.
+    Reload,
     /// A server wants to connect.
     LocalListener,
     /// An agent wants to connect.
@@ -25,6 +27,8 @@ pub enum Source {
     Incoming(usize),
     /// A fetch that this machine's server waits for.
     FetchOut(usize),
+    /// The server that reads a fetch takes bytes again.
+    FetchReader(usize),
     /// A fetch that this machine serves.
     FetchIn(usize),
     /// A sender's socket has room again.
@@ -43,6 +47,8 @@ impl Source {
             Source::FetchOut(index) => (6, index),
             Source::FetchIn(index) => (7, index),
             Source::Sender(index) => (8, index),
+            Source::Reload => (9, 0),
+            Source::FetchReader(index) => (10, index),
         };
         kind << 56 | index as u64
     }
@@ -58,7 +64,9 @@ impl Source {
             5 => Source::Incoming(index),
             6 => Source::FetchOut(index),
             7 => Source::FetchIn(index),
-            _ => Source::Sender(index),
+            8 => Source::Sender(index),
+            9 => Source::Reload,
+            _ => Source::FetchReader(index),
         }
     }
 }
@@ -137,7 +145,15 @@ mod tests {
 
     #[test]
     fn tokens_come_back() {
-        for source in [Source::Signal, Source::Local(0), Source::Peer(63), Source::Sender(65535), Source::FetchIn(9)] {
+        for source in [
+            Source::Signal,
+            Source::Local(0),
+            Source::Peer(63),
+            Source::Sender(65535),
+            Source::FetchIn(9),
+            Source::Reload,
+            Source::FetchReader(3),
+        ] {
             assert_eq!(Source::of_token(source.token()), source);
         }
     }

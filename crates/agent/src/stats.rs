@@ -1,5 +1,7 @@
 //! Counters: the agent's own, its servers', the steering programs', as JSON for `shunt stats`.
 
+use std::time::SystemTime;
+
 use serde_json::{Map, Value, json};
 use shunt_wire::local::{COUNTERS, Header, Reason, kind};
 use zerocopy::IntoBytes;
@@ -13,8 +15,10 @@ use crate::packets;
 pub struct Counts {
     /// Sessions that began.
     pub sessions: u64,
-    /// Connections from addresses that are no peer's.
+    /// Connections, made or taken, whose other end had no certificate that fits.
     pub strangers: u64,
+    /// Connections of agents that found no place: too many had not said what they are.
+    pub incoming_limit: u64,
     /// Sessions of servers that ended by a malformed message.
     pub malformed_local: u64,
     /// Connections of agents that were refused.
@@ -46,6 +50,7 @@ impl Default for Counts {
         Self {
             sessions: 0,
             strangers: 0,
+            incoming_limit: 0,
             malformed_local: 0,
             malformed_peer: 0,
             offers: 0,
@@ -117,6 +122,8 @@ impl Agent {
         let mut stats = json!({
             "sessions": counts.sessions,
             "strangers": counts.strangers,
+            "incoming_limit": counts.incoming_limit,
+            "certificate_seconds_left": self.credentials.seconds_left(SystemTime::now()),
             "malformed_local": counts.malformed_local,
             "malformed_peer": counts.malformed_peer,
             "offers": counts.offers,

@@ -1,19 +1,29 @@
-//! Ordered bytes to and from another agent. Everything above this file knows only [`Transport`]: mutual TLS replaces
-//! what is inside it, and nothing else.
+//! Ordered bytes to and from another agent: mutual TLS 1.3 (rustls) on TCP, non-blocking. Everything above this file
+//! knows only [`Transport`].
+//!
+//! The frames of one turn leave in one record and one write. Reading is at most a few reads of what is there already;
+//! all that they decrypt to is given out in the same turn, because no event tells of bytes that wait in rustls.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustls::{ClientConnection, Connection, ServerConnection};
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Frame;
 
+use crate::credentials::{self, ALPN};
+
 /// Most bytes that wait for a peer that does not read.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
-const READ_BYTES: usize = 16 << 10;
+const INPUT_BYTES: usize = 16 << 10;
+/// What rustls reads at once.
+const READ_BYTES: usize = 4096;
+/// Reads in one turn, where each was full: what they decrypt to fits rustls's buffer.
+const READS: usize = 4;
 
 /// Why a connection between agents ended.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +37,9 @@ pub enum TransportError {
     /// The peer's fault.
     #[error("the peer sent a frame that is refused: {0}")]
     Refused(Reason),
+    /// No certificate that fits, at either end, or not TLS at all.
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
     /// The network's.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -36,9 +49,10 @@ pub enum TransportError {
 #[derive(Debug)]
 pub struct Transport {
     stream: TcpStream,
-    /// Allocated once: clearing it for each read would cost more than the read.
+    tls: Connection,
+    /// Decrypted. Allocated once: clearing it for each read would cost more than the read.
     input: Box<[u8]>,
-    /// What of it was read from the stream, and not yet given out as frames.
+    /// What of it was not yet given out.
     unread: Range<usize>,
     output: Vec<u8>,
 }
@@ -48,12 +62,12 @@ impl Transport {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+    pub fn connect(to: SocketAddr, tls: ClientConnection) -> io::Result<Self> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
         match rustix::net::connect(&socket, &to) {
-            Ok(()) | Err(Errno::INPROGRESS) => Self::new(TcpStream::from(socket)),
+            Ok(()) | Err(Errno::INPROGRESS) => Self::new(TcpStream::from(socket), tls.into()),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -62,12 +76,22 @@ impl Transport {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(stream: TcpStream) -> io::Result<Self> {
+    pub fn accepted(stream: TcpStream, tls: ServerConnection) -> io::Result<Self> {
+        Self::new(stream, tls.into())
+    }
+
+    fn new(stream: TcpStream, tls: Connection) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
-        let input = vec![0; READ_BYTES].into_boxed_slice();
-        Ok(Self { stream, input, unread: 0..0, output: Vec::new() })
+        let input = vec![0; INPUT_BYTES].into_boxed_slice();
+        Ok(Self { stream, tls, input, unread: 0..0, output: Vec::new() })
+    }
+
+    /// Whether the other end has proved to be the agent of this name.
+    pub fn is_of(&self, name: &str) -> bool {
+        let certificate = self.tls.peer_certificates().and_then(|chain| chain.first());
+        !self.tls.is_handshaking() && certificate.is_some_and(|certificate| credentials::names(certificate, name))
     }
 
     /// What a pending connect came to, once the socket is writable.
@@ -94,32 +118,39 @@ impl Transport {
         self.stream.as_fd()
     }
 
-    /// Reads what is there, at most once: the poll is level-triggered.
+    /// Reads what is there; the poll is level-triggered. During the handshake there is something to
+    /// [`Transport::flush`] afterwards.
     ///
     /// # Errors
     /// See [`TransportError`].
     pub fn fill(&mut self) -> Result<(), TransportError> {
-        self.fill_at_most(READ_BYTES)
+        for read in 0..READS {
+            let bytes = match self.tls.read_tls(&mut self.stream) {
+                // First what came before the end: the poll tells of the end again.
+                Ok(0) if read > 0 => break,
+                Ok(0) => return Err(TransportError::Closed),
+                Ok(bytes) => bytes,
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => break,
+                Err(error) => return Err(error.into()),
+            };
+            self.decrypt()?;
+            if bytes < READ_BYTES {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    /// Reads at most so many bytes more, where what follows them is not for us.
-    ///
-    /// # Errors
-    /// See [`TransportError`].
-    pub fn fill_at_most(&mut self, most: usize) -> Result<(), TransportError> {
-        // What is left is less than a frame, and the buffer holds many.
-        self.input.copy_within(self.unread.clone(), 0);
-        self.unread = 0..self.unread.len();
-        let end = self.input.len().min(self.unread.end + most);
-        match self.stream.read(&mut self.input[self.unread.end..end]) {
-            Ok(0) => Err(TransportError::Closed),
-            Ok(bytes) => {
-                self.unread.end += bytes;
-                Ok(())
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(()),
-            Err(error) => Err(error.into()),
+    fn decrypt(&mut self) -> Result<(), TransportError> {
+        if let Err(error) = self.tls.process_new_packets() {
+            // An alert tells the other end why.
+            let _ = self.tls.write_tls(&mut self.stream);
+            return Err(error.into());
         }
+        if !self.tls.is_handshaking() && self.tls.alpn_protocol() != Some(ALPN) {
+            return Err(rustls::Error::NoApplicationProtocol.into());
+        }
+        Ok(())
     }
 
     /// The next whole frame of what was read.
@@ -127,12 +158,51 @@ impl Transport {
     /// # Errors
     /// [`TransportError::Refused`]: nothing after it can be read.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, TransportError> {
-        match Frame::parse(&self.input[self.unread.clone()]).map_err(TransportError::Refused)? {
-            Some((frame, length)) => {
+        loop {
+            if let Some((frame, length)) =
+                Frame::parse(&self.input[self.unread.clone()]).map_err(TransportError::Refused)?
+            {
                 self.unread.start += length;
-                Ok(Some(frame))
+                return Ok(Some(frame));
             }
-            None => Ok(None),
+            if !self.take_plaintext()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Bytes that follow the last frame: a payload. Empty where more must be read first.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn payload(&mut self) -> Result<&[u8], TransportError> {
+        if self.unread.is_empty() {
+            self.take_plaintext()?;
+        }
+        Ok(&self.input[self.unread.clone()])
+    }
+
+    /// So many bytes of [`Transport::payload`] are used.
+    ///
+    /// # Panics
+    /// Where they were not there.
+    pub fn consume(&mut self, bytes: usize) {
+        assert!(bytes <= self.unread.len(), "{bytes} bytes of {}", self.unread.len());
+        self.unread.start += bytes;
+    }
+
+    /// Moves decrypted bytes into the input: whether there were some.
+    fn take_plaintext(&mut self) -> Result<bool, TransportError> {
+        // What is left is less than a frame, and the buffer holds many.
+        self.input.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        match self.tls.reader().read(&mut self.input[self.unread.end..]) {
+            Ok(bytes) => {
+                self.unread.end += bytes;
+                Ok(bytes > 0)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -141,83 +211,185 @@ impl Transport {
         &mut self.output
     }
 
-    /// Sends what was appended: `true` when nothing is left.
+    /// Sends what was appended, and what the handshake has to say: `true` when nothing is left.
     ///
     /// # Errors
     /// See [`TransportError`].
     pub fn flush(&mut self) -> Result<bool, TransportError> {
-        let mut sent = 0;
-        while sent < self.output.len() {
-            match self.stream.write(&self.output[sent..]) {
-                Ok(bytes) => sent += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error.into()),
+        loop {
+            // rustls takes a bounded amount, and keeps it until the handshake is done.
+            let taken = if self.output.is_empty() { 0 } else { self.tls.writer().write(&self.output)? };
+            self.output.drain(..taken);
+            if !self.write_records()? || taken == 0 {
+                break;
             }
         }
-        self.output.drain(..sent);
         if self.output.len() > MAX_OUTPUT_BYTES {
             return Err(TransportError::Stuck);
         }
-        Ok(self.output.is_empty())
+        Ok(self.output.is_empty() && !self.tls.wants_write())
     }
 
-    /// The connection itself, for a payload that follows the last frame. None of that may have been read.
-    pub fn into_socket(self) -> OwnedFd {
-        debug_assert!(self.unread.is_empty(), "bytes of the payload were read as frames");
-        self.stream.into()
+    /// `false`: the socket takes no more.
+    fn write_records(&mut self) -> io::Result<bool> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut self.stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends what was appended, and that nothing follows it (RFC 8446, 6.1): `true` when nothing is left.
+    ///
+    /// # Errors
+    /// See [`TransportError`].
+    pub fn finish(&mut self) -> Result<bool, TransportError> {
+        self.flush()?;
+        if self.output.is_empty() {
+            self.tls.send_close_notify();
+        }
+        self.flush()
+    }
+
+    /// Closing it is a reset from here: the other end must not take what it has for the whole.
+    pub fn reset(self) {
+        let _ = sockopt::set_socket_linger(&self.stream, Some(std::time::Duration::ZERO));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shunt_wire::peer::Ended;
+    use crate::config::TlsConfig;
+    use crate::credentials::Credentials;
+    use shunt_ca::{Authority, Request};
+    use shunt_wire::peer::{Ended, HEADER_BYTES};
     use std::net::TcpListener;
 
-    fn pair() -> (Transport, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Transport::new(listener.accept().unwrap().0).unwrap(), client)
+    const ENDED_BYTES: usize = HEADER_BYTES + size_of::<Ended>();
+
+    fn credentials(authority: &Authority, name: &str) -> Credentials {
+        let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
+        let config = TlsConfig { certificate: files.certificate, key: files.key, ca: authority.certificate() };
+        Credentials::read(&config, name).unwrap()
     }
 
-    fn wait_fill(transport: &mut Transport) -> Result<(), TransportError> {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        transport.fill()
+    /// The side that dials, the side that accepts; the first believes to talk to "be1".
+    fn pair(dialler: &Credentials, listener: &Credentials) -> (Transport, Transport) {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = socket.local_addr().unwrap();
+        let dialled = Transport::connect(to, dialler.dial("be1").unwrap()).unwrap();
+        (dialled, Transport::accepted(socket.accept().unwrap().0, listener.accept().unwrap()).unwrap())
+    }
+
+    /// A turn of each side's event loop.
+    fn turn(one: &mut Transport, other: &mut Transport) -> Result<(), TransportError> {
+        for side in [one, other] {
+            side.connected()?;
+            side.flush()?;
+            side.fill()?;
+            side.flush()?;
+        }
+        Ok(())
+    }
+
+    fn good_pair() -> (Transport, Transport) {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let (mut one, mut other) = pair(&credentials(&authority, "fe1"), &credentials(&authority, "be1"));
+        while one.tls.is_handshaking() || other.tls.is_handshaking() {
+            turn(&mut one, &mut other).unwrap();
+        }
+        (one, other)
+    }
+
+    fn ended(handoff: u64) -> Ended {
+        Ended { worker: 1.into(), reason: 1.into(), handoff: handoff.into(), trace: Default::default() }
     }
 
     #[test]
     fn frames_come_out_however_they_were_cut() {
-        let (mut ours, mut theirs) = pair();
+        let (mut ours, mut theirs) = good_pair();
         let mut bytes = Vec::new();
-        for handoff in 0..3u64 {
-            Ended { worker: 1.into(), reason: 1.into(), handoff: handoff.into(), trace: Default::default() }
-                .emit(&mut bytes);
+        (0..1000).for_each(|handoff| ended(handoff).emit(&mut bytes));
+        let mut next = 0;
+        for part in bytes.chunks(ENDED_BYTES * 7 - 3) {
+            theirs.output().extend_from_slice(part);
+            turn(&mut theirs, &mut ours).unwrap();
+            while let Some(frame) = ours.next_frame().unwrap() {
+                assert!(matches!(frame, Frame::Ended(ended) if ended.handoff.get() == next));
+                next += 1;
+            }
         }
-        let cut = bytes.len() / 2;
-        theirs.write_all(&bytes[..cut]).unwrap();
-        wait_fill(&mut ours).unwrap();
-        assert!(matches!(ours.next_frame().unwrap(), Some(Frame::Ended(ended)) if ended.handoff.get() == 0));
-        assert!(ours.next_frame().unwrap().is_none());
-        theirs.write_all(&bytes[cut..]).unwrap();
-        wait_fill(&mut ours).unwrap();
-        assert!(matches!(ours.next_frame().unwrap(), Some(Frame::Ended(ended)) if ended.handoff.get() == 1));
-        assert!(matches!(ours.next_frame().unwrap(), Some(Frame::Ended(ended)) if ended.handoff.get() == 2));
+        while next < 1000 {
+            turn(&mut theirs, &mut ours).unwrap();
+            while let Some(frame) = ours.next_frame().unwrap() {
+                assert!(matches!(frame, Frame::Ended(ended) if ended.handoff.get() == next));
+                next += 1;
+            }
+        }
         drop(theirs);
-        assert!(matches!(wait_fill(&mut ours), Err(TransportError::Closed)));
+        let error = (0..100).find_map(|_| ours.fill().err());
+        assert!(matches!(error, Some(TransportError::Closed | TransportError::Io(_))), "{error:?}");
     }
 
     #[test]
-    fn noise_is_refused() {
-        let (mut ours, mut theirs) = pair();
-        theirs.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        wait_fill(&mut ours).unwrap();
-        assert!(matches!(ours.next_frame(), Err(TransportError::Refused(Reason::Malformed))));
+    fn the_frames_of_a_turn_are_one_record() {
+        let (mut ours, _theirs) = good_pair();
+        (0..20).for_each(|handoff| ended(handoff).emit(ours.output()));
+        let plain = ours.output().len();
+        let frames = std::mem::take(ours.output());
+        let taken = ours.tls.writer().write(&frames).unwrap();
+        let mut record = Vec::new();
+        ours.tls.write_tls(&mut record).unwrap();
+        assert_eq!((taken, record.len()), (plain, plain + 5 + 1 + 16), "header, content type, tag (RFC 8446, 5.2)");
+    }
+
+    #[test]
+    fn each_end_knows_who_the_other_is() {
+        let (ours, theirs) = good_pair();
+        assert!(ours.is_of("be1") && !ours.is_of("fe1"));
+        assert!(theirs.is_of("fe1") && !theirs.is_of("be1"));
+    }
+
+    #[test]
+    fn a_certificate_of_another_name_or_authority_is_refused() {
+        let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let authority = Authority::create(dir.path()).unwrap();
+        let stranger = Authority::create(other_dir.path()).unwrap();
+        let (good, wrong) = (credentials(&authority, "fe1"), credentials(&authority, "be2"));
+        let foreign = credentials(&stranger, "be1");
+        for (dialler, listener) in [(&good, &wrong), (&good, &foreign), (&foreign, &credentials(&authority, "be1"))] {
+            let (mut one, mut other) = pair(dialler, listener);
+            let failure = (0..1000).find_map(|_| turn(&mut one, &mut other).err());
+            assert!(matches!(failure, Some(TransportError::Tls(_))), "{failure:?}");
+            assert!(!one.is_of("be1") || !other.is_of("be1"));
+        }
+    }
+
+    #[test]
+    fn what_is_not_tls_is_refused_with_an_alert() {
+        let dir = tempfile::tempdir().unwrap();
+        let credentials = credentials(&Authority::create(dir.path()).unwrap(), "be1");
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stranger = TcpStream::connect(socket.local_addr().unwrap()).unwrap();
+        let mut ours = Transport::accepted(socket.accept().unwrap().0, credentials.accept().unwrap()).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let error = (0..1_000_000).find_map(|_| ours.fill().err());
+        assert!(matches!(error, Some(TransportError::Tls(_))), "{error:?}");
+        drop(ours);
+        let mut alert = Vec::new();
+        let _ = stranger.read_to_end(&mut alert);
+        assert_eq!(alert.first(), Some(&21), "{alert:?} is no alert (RFC 8446, 5.1)");
     }
 
     #[test]
     fn a_peer_that_does_not_read_is_given_up() {
-        let (mut ours, _theirs) = pair();
+        let (mut ours, _theirs) = good_pair();
         ours.output().resize(64 << 20, 0);
         assert!(matches!(ours.flush(), Err(TransportError::Stuck)));
     }

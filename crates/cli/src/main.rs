@@ -1,6 +1,7 @@
 //! `shunt`: the command line. A thin main; what it starts is in the other crates.
 #![forbid(unsafe_code)]
 
+mod ca;
 mod stats;
 
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use shunt_lab::bench::Bench;
 use shunt_lab::cli::LabCommand;
 use shunt_lab::demo::Demo;
 
+use ca::CaCommand;
 use stats::StatsCommand;
 
 /// Large response bodies go straight from the backend to the client, past every tier that only forwards them.
@@ -43,6 +45,17 @@ enum Command {
     /// Asks the agent (shuntd) of this machine what it, its servers and its steering programs counted since it
     /// started. Counters that are zero are left out, except with --all.
     Stats(StatsCommand),
+    /// Make a small certificate authority for trials, and certificates for agents
+    ///
+    /// Agents (shuntd) speak TLS with each other and know each other by certificates. This makes what a trial needs:
+    ///
+    ///     shunt ca init trial
+    ///     shunt ca issue trial fe1
+    ///
+    /// Nothing is overwritten, keys are readable by their owner only. For a service in earnest use the authority that
+    /// you have; docs/shuntd.md says what a certificate needs.
+    #[command(subcommand, verbatim_doc_comment)]
+    Ca(CaCommand),
     /// Build test hosts as network namespaces, and run commands in them
     #[command(subcommand)]
     Lab(LabCommand),
@@ -78,7 +91,7 @@ impl Command {
         match self {
             Self::Demo(_) => Some("the demo"),
             Self::Bench(bench) => (!bench.only_lists()).then_some("the benchmark"),
-            Self::Stats(_) | Self::Lab(LabCommand::List) => None,
+            Self::Stats(_) | Self::Ca(_) | Self::Lab(LabCommand::List) => None,
             Self::Lab(_) => Some("the lab"),
         }
     }
@@ -91,6 +104,7 @@ impl Command {
             }
             Self::Bench(bench) => return Ok(if bench.run()? { Outcome::Good } else { Outcome::Faulty }),
             Self::Stats(stats) => stats.run()?,
+            Self::Ca(ca) => ca.run()?,
             Self::Lab(lab) => lab.run()?,
         }
         Ok(Outcome::Good)

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::io::Errno;
 use shunt_wire::local::{Offer, Reason};
@@ -63,6 +63,22 @@ impl Payload {
         self.still_good(true)
     }
 
+    /// Reads the next bytes into `buffer`, for a way that the kernel cannot send on by itself: how many, 0 at the end.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] as [`Payload::send_to`].
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Reason> {
+        let most = buffer.len().min(usize::try_from(self.remaining()).unwrap_or(usize::MAX));
+        let bytes = match self.file.read_at(&mut buffer[..most], self.offset) {
+            Ok(0) if most > 0 => return Err(Reason::FileChanged),
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return self.read(buffer),
+            Err(_) => return Err(Reason::FileChanged),
+        };
+        self.offset += bytes as u64;
+        self.still_good(true).map(|_| bytes)
+    }
+
     /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
     /// client's connection must not end well.
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
@@ -110,6 +126,20 @@ mod tests {
         let mut got = Vec::new();
         theirs.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"23456");
+    }
+
+    #[test]
+    fn reads_just_its_range_and_notices_a_change() {
+        let file = file_of(b"0123456789");
+        let (mut whole, mut buffer) = (payload(&file, 2, 5), [0; 3]);
+        let mut got = Vec::new();
+        while let bytes @ 1.. = whole.read(&mut buffer).unwrap() {
+            got.extend_from_slice(&buffer[..bytes]);
+        }
+        assert_eq!(got, b"23456");
+        let mut cut = payload(&file, 2, 5);
+        file.set_len(4).unwrap();
+        assert_eq!(cut.read(&mut buffer), Err(Reason::FileChanged));
     }
 
     #[test]

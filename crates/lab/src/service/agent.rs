@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use shunt_ca::{Authority, CaError, Request};
 
 use super::Options;
 use super::stats::{Stats, agent_stats};
@@ -42,7 +43,7 @@ impl<'lab> Agent<'lab> {
     ) -> Result<Self> {
         mount_bpffs()?;
         let config = host.dir().join("shuntd.toml");
-        let text = configuration(lab, host, peers, options)?;
+        let text = configuration(lab, host, peers, options)? + &credentials(lab, host.name())?;
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let mut agent = Self { host, program: program.to_owned(), config, process: None };
         agent.process = Some(host.spawn(agent.command())?);
@@ -138,6 +139,23 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}\"\n", peer.name(), address(peer)?)?;
     }
     Ok(text)
+}
+
+/// A certificate of the lab's own authority, and where an agent finds it.
+fn credentials(lab: &LabId, name: &str) -> Result<String> {
+    let directory = lab.dir().join("ca");
+    let authority = match Authority::create(&directory) {
+        Err(CaError::Exists(_)) => Authority::open(&directory),
+        made => made.context("making the lab's certificate authority")?,
+    };
+    let request = Request { name: name.to_owned(), addresses: Vec::new(), days: 1 };
+    let files = match authority.issue(&request) {
+        Err(CaError::Exists(_)) => authority.files_of(name),
+        issued => issued.with_context(|| format!("issuing a certificate for {name}"))?,
+    };
+    let path = |path: &Path| format!("\"{}\"", path.display());
+    let (certificate, key, ca) = (path(&files.certificate), path(&files.key), path(&authority.certificate()));
+    Ok(format!("\n[tls]\ncertificate = {certificate}\nkey = {key}\nca = {ca}\n"))
 }
 
 fn mount_bpffs() -> Result<()> {

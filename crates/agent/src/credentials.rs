@@ -1,0 +1,300 @@
+//! Who this machine is to other agents, and who they are to it: X.509 certificates (RFC 5280), TLS 1.3 on both ends.
+//!
+//! An agent is the name that its certificate carries as a DNS name, signed by the authority of the configuration
+//! (`ca`), and nothing else: not an address, and not what it says of itself. Sessions are not resumed, so that each
+//! connection has both certificates checked by the files as they were read last.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::client::{Resumption, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::prelude::FromDer;
+
+use crate::config::TlsConfig;
+
+/// So that a certificate's holder cannot be led to speak another protocol (RFC 7301; ALPACA).
+pub const ALPN: &[u8] = b"shunt/1";
+/// Bits of a key file's mode that somebody else than its owner and its group could use.
+const FOREIGN_BITS: u32 = 0o037;
+/// So long before its end a certificate is spoken of.
+const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// Why certificates cannot be used. Each text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A file.
+    #[error("cannot read {path}: {error} ([tls] in the configuration names it)")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// What is in it.
+    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it)")]
+    Pem {
+        /// Which.
+        path: PathBuf,
+        /// What should be there.
+        what: &'static str,
+    },
+    /// Others could read the key.
+    #[error("{path} has mode {mode:04o}, so that others can read the key: chmod 0600 {path}")]
+    Mode {
+        /// Which.
+        path: PathBuf,
+        /// As it is.
+        mode: u32,
+    },
+    /// A certificate of somebody else.
+    #[error("{path} is not the certificate of \"{name}\": issue one whose DNS name is the agent's `name`")]
+    Name {
+        /// Which.
+        path: PathBuf,
+        /// The agent's.
+        name: String,
+    },
+    /// Key, certificate and authority do not fit.
+    #[error("[tls] in the configuration: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The authority.
+    #[error("{path} cannot be an authority: {error}")]
+    Authority {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: rustls::server::VerifierBuilderError,
+    },
+}
+
+/// Certificate, key and authority, as they were read.
+pub struct Credentials {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    not_after: SystemTime,
+}
+
+impl Credentials {
+    /// Reads what the configuration names; `name` is this agent's.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`].
+    pub fn read(config: &TlsConfig, name: &str) -> Result<Self, CredentialsError> {
+        let chain = certificates(&config.certificate)?;
+        let first = chain.first().ok_or_else(|| no_certificate(&config.certificate))?.clone();
+        if !names(&first, name) {
+            return Err(CredentialsError::Name { path: config.certificate.clone(), name: name.into() });
+        }
+        let key = private_key(&config.key)?;
+        let roots = Arc::new(authority(&config.ca)?);
+        let not_after = not_after(&first).ok_or_else(|| no_certificate(&config.certificate))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        Ok(Self {
+            client: Arc::new(client(&provider, &roots, chain.clone(), key.clone_key())?),
+            server: Arc::new(server(&provider, roots, chain, key, &config.ca)?),
+            not_after,
+        })
+    }
+
+    /// To connect to the agent of that name.
+    ///
+    /// # Errors
+    /// Where the name is not one that a certificate can have.
+    pub fn dial(&self, name: &str) -> Result<ClientConnection, rustls::Error> {
+        let name = server_name(name).ok_or_else(|| rustls::Error::General(format!("\"{name}\" is no DNS name")))?;
+        ClientConnection::new(self.client.clone(), name.to_owned())
+    }
+
+    /// To accept whoever comes: the certificate tells who it is.
+    ///
+    /// # Errors
+    /// rustls's.
+    pub fn accept(&self) -> Result<ServerConnection, rustls::Error> {
+        ServerConnection::new(self.server.clone())
+    }
+
+    /// Seconds until our certificate ends, negative after.
+    pub fn seconds_left(&self, now: SystemTime) -> i64 {
+        match self.not_after.duration_since(now) {
+            Ok(left) => left.as_secs() as i64,
+            Err(past) => -(past.duration().as_secs() as i64),
+        }
+    }
+
+    /// What an operator should hear about our certificate's end.
+    pub fn warning(&self, now: SystemTime) -> Option<String> {
+        let left = self.seconds_left(now);
+        let advice = "issue another and send SIGHUP";
+        match left {
+            ..=0 => Some(format!("our certificate has expired and no agent accepts it: {advice}")),
+            _ if (left as u64) < SOON.as_secs() => {
+                Some(format!("our certificate expires in {} hours: {advice}", left / 3600))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Not the key.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("not_after", &self.not_after).finish_non_exhaustive()
+    }
+}
+
+/// Whether a certificate, already verified, is that of the agent of this name.
+pub fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    let (Ok(parsed), Some(name)) = (ParsedCertificate::try_from(certificate), server_name(name)) else {
+        return false;
+    };
+    verify_server_name(&parsed, &name).is_ok()
+}
+
+/// A name as certificates have it; `None` where DNS could not have it.
+pub fn server_name(name: &str) -> Option<ServerName<'_>> {
+    ServerName::try_from(name).ok().filter(|name| matches!(name, ServerName::DnsName(_)))
+}
+
+fn client(
+    provider: &Arc<CryptoProvider>,
+    roots: &Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ClientConfig, rustls::Error> {
+    let mut config = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots.clone())
+        .with_client_auth_cert(chain, key)?;
+    config.resumption = Resumption::disabled();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(config)
+}
+
+fn server(
+    provider: &Arc<CryptoProvider>,
+    roots: Arc<RootCertStore>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    ca: &Path,
+) -> Result<ServerConfig, CredentialsError> {
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+        .build()
+        .map_err(|error| CredentialsError::Authority { path: ca.into(), error })?;
+    let mut config = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)?;
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(config)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, CredentialsError> {
+    std::fs::read(path).map_err(|error| CredentialsError::Read { path: path.into(), error })
+}
+
+fn no_certificate(path: &Path) -> CredentialsError {
+    CredentialsError::Pem { path: path.into(), what: "certificate" }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    all.map_err(|_| no_certificate(path))
+}
+
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
+    let failed = |error| CredentialsError::Read { path: path.into(), error };
+    let mode = std::fs::metadata(path).map_err(failed)?.mode() & 0o7777;
+    if mode & FOREIGN_BITS != 0 {
+        return Err(CredentialsError::Mode { path: path.into(), mode });
+    }
+    let pem = || CredentialsError::Pem { path: path.into(), what: "private key" };
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())
+}
+
+fn authority(path: &Path) -> Result<RootCertStore, CredentialsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate)?;
+    }
+    if roots.is_empty() { Err(no_certificate(path)) } else { Ok(roots) }
+}
+
+/// The end of its validity, which rustls checks but does not tell.
+fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let seconds = parsed.validity().not_after.timestamp();
+    Some(UNIX_EPOCH + Duration::from_secs(seconds.max(0) as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shunt_ca::{Authority, Request};
+    use std::os::unix::fs::PermissionsExt;
+
+    fn issued(directory: &Path, name: &str) -> TlsConfig {
+        let authority = Authority::create(directory).unwrap();
+        let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
+        TlsConfig { certificate: files.certificate, key: files.key, ca: authority.certificate() }
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = issued(dir.path(), "fe1");
+        assert!(Credentials::read(&config, "fe1").is_ok());
+        for (mode, good) in [(0o644, false), (0o604, false), (0o660, false), (0o640, true), (0o400, true)] {
+            std::fs::set_permissions(&config.key, std::fs::Permissions::from_mode(mode)).unwrap();
+            let read = Credentials::read(&config, "fe1");
+            assert_eq!(read.is_ok(), good, "{mode:o}: {:?}", read.err());
+        }
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = issued(&dir.path().join("one"), "fe1");
+        let other = issued(&dir.path().join("two"), "fe1");
+        let said = |config: &TlsConfig, name| Credentials::read(config, name).unwrap_err().to_string();
+        assert!(said(&ours, "fe2").contains("not the certificate of \"fe2\""));
+        let missing = TlsConfig { ca: dir.path().join("none.pem"), ..ours.clone() };
+        assert!(said(&missing, "fe1").contains("none.pem"));
+        let no_key = TlsConfig { key: ours.ca.clone(), ..ours.clone() };
+        std::fs::set_permissions(&no_key.key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(said(&no_key, "fe1").contains("no private key"));
+        let mixed = TlsConfig { key: other.key, ..ours };
+        assert!(said(&mixed, "fe1").contains("[tls]"), "a key of another certificate");
+    }
+
+    #[test]
+    fn an_end_that_is_near_is_spoken_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let credentials = Credentials::read(&issued(dir.path(), "fe1"), "fe1").unwrap();
+        let now = SystemTime::now();
+        assert!((86_000..=86_400).contains(&credentials.seconds_left(now)), "{}", credentials.seconds_left(now));
+        assert!(credentials.warning(now).unwrap().contains("expires in 23 hours"));
+        assert!(credentials.warning(now + Duration::from_secs(86_401)).unwrap().contains("has expired"));
+        assert_eq!(credentials.warning(now - SOON), None);
+    }
+
+    #[test]
+    fn a_certificate_is_of_its_name_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let certificate = certificates(&issued(dir.path(), "fe1").certificate).unwrap().remove(0);
+        assert!(names(&certificate, "fe1"));
+        for other in ["fe", "fe11", "fe1.example", "*", "", "10.0.0.1"] {
+            assert!(!names(&certificate, other), "{other:?}");
+        }
+    }
+}

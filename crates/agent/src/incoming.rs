@@ -1,0 +1,199 @@
+//! Connections that other agents make, until each has shown its certificate and said what it is for.
+//!
+//! Whoever reaches the port can begin a handshake, which costs this agent's one thread about a fifth of a millisecond. So a
+//! connection has little time and a place among few; those from addresses that no peer is dialled at share a part of
+//! the places, and so many handshakes a second.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Frame, Hello, Refused};
+use slab::Slab;
+
+use crate::agent::Agent;
+use crate::poll::{Interest, Source};
+use crate::transport::{Transport, TransportError};
+
+/// How long a new connection may take to say what it is for.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Places in all.
+const PLACES: usize = 256;
+/// Of those, for addresses that are no peer's: together, and for each.
+const STRANGERS: usize = 64;
+const STRANGERS_AT_ONE_ADDRESS: usize = 8;
+/// Handshakes a second with strangers.
+const STRANGERS_A_SECOND: u32 = 50;
+
+/// An accepted connection before its first frame.
+pub(crate) struct Incoming {
+    pub(crate) transport: Transport,
+    pub(crate) from: IpAddr,
+    /// No peer is dialled at that address.
+    stranger: bool,
+    deadline: Instant,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    places: Slab<Incoming>,
+    /// Strangers that came in the second that began then.
+    second: Option<(Instant, u32)>,
+    /// When a refusal was last logged: who causes them must not fill the disk.
+    spoke: Option<Instant>,
+}
+
+impl Waiting {
+    fn has_place(&mut self, from: IpAddr, stranger: bool, now: Instant) -> bool {
+        if self.places.len() >= PLACES {
+            return false;
+        }
+        if !stranger {
+            return true;
+        }
+        let strangers = self.places.iter().filter(|(_, incoming)| incoming.stranger);
+        let (all, here) =
+            strangers.fold((0, 0), |(all, here), (_, incoming)| (all + 1, here + usize::from(incoming.from == from)));
+        all < STRANGERS && here < STRANGERS_AT_ONE_ADDRESS && self.is_within_rate(now)
+    }
+
+    fn is_within_rate(&mut self, now: Instant) -> bool {
+        let fresh = |began: &Instant| now.duration_since(*began) < Duration::from_secs(1);
+        let (began, before) = self.second.filter(|(began, _)| fresh(began)).unwrap_or((now, 0));
+        self.second = Some((began, before + 1));
+        before < STRANGERS_A_SECOND
+    }
+
+    /// Whether a refusal may be logged: one a second.
+    fn may_speak(&mut self, now: Instant) -> bool {
+        let quiet = self.spoke.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
+        if quiet {
+            self.spoke = Some(now);
+        }
+        quiet
+    }
+}
+
+impl Agent {
+    pub(crate) fn add_incoming(&mut self, stream: TcpStream, from: SocketAddr) {
+        let from = from.ip().to_canonical();
+        let stranger = !self.config.is_peers_address(from);
+        if !self.incoming.has_place(from, stranger, self.now) {
+            self.counts.incoming_limit += 1;
+            self.say_refused(from, "too many connections that have not said what they are");
+            return;
+        }
+        let Ok(tls) = self.credentials.accept() else {
+            return;
+        };
+        let entry = self.incoming.places.vacant_entry();
+        let watched = Transport::accepted(stream, tls).and_then(|transport| {
+            self.poll.set(transport.descriptor(), Source::Incoming(entry.key()), Interest::Readable)?;
+            Ok(transport)
+        });
+        if let Ok(transport) = watched {
+            entry.insert(Incoming { transport, from, stranger, deadline: self.now + PATIENCE });
+        }
+    }
+
+    pub(crate) fn on_incoming(&mut self, index: usize) {
+        match self.read_incoming(index) {
+            Ok(None) => {}
+            Ok(Some(Frame::Hello(hello))) => {
+                let incoming = self.incoming.places.remove(index);
+                self.admit(incoming, &hello);
+            }
+            Ok(Some(Frame::Fetch(fetch))) => {
+                let incoming = self.incoming.places.remove(index);
+                self.serve_fetch(incoming, &fetch);
+            }
+            Ok(Some(_)) => self.refuse_at(index, Reason::Malformed),
+            Err(TransportError::Refused(reason)) => self.refuse_at(index, reason),
+            Err(error) => self.drop_incoming(index, &error),
+        }
+    }
+
+    fn read_incoming(&mut self, index: usize) -> Result<Option<Frame>, TransportError> {
+        let Some(incoming) = self.incoming.places.get_mut(index) else {
+            return Ok(None);
+        };
+        let transport = &mut incoming.transport;
+        transport.fill()?;
+        let frame = transport.next_frame()?;
+        // Our part of the handshake fits any socket's buffer, unless the other side takes nothing.
+        let interest = if transport.flush()? { Interest::Readable } else { Interest::Both };
+        self.poll.set(transport.descriptor(), Source::Incoming(index), interest)?;
+        Ok(frame)
+    }
+
+    fn drop_incoming(&mut self, index: usize, error: &TransportError) {
+        let Some(incoming) = self.incoming.places.try_remove(index) else {
+            return;
+        };
+        if matches!(error, TransportError::Tls(_)) {
+            self.counts.strangers += 1;
+            self.say_refused(incoming.from, &error.to_string());
+        }
+    }
+
+    fn refuse_at(&mut self, index: usize, reason: Reason) {
+        if let Some(incoming) = self.incoming.places.try_remove(index) {
+            self.refuse(incoming, reason);
+        }
+    }
+
+    /// Of an agent with a certificate: it is told why.
+    pub(crate) fn refuse(&mut self, incoming: Incoming, reason: Reason) {
+        self.counts.malformed_peer += 1;
+        self.say_refused(incoming.from, &reason.to_string());
+        self.refuse_fetch(incoming, reason);
+    }
+
+    /// Not a fault of its own: an offer may expire.
+    pub(crate) fn refuse_fetch(&mut self, incoming: Incoming, reason: Reason) {
+        let mut transport = incoming.transport;
+        Refused { reason: (reason as u32).into() }.emit(transport.output());
+        let _ = transport.finish();
+    }
+
+    fn say_refused(&mut self, from: IpAddr, why: &str) {
+        if self.incoming.may_speak(self.now) {
+            tracing::warn!(%from, why, "refused a connection to the agents' port");
+        }
+    }
+
+    /// Which peer a session is of: its certificate's, which must be the one that it names.
+    pub(crate) fn peer_of(&self, incoming: &Incoming, hello: &Hello) -> Option<usize> {
+        let index = self.config.peers.iter().position(|peer| hello.name() == Some(peer.name.as_str()))?;
+        incoming.transport.is_of(&self.config.peers[index].name).then_some(index)
+    }
+
+    /// Gives up on who says nothing.
+    pub(crate) fn tend_incoming(&mut self) {
+        let now = self.now;
+        self.incoming.places.retain(|_, incoming| incoming.deadline > now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_slowed_down_and_peers_are_not() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let from = "192.0.2.1".parse().unwrap();
+        let admitted = (0..1000).filter(|_| waiting.has_place(from, true, now)).count();
+        assert_eq!(admitted, STRANGERS_A_SECOND as usize);
+        assert!(waiting.has_place(from, false, now));
+        assert!(waiting.has_place(from, true, now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn refusals_are_logged_once_a_second() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        assert!(waiting.may_speak(now) && !waiting.may_speak(now));
+        assert!(waiting.may_speak(now + Duration::from_secs(1)));
+    }
+}

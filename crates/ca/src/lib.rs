@@ -1,0 +1,271 @@
+//! A small certificate authority for trials: a directory with one key that signs the certificates of agents.
+//!
+//! ```text
+//! DIR/ca.pem      certificate of the authority: every agent's `ca`
+//! DIR/ca.key      its key: stays here
+//! DIR/NAME.pem    certificate of the agent NAME
+//! DIR/NAME.key    its key: goes to that machine, and is deleted here
+//! ```
+//!
+//! Nothing is ever overwritten, so that no command can take a running service's trust away. A certificate says one
+//! thing: its holder is the agent of that name (a DNS name in subjectAltName, RFC 5280, 4.2.1.6), towards those who ask
+//! and those who are asked alike.
+#![forbid(unsafe_code)]
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use shunt_wire::peer::is_name;
+use time::{Duration, OffsetDateTime};
+
+const AUTHORITY: &str = "ca";
+const AUTHORITY_DAYS: u32 = 3650;
+/// Machines' clocks differ: a certificate is good from this long before it was made.
+const CLOCKS_DIFFER: Duration = Duration::hours(1);
+
+/// Why a certificate could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    /// Not a name of an agent.
+    #[error("\"{0}\" cannot be an agent's name: 1 to 63 of a-z 0-9 . _ -, and a name that DNS could have")]
+    Name(String),
+    /// How long it is to be good.
+    #[error("{0} days: 1 to 3650")]
+    Days(u32),
+    /// Something is there already.
+    #[error("{0} is there already and is not overwritten: choose another name or directory, or move it away")]
+    Exists(PathBuf),
+    /// No authority.
+    #[error("{path}: {error}; `shunt ca init` makes an authority")]
+    Missing {
+        /// What could not be read.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// What is there is no authority.
+    #[error("{path} is not what `shunt ca init` wrote: {error}")]
+    Broken {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        error: rcgen::Error,
+    },
+    /// A file or directory cannot be written.
+    #[error("cannot write {path}: {error}")]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The library.
+    #[error("cannot make a certificate: {0}")]
+    Certificate(#[from] rcgen::Error),
+}
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// PEM.
+    pub certificate: PathBuf,
+    /// PEM, PKCS #8, mode 0600.
+    pub key: PathBuf,
+}
+
+impl Files {
+    fn of(directory: &Path, name: &str) -> Self {
+        Self { certificate: directory.join(format!("{name}.pem")), key: directory.join(format!("{name}.key")) }
+    }
+
+    /// The key first: it is the one that must not be lost.
+    fn write(&self, certificate: &str, key: &KeyPair) -> Result<(), CaError> {
+        for path in [&self.certificate, &self.key] {
+            if path.exists() {
+                return Err(CaError::Exists(path.clone()));
+            }
+        }
+        write_new(&self.key, 0o600, &key.serialize_pem())?;
+        write_new(&self.certificate, 0o644, certificate)
+    }
+}
+
+/// What a certificate is to say.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The agent's `name`.
+    pub name: String,
+    /// Addresses that stand in it too. Agents go by the name alone; tools that show certificates may like them.
+    pub addresses: Vec<IpAddr>,
+    /// How long it is good.
+    pub days: u32,
+}
+
+/// An authority's directory.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    directory: PathBuf,
+}
+
+impl Authority {
+    /// Makes an authority in a directory, which is made where it is missing.
+    ///
+    /// # Errors
+    /// See [`CaError`]; [`CaError::Exists`] where there is one already.
+    pub fn create(directory: &Path) -> Result<Self, CaError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.map_err(|error| CaError::Write { path: directory.into(), error })?;
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = named("Shunt agents' authority");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        good_for(&mut params, AUTHORITY_DAYS);
+        let certificate = params.self_signed(&key)?;
+        Files::of(directory, AUTHORITY).write(&certificate.pem(), &key)?;
+        Ok(Self { directory: directory.into() })
+    }
+
+    /// The authority that [`Authority::create`] made in a directory.
+    pub fn open(directory: &Path) -> Self {
+        Self { directory: directory.into() }
+    }
+
+    /// Its certificate.
+    #[must_use]
+    pub fn certificate(&self) -> PathBuf {
+        Files::of(&self.directory, AUTHORITY).certificate
+    }
+
+    /// Where the certificate and key of an agent are, once they are issued.
+    #[must_use]
+    pub fn files_of(&self, name: &str) -> Files {
+        Files::of(&self.directory, name)
+    }
+
+    /// Makes a key and a certificate for an agent.
+    ///
+    /// # Errors
+    /// See [`CaError`].
+    pub fn issue(&self, request: &Request) -> Result<Files, CaError> {
+        if !(1..=AUTHORITY_DAYS).contains(&request.days) {
+            return Err(CaError::Days(request.days));
+        }
+        let params = agent_params(request)?;
+        let issuer = self.issuer()?;
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &issuer)?;
+        let files = Files::of(&self.directory, &request.name);
+        files.write(&certificate.pem(), &key)?;
+        Ok(files)
+    }
+
+    fn issuer(&self) -> Result<Issuer<'static, KeyPair>, CaError> {
+        let own = Files::of(&self.directory, AUTHORITY);
+        let read =
+            |path: &Path| std::fs::read_to_string(path).map_err(|error| CaError::Missing { path: path.into(), error });
+        let broken = |path: &Path| {
+            let path = path.to_owned();
+            move |error| CaError::Broken { path, error }
+        };
+        let key = KeyPair::from_pem(&read(&own.key)?).map_err(broken(&own.key))?;
+        Issuer::from_ca_cert_pem(&read(&own.certificate)?, key).map_err(broken(&own.certificate))
+    }
+}
+
+fn agent_params(request: &Request) -> Result<CertificateParams, CaError> {
+    let bad_name = || CaError::Name(request.name.clone());
+    if !is_name(&request.name) || request.name == AUTHORITY {
+        return Err(bad_name());
+    }
+    let mut params = CertificateParams::default();
+    params.distinguished_name = named(&request.name);
+    let name = request.name.as_str().try_into().map_err(|_| bad_name())?;
+    params.subject_alt_names = vec![SanType::DnsName(name)];
+    params.subject_alt_names.extend(request.addresses.iter().map(|address| SanType::IpAddress(*address)));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.use_authority_key_identifier_extension = true;
+    good_for(&mut params, request.days);
+    Ok(params)
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn good_for(params: &mut CertificateParams, days: u32) {
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - CLOCKS_DIFFER;
+    params.not_after = now + Duration::days(days.into());
+}
+
+fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), CaError> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
+    let written = opened.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => CaError::Exists(path.into()),
+        _ => CaError::Write { path: path.into(), error },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn request(name: &str) -> Request {
+        Request { name: name.into(), addresses: Vec::new(), days: 30 }
+    }
+
+    #[test]
+    fn keys_are_for_their_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trial");
+        let files = Authority::create(&path).unwrap().issue(&request("fe1")).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&files.key), mode(&path.join("ca.key"))), (0o600, 0o600));
+        assert_eq!(mode(&path), 0o700);
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let before = std::fs::read(authority.certificate()).unwrap();
+        assert!(matches!(Authority::create(dir.path()), Err(CaError::Exists(_))));
+        assert_eq!(std::fs::read(authority.certificate()).unwrap(), before);
+        let files = authority.issue(&request("fe1")).unwrap();
+        let before = std::fs::read(&files.key).unwrap();
+        assert!(matches!(authority.issue(&request("fe1")), Err(CaError::Exists(_))));
+        assert_eq!(std::fs::read(&files.key).unwrap(), before);
+    }
+
+    #[test]
+    fn names_that_no_agent_can_have_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        for name in ["", "ca", "../fe1", "FE1", "fe 1", "*", &"x".repeat(64)] {
+            assert!(matches!(authority.issue(&request(name)), Err(CaError::Name(_))), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn without_an_authority_it_says_how_to_make_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Authority::open(dir.path()).issue(&request("fe1")).unwrap_err();
+        assert!(error.to_string().contains("shunt ca init"), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! `shunt ca`: certificates for agents, for trials.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use shunt_ca::{Authority, Request};
+
+/// The commands of `shunt ca`.
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Make an authority in a directory
+    ///
+    /// Writes DIR/ca.pem, its certificate, which every agent gets, and DIR/ca.key, its key, which stays: whoever has it
+    /// can be any agent.
+    Init(Init),
+    /// Make a key and a certificate for an agent
+    ///
+    /// Writes DIR/NAME.pem and DIR/NAME.key. The certificate says that its holder is the agent NAME, and nothing else:
+    /// give the key to that machine alone.
+    Issue(Issue),
+}
+
+/// `shunt ca init`
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Where; made where it is missing
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// `shunt ca issue`
+#[derive(Debug, Args)]
+pub struct Issue {
+    /// Where `shunt ca init` made the authority
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The agent's name: `name` in its shuntd.toml
+    name: String,
+    /// An address that the certificate shows too; agents do not look at it
+    #[arg(long, value_name = "ADDRESS")]
+    address: Vec<IpAddr>,
+    /// How long it is good
+    #[arg(long, default_value_t = 365)]
+    days: u32,
+}
+
+impl CaCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// Where something is there already, or cannot be written.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Init(init) => init.run(),
+            Self::Issue(issue) => issue.run(),
+        }
+    }
+}
+
+impl Init {
+    fn run(self) -> Result<()> {
+        let authority = Authority::create(&self.directory)?;
+        let directory = self.directory.display();
+        println!("made    {}", authority.certificate().display());
+        println!("next    shunt ca issue {directory} NAME, for each machine's agent");
+        println!("keep    {directory}/ca.key to yourself: whoever has it can be any agent");
+        Ok(())
+    }
+}
+
+impl Issue {
+    fn run(self) -> Result<()> {
+        let authority = Authority::open(&self.directory);
+        let request = Request { name: self.name, addresses: self.address, days: self.days };
+        let files = authority.issue(&request)?;
+        let (certificate, key) = (files.certificate.display(), files.key.display());
+        println!("made    {certificate} and {key}, good for {} days", request.days);
+        println!("next    copy both and {} to /etc/shunt on {},", authority.certificate().display(), request.name);
+        println!("        name them in [tls] of its shuntd.toml, and delete the key here");
+        println!(
+            "        elsewhere: [[peer]] name = \"{}\" in the shuntd.toml of those that work with it",
+            request.name
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Somebody who speaks the agents' protocol by hand: with a certificate of the lab's authority, stolen or of another
+//! name, or with one of an authority of its own.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use shunt_ca::{Authority, CaError, Files, Request};
+use shunt_lab::{Host, Lab};
+
+/// Agents answer at once, or give up after 5 seconds.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// What it has.
+pub struct Impostor {
+    config: Arc<ClientConfig>,
+}
+
+/// A connection to an agent.
+pub struct Connection(StreamOwned<ClientConnection, TcpStream>);
+
+/// Where an agent listens.
+pub fn agents_address(host: &Host) -> Result<SocketAddr> {
+    let address = host.service_address().with_context(|| format!("{} is not on the service network", host.name()))?;
+    Ok(SocketAddr::from((address, 7440)))
+}
+
+impl Impostor {
+    /// With the key of an agent of the lab, or of one that the lab's authority knows and no agent has as a peer.
+    pub fn with_certificate_of(lab: &Lab, name: &str) -> Result<Self> {
+        let directory = lab.dir().join("ca");
+        let authority = Authority::open(&directory);
+        let files = match authority.issue(&request(name)) {
+            Err(CaError::Exists(_)) => authority.files_of(name),
+            issued => issued?,
+        };
+        Self::with(&files, &authority.certificate())
+    }
+
+    /// With a certificate in an agent's name that an authority of its own has signed.
+    pub fn with_own_authority(lab: &Lab, name: &str) -> Result<Self> {
+        let directory = lab.dir().join(format!("ca-of-another-than-{name}"));
+        let files = Authority::create(&directory)?.issue(&request(name))?;
+        Self::with(&files, &lab.dir().join("ca/ca.pem"))
+    }
+
+    /// Without any.
+    pub fn without_certificate(lab: &Lab) -> Result<Self> {
+        let config = builder(&lab.dir().join("ca/ca.pem"))?.with_no_client_auth();
+        Ok(Self { config: speaking(config) })
+    }
+
+    fn with(files: &Files, ca: &Path) -> Result<Self> {
+        let certificate = CertificateDer::from_pem_file(&files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)?;
+        Ok(Self { config: speaking(builder(ca)?.with_client_auth_cert(vec![certificate], key)?) })
+    }
+
+    /// Connects from one host to another's agent. That the agent refuses us shows when it is read from.
+    pub fn connect(&self, from: &Host, to: &Host) -> Result<Connection> {
+        let address = agents_address(to)?;
+        let stream = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))??;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let tls = ClientConnection::new(self.config.clone(), ServerName::try_from(to.name().to_owned())?)?;
+        Ok(Connection(StreamOwned::new(tls, stream)))
+    }
+}
+
+fn request(name: &str) -> Request {
+    Request { name: name.to_owned(), addresses: Vec::new(), days: 1 }
+}
+
+fn builder(ca: &Path) -> Result<rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(ca)?)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+    Ok(builder.with_root_certificates(roots))
+}
+
+fn speaking(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![b"shunt/1".to_vec()];
+    Arc::new(config)
+}
+
+impl Connection {
+    pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.0.write_all(bytes)?;
+        Ok(self.0.flush()?)
+    }
+
+    /// The next frame, as it is on the wire; `None` where the agent has closed.
+    pub fn frame(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut frame = vec![0; 8];
+        if self.0.read_exact(&mut frame).is_err() {
+            return Ok(None);
+        }
+        let length = u32::from_le_bytes(frame[..4].try_into()?) as usize;
+        frame.resize(length, 0);
+        self.0.read_exact(&mut frame[8..]).context("a frame without its end")?;
+        Ok(Some(frame))
+    }
+
+    /// Says something: all that comes back until the agent closes, nothing where it refused us before.
+    pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.send(bytes)?;
+        if bytes.is_empty() {
+            self.0.conn.complete_io(&mut self.0.sock)?;
+            self.0.sock.shutdown(Shutdown::Write)?;
+        }
+        Ok(self.rest())
+    }
+
+    /// All that comes until the agent closes or breaks the connection.
+    pub fn rest(mut self) -> Vec<u8> {
+        let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(bytes @ 1..) = self.0.read(&mut buffer) {
+            all.extend_from_slice(&buffer[..bytes]);
+        }
+        all
+    }
+}
