@@ -24,8 +24,10 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 pub use disc::Disc;
+pub(crate) use outcome::Machine;
 
 use crate::faults::Faults;
+use crate::soak::Soak;
 
 /// The benchmarks.
 #[derive(Debug, Subcommand)]
@@ -49,6 +51,15 @@ pub enum Bench {
     ///
     /// Needs root.
     Faults(Faults),
+    /// A service under everything at once for a long time, every byte compared
+    ///
+    /// Hundreds of connections over a lossy link, with sizes and lifetimes from a heavy-tailed mix: slow readers, long
+    /// pauses, aborts at random moments; meanwhile servers are reloaded and killed, agents killed, stopped and cut off.
+    /// Ends with exit code 1 where a byte was wrong, something hung, a response broke that no disturbance explains,
+    /// something leaked, or the memory or the descriptors of a process were not flat.
+    ///
+    /// Needs root.
+    Soak(Soak),
     /// Every benchmark, one report
     All(All),
 }
@@ -74,7 +85,7 @@ impl Bench {
         match self {
             Self::Disc(disc) => disc.list,
             Self::Faults(faults) => faults.list,
-            Self::All(_) => false,
+            Self::All(_) | Self::Soak(_) => false,
         }
     }
 
@@ -87,6 +98,7 @@ impl Bench {
             Self::Disc(disc) => disc.run()?,
             Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run()?,
             Self::Faults(faults) => return faults.run(),
+            Self::Soak(soak) => return soak.run(),
         }
         Ok(true)
     }

@@ -11,14 +11,16 @@ mod client;
 mod command;
 mod fault;
 mod ledger;
+mod processes;
 mod step;
 mod table;
 
 pub use bed::{Bed, TIMEOUT, Way, build_lab};
 pub use cell::{Outcome, run};
-pub use client::{Client, Ending};
+pub use client::Client;
 pub use command::{Faults, run_cells};
 pub use fault::Fault;
 pub use ledger::Ledger;
+pub use processes::ProcessUse;
 pub use step::Step;
 pub use table::{BOUND, Expected, expected};

@@ -20,6 +20,7 @@
 //! any other way (see [`cleanup`]).
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod bench;
 mod builder;
 pub mod capture;
@@ -44,17 +45,20 @@ mod nginx;
 mod pcap;
 mod placement;
 mod process;
+mod random;
 mod rate;
 pub mod report;
 mod router;
 mod segment;
 mod service;
+pub mod soak;
 mod sockets;
 mod tcpdump;
 mod topology;
 mod wire;
 mod wrk;
 
+pub use answer::{Answer, Ending};
 pub use builder::LabBuilder;
 pub use capture::{Capture, Expect, Verdict};
 pub use chain::{Chain, Families, ShuntPart, ShuntParts};

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::random::seed_or_random;
+
 pub use cable::Cable;
 pub use line::{Counts, Line};
 
@@ -156,13 +158,7 @@ impl Link {
 
     /// The seed, decided.
     pub(crate) fn seed_or_random(&self) -> u64 {
-        let named = || std::env::var("SHUNT_SEED").ok()?.parse().ok();
-        self.seed.or_else(named).unwrap_or_else(|| {
-            let mut bytes = [0; 8];
-            // Short reads are for longer buffers (getrandom(2)).
-            let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-            u64::from_ne_bytes(bytes)
-        })
+        seed_or_random(self.seed)
     }
 }
 

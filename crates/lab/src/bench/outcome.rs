@@ -99,14 +99,14 @@ pub(super) struct Outcome {
 
 /// Where it ran.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     pub(super) processor: String,
     pub(super) cores: usize,
     pub(super) kernel: String,
 }
 
 impl Machine {
-    pub(super) fn this() -> Self {
+    pub(crate) fn this() -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::client::{Client, Ending};
+use super::client::Client;
+use crate::answer::Ending;
 use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::PROXY_SETTINGS;
-use crate::service::{Options, Service, Settings};
+use crate::service::{OFFER_MIN_LENGTH, Options, Service, Settings};
 
 /// nginx's `send_timeout` and `proxy_read_timeout`, and the agents' `progress`.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
@@ -76,6 +77,8 @@ pub enum Way {
 pub struct Bed<'lab> {
     pub(super) lab: &'lab Lab,
     pub(super) service: Service<'lab>,
+    /// By name and size.
+    files: Vec<(String, u64)>,
 }
 
 /// Builds the hosts.
@@ -87,16 +90,35 @@ pub fn build_lab() -> Result<Lab> {
 }
 
 impl<'lab> Bed<'lab> {
-    /// Starts the service.
+    /// Starts the service for the fault table.
     ///
     /// # Errors
     /// When a part does not start, or the service does not work.
     pub fn start(lab: &'lab Lab) -> Result<Self> {
-        let files = lab.files(FILES)?;
-        let service = Service::start(lab, &files, options())?;
-        let bed = Self { lab, service };
+        let files: Vec<(String, u64)> = FILES.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
+        Self::start_with(lab, files, options())
+    }
+
+    /// Starts one with other files and options: these keep [`Self::locations`].
+    ///
+    /// # Errors
+    /// When a part does not start, or the service does not work.
+    pub fn start_with(lab: &'lab Lab, files: Vec<(String, u64)>, options: Options) -> Result<Self> {
+        let service = Service::start(lab, &lab.files(&files)?, options)?;
+        let bed = Self { lab, service, files };
         bed.wait_for_shortcuts()?;
         Ok(bed)
+    }
+
+    /// What leads to either backend.
+    #[must_use]
+    pub fn locations(lab: &Lab, host: &Host) -> String {
+        locations(lab, host)
+    }
+
+    #[must_use]
+    pub fn lab(&self) -> &'lab Lab {
+        self.lab
     }
 
     /// The backend that meets the fault.
@@ -112,7 +134,9 @@ impl<'lab> Bed<'lab> {
         self.lab.intermediates()[0]
     }
 
-    pub(super) fn server(&self) -> SocketAddr {
+    /// Where clients ask.
+    #[must_use]
+    pub fn server(&self) -> SocketAddr {
         self.service.chain().server()
     }
 
@@ -132,7 +156,7 @@ impl<'lab> Bed<'lab> {
     pub(super) fn warm(&self) -> Result<()> {
         for way in ["/t/", "/other/"] {
             let mut client = Client::connect(self.lab.client(), self.server(), None)?;
-            for (file, size) in FILES {
+            for (file, size) in &self.files {
                 client.ask(&format!("{way}{file}"), file, *size);
                 let ending = client.finish(RECOVERY_LIMIT)?;
                 ensure!(ending == Ending::Whole, "{way}{file} after the service was repaired: {ending}");
@@ -141,14 +165,24 @@ impl<'lab> Bed<'lab> {
         Ok(())
     }
 
+    /// Waits until the service works as before a fault.
+    ///
+    /// # Errors
+    /// When a part has ended, or does not find the others.
+    pub fn recover(&mut self) -> Result<()> {
+        self.service.wait_for_agents()?;
+        self.service.check_running().context("after the service was repaired")?;
+        self.wait_for_shortcuts()
+    }
+
     /// Waits until new responses on both ways are shortcuts.
-    pub(super) fn wait_for_shortcuts(&self) -> Result<()> {
+    fn wait_for_shortcuts(&self) -> Result<()> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
-        let mut missing: BTreeSet<&str> = ["/t/64k", "/other/64k"].into();
+        let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();
         loop {
-            for path in missing.clone() {
-                if self.is_shortcut(path).unwrap_or(false) {
-                    missing.remove(path);
+            for way in missing.clone() {
+                if self.is_shortcut(way).unwrap_or(false) {
+                    missing.remove(way);
                 }
             }
             if missing.is_empty() {
@@ -163,19 +197,21 @@ impl<'lab> Bed<'lab> {
         }
     }
 
-    fn is_shortcut(&self, path: &str) -> Result<bool> {
-        let shortcuts = || Ok::<_, anyhow::Error>(self.service.stats(self.frontend())?.count("servers.shortcuts"));
-        let before = shortcuts()?;
+    fn is_shortcut(&self, way: &str) -> Result<bool> {
+        let long_enough = |file: &&(String, u64)| file.1 >= OFFER_MIN_LENGTH;
+        let (file, size) = self.files.iter().find(long_enough).context("no file is long enough for a shortcut")?;
+        let before = self.shortcuts()?;
         let mut client = Client::connect(self.lab.client(), self.server(), None)?;
-        client.ask(path, "64k", 64 << 10);
+        client.ask(&format!("{way}{file}"), file, *size);
         let ending = client.finish(RECOVERY_LIMIT)?;
-        ensure!(!matches!(ending, Ending::Wrong(_)), "{path}: {ending}");
-        Ok(ending == Ending::Whole && shortcuts()? > before)
+        Ok(ending == Ending::Whole && self.shortcuts()? > before)
     }
 
+    /// How many the frontend's agent has counted.
+    ///
     /// # Errors
-    /// With what every part wrote last, when a server or an agent has ended.
-    pub(super) fn check_running(&mut self) -> Result<()> {
-        self.service.check_running().context("after the service was repaired")
+    /// When it does not answer.
+    pub fn shortcuts(&self) -> Result<u64> {
+        Ok(self.service.stats(self.frontend())?.count("servers.shortcuts"))
     }
 }

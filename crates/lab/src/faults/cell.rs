@@ -9,11 +9,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::bed::{Bed, LONG_FILE, Way};
-use super::client::{Client, Ending};
+use super::client::Client;
 use super::fault::Fault;
 use super::ledger::Ledger;
 use super::step::{Held, Step};
 use super::table;
+use crate::answer::Ending;
 
 /// Longer than any bound of the table: what has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -70,7 +71,7 @@ impl Outcome {
 pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     fault.prepare(bed).with_context(|| format!("preparing {}", fault.name()))?;
     bed.warm()?;
-    let before = settled(bed)?;
+    let before = Ledger::settled(bed)?;
     let expected = table::expected(step, fault);
     let way = if step.stops_frontend_agent() { fault.bystander().max(Way::Plain) } else { fault.bystander() };
     let (server, path) = bed.bystander(way, LONG_FILE.0);
@@ -92,26 +93,12 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     let mut found = Vec::new();
     found.extend(expected.objection(ending, seconds));
     found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
-    bed.service.wait_for_agents()?;
-    bed.check_running()?;
-    bed.wait_for_shortcuts()?;
-    let leaks = Ledger::leaks(&before, bed.lab, &bed.service)?;
+    bed.recover()?;
+    let leaks = Ledger::leaks(&before, bed)?;
     found.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
     let ending = ending.to_string();
     let (step, fault, expected) = (step.name(), fault.name(), expected.name());
     Ok(Outcome { step, fault, expected, ending, seconds, leaks, faults_found: found })
-}
-
-/// What the service holds when nothing is under way: counted twice alike.
-fn settled(bed: &Bed<'_>) -> Result<Ledger> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let ledger = Ledger::of(bed.lab, &bed.service)?;
-        std::thread::sleep(Duration::from_millis(50));
-        if ledger.is_idle() || Instant::now() > deadline {
-            return Ok(ledger);
-        }
-    }
 }
 
 /// Takes a response through the fault: how it ended, and after how long.

@@ -1,15 +1,18 @@
 //! `shunt bench faults`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use globset::Glob;
+use serde::Serialize;
 
 use super::bed::{Bed, build_lab};
 use super::cell::{self, Outcome};
 use super::fault::Fault;
 use super::step::Step;
+use crate::bench::Machine;
 use crate::report::{Align, Paint, Progress, Table};
 
 /// `shunt bench faults`
@@ -38,8 +41,42 @@ impl Faults {
             return Ok(true);
         }
         let outcomes = run_cells(&cells, &Progress::to_stderr())?;
+        if let Some(file) = &self.json {
+            let text = serde_json::to_string_pretty(&Report::of(&outcomes))? + "\n";
+            std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
+        }
         print!("{}", show(&outcomes, Paint::of(&std::io::stdout())));
         Ok(outcomes.iter().all(Outcome::is_good))
+    }
+}
+
+/// What `--json` writes, in the shape of every benchmark.
+#[derive(Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    machine: Machine,
+    cases: Vec<ReportedCell<'a>>,
+}
+
+#[derive(Serialize)]
+struct ReportedCell<'a> {
+    name: String,
+    unit: &'static str,
+    /// Seconds from the fault to the response's end.
+    ours: f64,
+    ratio: f64,
+    runs: BTreeMap<&'static str, [f64; 1]>,
+    #[serde(flatten)]
+    outcome: &'a Outcome,
+}
+
+impl<'a> Report<'a> {
+    fn of(outcomes: &'a [Outcome]) -> Self {
+        let cell = |outcome: &'a Outcome| {
+            let (name, ours) = (format!("{}/{}", outcome.step, outcome.fault), outcome.seconds);
+            ReportedCell { name, unit: "s", ours, ratio: ours, runs: BTreeMap::from([("ours", [ours])]), outcome }
+        };
+        Self { bench: "faults", machine: Machine::this(), cases: outcomes.iter().map(cell).collect() }
     }
 }
 

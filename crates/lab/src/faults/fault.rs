@@ -100,7 +100,7 @@ impl Fault {
     }
 
     /// How long it lasts, where it is repaired before the response's end is known.
-    pub(super) fn lasts(self) -> Option<Duration> {
+    pub(crate) fn lasts(self) -> Option<Duration> {
         match self {
             Self::BackendAgentStopped | Self::FrontendAgentStopped => Some(WHILE),
             Self::BackendCutBriefly | Self::FrontendCutBriefly => Some(WHILE),
@@ -116,7 +116,7 @@ impl Fault {
         }
     }
 
-    pub(super) fn inject(self, bed: &mut Bed<'_>) -> Result<()> {
+    pub(crate) fn inject(self, bed: &mut Bed<'_>) -> Result<()> {
         let (frontend, backend) = (bed.frontend(), bed.backend());
         match self {
             Self::BackendServerKilled => Part::BackendServer.signal(bed, Signal::KILL),
@@ -145,7 +145,7 @@ impl Fault {
     }
 
     /// Repairs what it broke.
-    pub(super) fn repair(self, bed: &mut Bed<'_>) -> Result<()> {
+    pub(crate) fn repair(self, bed: &mut Bed<'_>) -> Result<()> {
         let (frontend, backend) = (bed.frontend(), bed.backend());
         match self {
             Self::BackendServerKilled => bed.service.chain_mut().restart(backend),

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::bed::{Bed, LONG_FILE, QUEUED_FILE};
-use super::client::{Client, Ending};
+use super::client::Client;
+use crate::answer::Ending;
 use crate::host::Host;
 
 /// How long a step may take to be reached, on a machine that does other work too.

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::client::Ending;
 use super::fault::Fault;
 use super::step::Step;
+use crate::answer::Ending;
 
 /// What a client may see, and until when. A wrong byte, a short body that looks complete, and a connection on which
 /// nothing more happens are never among it.

@@ -13,6 +13,7 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use super::Link;
+use crate::random::Random;
 
 /// A direction of a link.
 #[derive(Debug)]
@@ -158,30 +159,6 @@ impl Line {
             late: late < self.link.reorder,
             twice: twice < self.link.duplicate,
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): small, and the same on every machine.
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64, stream: u64) -> Self {
-        let mut seeded = Self(seed);
-        let mixed = seeded.next();
-        Self(mixed ^ Self(stream).next())
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to below 1.
-    fn part(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

@@ -1,0 +1,186 @@
+//! A response that is compared as it comes: each byte of its body with the file's.
+
+use std::fmt;
+
+use anyhow::Result;
+
+use crate::files::Contents;
+use crate::http::ResponseReader;
+
+/// How a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// Each byte of the file, and no other.
+    Whole,
+    /// An error in place of the body, whole as well.
+    Error(u16),
+    /// The connection ended before a byte of the response came, as idle connections may; a client asks again on another.
+    Unanswered,
+    /// The connection was reset after so many bytes of the body.
+    Reset(u64),
+    /// The connection was closed before the length that the header named.
+    Short(u64),
+    /// Another byte than the file's at this place of the body, or more of them than the header named.
+    Wrong(u64),
+    /// Nothing more within the limit, after so many bytes of the body.
+    Hang(u64),
+}
+
+impl Ending {
+    /// In a word or two.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Whole => "whole",
+            Self::Error(_) => "error",
+            Self::Unanswered => "not answered",
+            Self::Reset(_) => "reset",
+            Self::Short(_) => "closed",
+            Self::Wrong(_) => "wrong",
+            Self::Hang(_) => "hang",
+        }
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => write!(f, "whole"),
+            Self::Error(status) => write!(f, "error {status}"),
+            Self::Unanswered => write!(f, "not answered"),
+            Self::Reset(bytes) => write!(f, "reset after {bytes} bytes"),
+            Self::Short(bytes) => write!(f, "closed after {bytes} bytes"),
+            Self::Wrong(at) => write!(f, "WRONG BYTE at {at}"),
+            Self::Hang(bytes) => write!(f, "nothing more after {bytes} bytes"),
+        }
+    }
+}
+
+/// A response, and what its body is to be.
+pub struct Answer {
+    reader: ResponseReader,
+    body: Body,
+}
+
+struct Body {
+    contents: Contents,
+    length: u64,
+    /// So far.
+    read: u64,
+    wrong_at: Option<u64>,
+}
+
+impl Answer {
+    /// The file that [`crate::Lab::files`] made under this name, of this size.
+    #[must_use]
+    pub fn of(file: &str, length: u64) -> Self {
+        let body = Body { contents: Contents::of(file), length, read: 0, wrong_at: None };
+        Self { reader: ResponseReader::default(), body }
+    }
+
+    /// 0 before the header is here.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.reader.status()
+    }
+
+    /// Bytes of the body so far.
+    #[must_use]
+    pub fn body_bytes(&self) -> u64 {
+        self.body.read
+    }
+
+    /// Takes what was read from the connection, which is of this response and nothing after it.
+    ///
+    /// # Errors
+    /// When it is no HTTP.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<()> {
+        let used = self.reader.feed(bytes, &mut |piece| self.body.take(piece))?;
+        if used < bytes.len() {
+            self.body.wrong_at.get_or_insert(self.body.length);
+        }
+        Ok(())
+    }
+
+    /// How it ended, once it needs no more bytes.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        let body = &self.body;
+        match (self.reader.status(), body.wrong_at, self.reader.is_done()) {
+            (200, Some(at), _) => Some(Ending::Wrong(at)),
+            (_, _, false) => None,
+            (200, None, true) if body.read == body.length => Some(Ending::Whole),
+            // A header that named another length than the file has.
+            (200, None, true) => Some(Ending::Wrong(body.read)),
+            (status, _, true) => Some(Ending::Error(status)),
+        }
+    }
+
+    /// How it ended where the connection was closed now.
+    pub fn closed(&mut self) -> Ending {
+        if self.status() == 0 {
+            return Ending::Unanswered;
+        }
+        let whole = self.reader.closed().is_ok();
+        self.ending().filter(|_| whole).unwrap_or(Ending::Short(self.body.read))
+    }
+
+    /// How it ended where the connection was reset now.
+    #[must_use]
+    pub fn reset(&self) -> Ending {
+        if self.status() == 0 { Ending::Unanswered } else { Ending::Reset(self.body.read) }
+    }
+}
+
+impl Body {
+    fn take(&mut self, piece: &[u8]) {
+        if self.wrong_at.is_none() {
+            let room = usize::try_from(self.length - self.read).unwrap_or(usize::MAX);
+            let compared = self.contents.compare(&piece[..piece.len().min(room)]);
+            let wrong = compared.err().or((piece.len() > room).then_some(room));
+            self.wrong_at = wrong.map(|at| self.read + at as u64);
+        }
+        self.read += piece.len() as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, size: u64) -> Vec<u8> {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        crate::files::write(path.path(), name, size).unwrap();
+        std::fs::read(path.path()).unwrap()
+    }
+
+    fn answered(header: &str, body: &[u8]) -> Answer {
+        let mut answer = Answer::of("x", 100);
+        answer.feed(&[header.as_bytes(), body].concat()).unwrap();
+        answer
+    }
+
+    #[test]
+    fn only_all_bytes_of_the_file_are_whole() {
+        let (right, header) = (file("x", 100), "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n");
+        assert_eq!(answered(header, &right).ending(), Some(Ending::Whole));
+        assert_eq!(answered(header, &right[..99]).ending(), None);
+        assert_eq!(answered(header, &right[..99]).closed(), Ending::Short(99));
+        assert_eq!(answered(header, &right[..99]).reset(), Ending::Reset(99));
+        assert_eq!(answered(header, &[&right[..], b"H"].concat()).ending(), Some(Ending::Wrong(100)));
+        assert_eq!(answered(header, &file("y", 100)).ending(), Some(Ending::Wrong(0)));
+        let shorter = "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n";
+        assert_eq!(answered(shorter, &right[..99]).ending(), Some(Ending::Wrong(99)));
+    }
+
+    #[test]
+    fn an_error_is_told_from_a_body_and_from_no_answer() {
+        let error = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 3\r\n\r\n";
+        assert_eq!(answered(error, b"bad").ending(), Some(Ending::Error(502)));
+        assert_eq!(answered(error, b"b").closed(), Ending::Short(1));
+        assert_eq!(
+            (answered("", b"").closed(), answered("HTTP/1.1 2", b"").reset()),
+            (Ending::Unanswered, Ending::Unanswered)
+        );
+    }
+}

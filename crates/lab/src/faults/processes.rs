@@ -1,0 +1,71 @@
+//! The processes of a service: what they are, their memory, their descriptors.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::host::Host;
+use crate::sockets::TcpSocket;
+
+/// One process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProcessUse {
+    pub host: String,
+    pub kind: &'static str,
+    pub pid: i32,
+    /// Resident, of its own: without what it maps of files (RssAnon of proc_pid_status(5)).
+    pub memory_kib: u64,
+    /// Without connections between tiers, which come and go with nginx's pools.
+    pub descriptors: u64,
+}
+
+impl ProcessUse {
+    /// Of the service's processes on a host.
+    ///
+    /// # Errors
+    /// When the host cannot be asked.
+    pub fn of_host(host: &Host) -> Result<Vec<Self>> {
+        let pooled: HashSet<u64> =
+            host.tcp_sockets()?.iter().filter(|socket| is_between_tiers(socket)).map(|socket| socket.inode).collect();
+        let of = |pid: i32| {
+            let directory = format!("/proc/{pid}");
+            let directory = Path::new(&directory);
+            let (kind, memory_kib) = (kind_of(directory)?, memory_kib(directory)?);
+            let descriptors = descriptors(directory, &pooled);
+            Some(Self { host: host.name().to_owned(), kind, pid, memory_kib, descriptors })
+        };
+        Ok(host.pids()?.into_iter().filter_map(of).collect())
+    }
+}
+
+/// A kept connection from one tier's server to the next one's.
+pub(super) fn is_between_tiers(socket: &TcpSocket) -> bool {
+    let ends = [socket.local, socket.remote];
+    ends.iter().all(|end| end.ip().octets()[..3] == [10, 77, 1]) && ends.iter().any(|end| end.port() == 80)
+}
+
+/// What a process is; `None` for what is no part of the service, or has ended.
+fn kind_of(process: &Path) -> Option<&'static str> {
+    let command = std::fs::read(process.join("cmdline")).ok()?;
+    let command = String::from_utf8_lossy(&command);
+    let kinds = [("nginx: master", "nginx master"), ("nginx: worker", "nginx worker"), ("shuntd", "shuntd")];
+    kinds.into_iter().find(|(part, _)| command.contains(part)).map(|(_, kind)| kind)
+}
+
+fn memory_kib(process: &Path) -> Option<u64> {
+    let status = std::fs::read_to_string(process.join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn descriptors(process: &Path, pooled: &HashSet<u64>) -> u64 {
+    let links = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let counted = links.filter(|link| {
+        let target = std::fs::read_link(link.path()).unwrap_or_default();
+        let inode = target.to_str().and_then(|name| name.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+        inode.is_none_or(|inode| !pooled.contains(&inode))
+    });
+    counted.count() as u64
+}

@@ -1,0 +1,146 @@
+//! What happens to the service under the load, and which broken responses that explains.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::connection::Response;
+use crate::answer::Ending;
+use crate::faults::{Bed, Fault};
+use crate::random::Random;
+
+/// After a disturbance, until the service has found together again: workers and agents look for each other after at
+/// most 5 seconds.
+const RECOVERY: Duration = Duration::from_secs(6);
+
+/// Which backend a response comes from, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The first backend, through the intermediate.
+    First,
+    /// The second one, straight from the frontend.
+    Second,
+}
+
+impl Way {
+    pub(super) fn of(second: bool) -> Self {
+        if second { Self::Second } else { Self::First }
+    }
+
+    /// See [`Bed`].
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::First => "/t/",
+            Self::Second => "/other/",
+        }
+    }
+}
+
+/// How far disturbances go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    None,
+    /// The first backend and the intermediate: the other way goes on as if nothing were.
+    First,
+    All,
+}
+
+const FIRST: &[Fault] = &[
+    Fault::BackendServerReloaded,
+    Fault::BackendServerKilled,
+    Fault::BackendAgentRestarted,
+    Fault::BackendAgentKilled,
+    Fault::BackendAgentStopped,
+    Fault::BackendCutBriefly,
+    Fault::IntermediateKilled,
+    Fault::SessionLost,
+];
+const FRONTEND: &[Fault] = &[
+    Fault::FrontendServerReloaded,
+    Fault::FrontendServerReloaded,
+    Fault::FrontendWorkerKilled,
+    Fault::FrontendAgentRestarted,
+    Fault::FrontendAgentKilled,
+    Fault::FrontendCutBriefly,
+];
+
+/// One that has been.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Disturbance {
+    pub(super) fault: Fault,
+    begin: Instant,
+    end: Instant,
+}
+
+impl Disturbance {
+    /// Chooses one.
+    pub(super) fn choose(reach: Reach, random: &mut Random) -> Option<Fault> {
+        let among: Vec<Fault> = match reach {
+            Reach::None => return None,
+            Reach::First => FIRST.to_vec(),
+            Reach::All => [FIRST, FRONTEND].concat(),
+        };
+        Some(among[(random.next() % among.len() as u64) as usize])
+    }
+
+    /// Brings it about and repairs it.
+    pub(super) fn make(fault: Fault, lasts: Duration, bed: &mut Bed<'_>) -> Result<Self> {
+        let begin = Instant::now();
+        fault.inject(bed).with_context(|| format!("injecting {}", fault.name()))?;
+        std::thread::sleep(fault.lasts().unwrap_or(lasts));
+        fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
+        Ok(Self { fault, begin, end: Instant::now() })
+    }
+
+    /// Whether responses of this way may break.
+    fn breaks(&self, way: Way) -> bool {
+        match self.fault {
+            // nginx lets its requests finish.
+            Fault::BackendServerReloaded | Fault::FrontendServerReloaded => false,
+            fault if FRONTEND.contains(&fault) => true,
+            _ => way == Way::First,
+        }
+    }
+
+    /// Whether idle connections of clients may be closed.
+    fn closes_idle(&self) -> bool {
+        matches!(self.fault, Fault::FrontendServerReloaded | Fault::FrontendWorkerKilled)
+    }
+
+    /// Whether a response that ended like this at `ended` is its doing.
+    pub(super) fn explains(&self, response: &Response, ended: Instant) -> bool {
+        let until = self.end + RECOVERY;
+        let breaks = self.breaks(response.way) && response.asked <= until && self.begin <= ended;
+        let closes = self.closes_idle() && response.opened <= until && self.begin <= ended;
+        match response.ending {
+            Ending::Whole | Ending::Wrong(_) | Ending::Hang(_) => false,
+            Ending::Unanswered => breaks || closes,
+            Ending::Error(_) | Ending::Reset(_) | Ending::Short(_) => breaks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_disturbance_of_the_same_way_and_time_explains_a_reset() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let disturbance = |fault| Disturbance { fault, begin: at(100), end: at(101) };
+        let reset =
+            |way, asked| Response { way, size: 1, ending: Ending::Reset(0), asked, opened: start, body_bytes: 0 };
+        let killed = disturbance(Fault::BackendAgentKilled);
+        assert!(killed.explains(&reset(Way::First, at(99)), at(103)));
+        assert!(!killed.explains(&reset(Way::Second, at(99)), at(103)), "the other backend");
+        assert!(!killed.explains(&reset(Way::First, at(98)), at(99)), "before");
+        assert!(!killed.explains(&reset(Way::First, at(120)), at(121)), "long after");
+        let reloaded = disturbance(Fault::FrontendServerReloaded);
+        assert!(!reloaded.explains(&reset(Way::First, at(99)), at(103)), "a reload breaks nothing");
+        let unanswered = |asked| Response { ending: Ending::Unanswered, ..reset(Way::First, asked) };
+        assert!(reloaded.explains(&unanswered(at(130)), at(130)), "an old worker's connection may be closed late");
+        let wrong = Response { ending: Ending::Wrong(3), ..reset(Way::First, at(100)) };
+        assert!(!killed.explains(&wrong, at(101)), "nothing explains a wrong byte");
+    }
+}

@@ -1,0 +1,66 @@
+//! Memory and descriptors of every process of the service, and whether they stay as they are.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::faults::ProcessUse;
+use crate::lab::Lab;
+
+/// Memory is flat where a process has at most so much more than before, and at most so many times as much: allocators
+/// keep what they once had, and a process of 10 MiB has a few pages more today than yesterday.
+const MEMORY_GROWTH_KIB: u64 = 4 << 10;
+const MEMORY_GROWTH: f64 = 1.25;
+
+/// Every process of the service, at one time.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+pub(super) struct Health(pub(super) Vec<ProcessUse>);
+
+impl Health {
+    pub(super) fn now(lab: &Lab) -> Result<Self> {
+        let of_hosts = lab.tiers().map(ProcessUse::of_host).collect::<Result<Vec<_>>>()?;
+        Ok(Self(of_hosts.into_iter().flatten().collect()))
+    }
+
+    /// What of the processes that have lived since `before` is not flat, in words.
+    pub(super) fn growth_since(&self, before: &Self) -> Vec<String> {
+        let pairs = self.0.iter().filter_map(|now| Some((before.0.iter().find(|then| then.pid == now.pid)?, now)));
+        pairs.filter_map(|(then, now)| grown(then, now)).collect()
+    }
+
+    /// How many processes have lived since `before`.
+    pub(super) fn survivors(&self, before: &Self) -> usize {
+        self.0.iter().filter(|now| before.0.iter().any(|then| then.pid == now.pid)).count()
+    }
+}
+
+fn grown(then: &ProcessUse, now: &ProcessUse) -> Option<String> {
+    let more_memory = now.memory_kib > then.memory_kib + MEMORY_GROWTH_KIB
+        && now.memory_kib as f64 > then.memory_kib as f64 * MEMORY_GROWTH;
+    let more_descriptors = now.descriptors > then.descriptors;
+    (more_memory || more_descriptors).then(|| {
+        format!(
+            "{} on {}: from {} KiB and {} descriptors to {} KiB and {}",
+            now.kind, now.host, then.memory_kib, then.descriptors, now.memory_kib, now.descriptors
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health(pid: i32, memory_kib: u64, descriptors: u64) -> Health {
+        Health(vec![ProcessUse { host: "fe".into(), kind: "shuntd", pid, memory_kib, descriptors }])
+    }
+
+    #[test]
+    fn what_grows_is_named() {
+        let before = health(7, 10_000, 20);
+        assert!(health(7, 13_000, 20).growth_since(&before).is_empty(), "30%, but little");
+        assert!(health(7, 10_000, 19).growth_since(&before).is_empty());
+        assert!(health(8, 90_000, 90).growth_since(&before).is_empty(), "another process");
+        assert_eq!(health(7, 15_000, 20).growth_since(&before).len(), 1);
+        assert_eq!(health(7, 10_000, 21).growth_since(&before).len(), 1);
+    }
+}

@@ -1,0 +1,85 @@
+//! What the clients saw, counted.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::connection::{Response, Step};
+use super::disturbances::Disturbance;
+use crate::answer::Ending;
+use crate::service::OFFER_MIN_LENGTH;
+
+/// Counts of a time.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counts {
+    pub(super) connections: u64,
+    pub(super) aborted: u64,
+    pub(super) responses: u64,
+    pub(super) whole: u64,
+    pub(super) bytes: u64,
+    /// Whole bodies long enough for a shortcut.
+    pub(super) long: u64,
+    pub(super) wrong: u64,
+    pub(super) hangs: u64,
+    /// Every response that was not whole, and when it ended.
+    pub(super) broken: Vec<(Response, Instant)>,
+}
+
+/// Written by the load, read by whoever reports.
+#[derive(Debug, Default)]
+pub(super) struct Tally(Mutex<Counts>);
+
+impl Tally {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn opened(&self) {
+        self.counts().connections += 1;
+    }
+
+    pub(super) fn note(&self, step: &Step) {
+        let mut counts = self.counts();
+        counts.aborted += u64::from(step.aborted);
+        for response in &step.done {
+            counts.responses += 1;
+            counts.bytes += response.body_bytes;
+            match response.ending {
+                Ending::Whole => {
+                    counts.whole += 1;
+                    counts.long += u64::from(response.size >= OFFER_MIN_LENGTH);
+                    continue;
+                }
+                Ending::Wrong(_) => counts.wrong += 1,
+                Ending::Hang(_) => counts.hangs += 1,
+                _ => {}
+            }
+            counts.broken.push((*response, Instant::now()));
+        }
+    }
+
+    pub(super) fn now(&self) -> Counts {
+        self.counts().clone()
+    }
+}
+
+impl Counts {
+    /// The broken responses that no disturbance explains, in words.
+    pub(super) fn unexplained(&self, disturbances: &[Disturbance], start: Instant) -> Vec<String> {
+        let unexplained = self
+            .broken
+            .iter()
+            .filter(|(response, ended)| !disturbances.iter().any(|one| one.explains(response, *ended)));
+        let words = unexplained.map(|(response, ended)| {
+            let (asked, ended) = (response.asked.duration_since(start), ended.duration_since(start));
+            format!(
+                "{} of {} bytes by {}, asked for at {:.1} s, ended at {:.1} s",
+                response.ending,
+                response.size,
+                response.way.prefix(),
+                asked.as_secs_f64(),
+                ended.as_secs_f64()
+            )
+        });
+        words.collect()
+    }
+}
