@@ -248,6 +248,7 @@ struct shunt_counters {
 #define SHUNT_REASON_ABORTED       12
 #define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
 #define SHUNT_REASON_CLIENT_GONE   14
+#define SHUNT_REASON_NOT_ALLOWED   15 /* by the configuration of an agent */
 
 struct shunt_header {
     shunt_u32 kind; /* SHUNT_MSG_* */
@@ -316,11 +317,14 @@ struct shunt_abort {
     shunt_u64 handoff;
 };
 
+/* Only the agent of a handoff's own backend may end it: the server compares. */
+#define SHUNT_NO_PEER 0xffffffffu
+
 struct shunt_ended {
     struct shunt_header header;
     shunt_u64 handoff; /* or the fetch's id */
     shunt_u32 reason;  /* SHUNT_REASON_* */
-    shunt_u32 pad;
+    shunt_u32 peer;    /* the backend whose agent says so, or SHUNT_NO_PEER: this machine's */
 };
 
 struct shunt_fetch {

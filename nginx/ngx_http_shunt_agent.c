@@ -250,6 +250,12 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         }
 
         ctx = ngx_http_shunt_pending_find(in->body.ended.handoff);
+        if (ctx && in->body.ended.peer != SHUNT_NO_PEER && in->body.ended.peer != ctx->peer.index) {
+            ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
+                          "shunt: the agent of peer %uD tried to end a handoff to \"%V\"",
+                          in->body.ended.peer, &ctx->payload.backend);
+            return NGX_OK;
+        }
         if (ctx) {
             ngx_http_shunt_ended(ctx, in->body.ended.reason);
         }

@@ -330,7 +330,7 @@ class Agent:
                 return
 
     def end(self, s, id, reason):
-        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, 0))
+        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, 0xFFFFFFFF))
 
     def serve_fetch(self, s, fetch, offer, length, part=1.0):
         ours, theirs = socket.socketpair()

@@ -17,10 +17,11 @@ use shunt_wire::local::Reason;
 use slab::Slab;
 
 use crate::board::Board;
+use crate::callers::Callers;
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsError};
 use crate::fetches::FetchOut;
-use crate::incoming::Waiting;
+use crate::incoming::{OncePerSecond, Waiting};
 use crate::losses::Losses;
 use crate::offers::Offers;
 use crate::packets;
@@ -59,6 +60,9 @@ pub enum AgentError {
     /// The steering programs.
     #[error(transparent)]
     Steer(#[from] SteerError),
+    /// `users`, `groups`, `observers`.
+    #[error("{0} (`users`, `groups` and `observers` in the configuration)")]
+    Account(String),
     /// Certificates.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -82,6 +86,8 @@ pub struct Agent {
     pub(crate) peers: Vec<Peer>,
     pub(crate) credentials: Credentials,
     pub(crate) incoming: Waiting,
+    pub(crate) callers: Callers,
+    pub(crate) refusals: OncePerSecond,
     pub(crate) fetches_out: Slab<FetchOut>,
     pub(crate) fetches_in: Slab<FetchIn>,
     /// Peers with frames to send at the end of this turn.
@@ -103,6 +109,7 @@ impl Agent {
     /// See [`AgentError`].
     pub fn start(config: Config) -> Result<Self, AgentError> {
         let credentials = Credentials::read(&config.tls, &config.name)?;
+        let callers = config.callers().map_err(AgentError::Account)?;
         let poll = Poll::new()?;
         let lifetime = config.backend.as_ref().map_or(Duration::from_secs(30), |backend| backend.offer_lifetime);
         let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
@@ -114,7 +121,7 @@ impl Agent {
         let peer_listener =
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
-        let local_listener = packets::listen(&config.socket, config.socket_group)
+        let local_listener = packets::listen(&config.socket, config.socket_group, config.asks_callers())
             .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;
         let (stop, handler) = UnixStream::pair()?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
@@ -142,6 +149,8 @@ impl Agent {
             next_worker: 1,
             credentials,
             incoming: Waiting::default(),
+            callers,
+            refusals: OncePerSecond::default(),
             fetches_out: Slab::new(),
             fetches_in: Slab::new(),
             unsent: Vec::new(),
@@ -217,6 +226,7 @@ impl Agent {
         self.offers.expire(self.now);
         self.tend_peers();
         self.tend_incoming();
+        self.tend_servers();
         self.tend_credentials();
         self.tend_senders();
         self.tend_fetches();

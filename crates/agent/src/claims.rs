@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use shunt_handoff::sender::{Claimant, Failure, Progress};
+use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Claim;
 use tracing::field::display;
@@ -40,6 +41,12 @@ impl Agent {
             return Err(Reason::UnknownOffer);
         };
         let port = *backend.ports.0.start() + peer as u16;
+        let end = |address, port_be| Endpoint { address, port_be }.socket_addr();
+        let (server, client) = (end(claim.server_address, claim.server_port), claim.client_address.ip());
+        if !self.config.peers[peer].may_have_sent(server, client) {
+            tracing::warn!(peer = self.peers[peer].name, %server, %client, "refused to send as that server (speaks_for)");
+            return Err(Reason::NotAllowed);
+        }
         let offer = claim.offer.get();
         if !self.offers.contains(offer) {
             self.drain_offers(offer);

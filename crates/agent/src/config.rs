@@ -9,7 +9,9 @@ use serde::Deserialize;
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 
+use crate::callers::{Account, Callers};
 use crate::credentials::server_name;
+use crate::speaks_for::{SpeaksFor, can_be_client};
 
 /// So many heartbeats without a word, and the peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
@@ -28,6 +30,22 @@ pub struct Config {
     pub socket_group: Option<u32>,
     /// Where other agents connect.
     pub listen: SocketAddr,
+    /// Users whose processes may be servers, beside root and the agent's own. With `users`, `groups` or `observers`
+    /// anybody may connect to the socket, and the agent decides.
+    #[serde(default)]
+    pub users: Vec<Account>,
+    /// Groups whose processes may be servers; that of `socket_group` may.
+    #[serde(default)]
+    pub groups: Vec<Account>,
+    /// Users whose processes may ask for the counters, and nothing else.
+    #[serde(default)]
+    pub observers: Vec<Account>,
+    /// Whom the agent becomes once it has started as root; without it it stays root with few capabilities.
+    #[serde(default)]
+    pub user: Option<Account>,
+    /// Whether the agent restricts its own system calls.
+    #[serde(default = "default_true")]
+    pub seccomp: bool,
     /// Who this machine is to other agents.
     pub tls: TlsConfig,
     /// Directory in a BPF file system: maps that outlive the agent.
@@ -108,6 +126,20 @@ pub struct PeerConfig {
     pub name: String,
     /// Its `listen`: where to dial. Who it is, its certificate says.
     pub address: SocketAddr,
+    /// Backend: addresses that this peer's clients know it by; without it that of `address` alone.
+    #[serde(default)]
+    pub speaks_for: Option<Vec<SpeaksFor>>,
+}
+
+impl PeerConfig {
+    /// Whether a payload may go out as `server` to `client` because this peer says so.
+    pub fn may_have_sent(&self, server: SocketAddr, client: IpAddr) -> bool {
+        let covered = match &self.speaks_for {
+            Some(all) => all.iter().any(|one| one.covers(server)),
+            None => SpeaksFor::address(self.address.ip()).covers(server),
+        };
+        covered && can_be_client(client)
+    }
 }
 
 /// `"61000-61063"`
@@ -126,6 +158,10 @@ impl TryFrom<String> for PortRange {
             _ => Err(format!("\"{text}\" is not a range of ports such as \"61000-61063\"")),
         }
     }
+}
+
+fn default_true() -> bool {
+    true
 }
 
 fn default_socket() -> PathBuf {
@@ -264,6 +300,21 @@ impl Config {
         (!(1..=65536).contains(&backend.senders)).then(|| "[backend] senders: 1 to 65536".into())
     }
 
+    /// Whether anybody may connect to the Unix socket, to be asked who they are.
+    pub fn asks_callers(&self) -> bool {
+        [&self.users, &self.groups, &self.observers].iter().any(|accounts| !accounts.is_empty())
+    }
+
+    /// Who may use the Unix socket.
+    ///
+    /// # Errors
+    /// A sentence: a name that this machine does not know.
+    pub fn callers(&self) -> Result<Callers, String> {
+        let groups: Vec<Account> = self.groups.iter().cloned().chain(self.socket_group.map(Account::Number)).collect();
+        let own = self.user.as_ref().map_or(Ok(rustix::process::geteuid().as_raw()), Account::user)?;
+        Callers::new(own, &self.users, &groups, &self.observers)
+    }
+
     /// Whether a peer is dialled at this address. Connections from there come first; others are good too.
     pub fn is_peers_address(&self, address: IpAddr) -> bool {
         self.peers.iter().any(|peer| peer.address.ip() == address.to_canonical())
@@ -307,6 +358,9 @@ mod tests {
         assert_eq!(config.heartbeat, Duration::from_millis(250));
         assert!(config.dials(&config.peers[0]));
         assert!(config.is_peers_address("10.0.0.2".parse().unwrap()));
+        let client = "198.51.100.7".parse().unwrap();
+        assert!(config.peers[0].may_have_sent("10.0.0.2:80".parse().unwrap(), client), "its own address");
+        assert!(!config.peers[0].may_have_sent("192.0.2.1:80".parse().unwrap(), client), "and no other");
         assert!(!config.is_peers_address("10.0.0.3".parse().unwrap()));
     }
 
@@ -317,6 +371,7 @@ mod tests {
             (GOOD.replace("\"fe1\"", "\"be1\""), "twice"),
             (GOOD.replace("[backend]", "[backend]\nports = \"9-3\""), "range of ports"),
             (GOOD.replace("[backend]", "[backend]\nports = \"7000-8000\""), "choose another"),
+            (GOOD.replace("[[peer]]", "[[peer]]\nspeaks_for = [\"fe1\"]"), "not an address"),
             (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),

@@ -44,12 +44,12 @@ impl Agent {
         }
     }
 
-    pub(crate) fn on_ended(&mut self, ended: &Ended) {
+    pub(crate) fn on_ended(&mut self, peer: usize, ended: &Ended) {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
         tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
         if let Some(server) = self.server_of(ended.worker.get()) {
-            self.tell_server(server, ended.handoff.get(), reason);
+            self.pass_on_end(server, peer as u32, ended.handoff.get(), reason);
         }
     }
 }

@@ -40,8 +40,21 @@ pub(crate) struct Waiting {
     places: Slab<Incoming>,
     /// Strangers that came in the second that began then.
     second: Option<(Instant, u32)>,
-    /// When a refusal was last logged: who causes them must not fill the disk.
-    spoke: Option<Instant>,
+    refusals: OncePerSecond,
+}
+
+/// Says when a refusal may be logged: who causes them must not fill the disk.
+#[derive(Default)]
+pub(crate) struct OncePerSecond(Option<Instant>);
+
+impl OncePerSecond {
+    pub(crate) fn may_speak(&mut self, now: Instant) -> bool {
+        let quiet = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
+        if quiet {
+            self.0 = Some(now);
+        }
+        quiet
+    }
 }
 
 impl Waiting {
@@ -63,15 +76,6 @@ impl Waiting {
         let (began, before) = self.second.filter(|(began, _)| fresh(began)).unwrap_or((now, 0));
         self.second = Some((began, before + 1));
         before < STRANGERS_A_SECOND
-    }
-
-    /// Whether a refusal may be logged: one a second.
-    fn may_speak(&mut self, now: Instant) -> bool {
-        let quiet = self.spoke.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
-        if quiet {
-            self.spoke = Some(now);
-        }
-        quiet
     }
 }
 
@@ -158,7 +162,7 @@ impl Agent {
     }
 
     fn say_refused(&mut self, from: IpAddr, why: &str) {
-        if self.incoming.may_speak(self.now) {
+        if self.incoming.refusals.may_speak(self.now) {
             tracing::warn!(%from, why, "refused a connection to the agents' port");
         }
     }
@@ -192,8 +196,8 @@ mod tests {
 
     #[test]
     fn refusals_are_logged_once_a_second() {
-        let (mut waiting, now) = (Waiting::default(), Instant::now());
-        assert!(waiting.may_speak(now) && !waiting.may_speak(now));
-        assert!(waiting.may_speak(now + Duration::from_secs(1)));
+        let (mut refusals, now) = (OncePerSecond::default(), Instant::now());
+        assert!(refusals.may_speak(now) && !refusals.may_speak(now));
+        assert!(refusals.may_speak(now + Duration::from_secs(1)));
     }
 }

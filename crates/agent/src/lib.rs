@@ -7,6 +7,7 @@
 
 mod agent;
 mod board;
+mod callers;
 mod claims;
 pub mod config;
 pub mod credentials;
@@ -19,8 +20,11 @@ mod offers;
 pub mod packets;
 mod peers;
 mod poll;
+pub mod privileges;
+pub mod seccomp;
 mod servers;
 mod serving;
+mod speaks_for;
 mod stats;
 mod steer;
 mod transport;

@@ -8,6 +8,7 @@ use clap::Parser;
 use shunt_agent::Agent;
 use shunt_agent::config::Config;
 use shunt_agent::credentials::Credentials;
+use shunt_agent::{privileges, seccomp};
 use tracing_subscriber::EnvFilter;
 
 /// Shunt's agent: one per machine, beside its servers.
@@ -52,5 +53,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.detach {
         return Ok(shunt_agent::detach(&config)?);
     }
-    Ok(Agent::start(config)?.run()?)
+    let (user, restricted) = (config.user.clone(), config.seccomp);
+    let mut agent = Agent::start(config)?;
+    privileges::give_up(user.as_ref())?;
+    if restricted {
+        seccomp::restrict()?;
+    }
+    Ok(agent.run()?)
 }

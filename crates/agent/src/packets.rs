@@ -17,11 +17,12 @@ use shunt_wire::local::MAX_PACKET_BYTES;
 /// Most descriptors in one packet: board, counters, ring.
 const MAX_DESCRIPTORS: usize = 3;
 
-/// Listens at `path`, in place of whatever socket is there.
+/// Listens at `path`, in place of whatever socket is there. Its mode lets the agent's user connect, the `group` where
+/// there is one, or `anybody`, whom the agent then asks who they are.
 ///
 /// # Errors
 /// The kernel's.
-pub fn listen(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
+pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<OwnedFd> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
@@ -32,7 +33,11 @@ pub fn listen(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    let mode = match group {
+        _ if anybody => 0o666,
+        Some(_) => 0o660,
+        None => 0o600,
+    };
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
     if let Some(group) = group {
         rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
@@ -126,7 +131,7 @@ mod tests {
     fn a_packet_keeps_its_bounds_and_its_descriptor() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listener = listen(&path, None).unwrap();
+        let listener = listen(&path, None, false).unwrap();
         let client = connect(&path).unwrap();
         let server = accept(&listener).unwrap().unwrap();
         let mut file = tempfile::tempfile().unwrap();
@@ -149,8 +154,8 @@ mod tests {
     fn a_second_agent_takes_the_path_over() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let _first = listen(&path, None).unwrap();
-        let second = listen(&path, None).unwrap();
+        let _first = listen(&path, None, false).unwrap();
+        let second = listen(&path, None, false).unwrap();
         let _client = connect(&path).unwrap();
         assert!(accept(&second).unwrap().is_some());
     }

@@ -192,7 +192,7 @@ impl Agent {
                 Ok(())
             }
             (Frame::Ended(ended), true) => {
-                self.on_ended(&ended);
+                self.on_ended(index, &ended);
                 Ok(())
             }
             (Frame::Ping(_), true) => Ok(()),

@@ -3,17 +3,24 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-use shunt_wire::local::{Channel, Ended, MAX_PACKET_BYTES, Reason, Request, Welcome};
+use shunt_sys::sockopt::PeerCredentials;
+use shunt_wire::local::{Channel, Ended, MAX_PACKET_BYTES, NO_PEER, Reason, Request, Welcome};
 use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
 use crate::board::WorkerCounters;
+use crate::callers::{Caller, May};
 use crate::packets::{self, Received};
 use crate::poll::{Interest, Source};
 
 /// No ring: `shunt_welcome.ring` of an offers connection, or where all rings are taken.
 const NO_RING: u32 = u32::MAX;
+/// How long a new connection may say nothing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Of one user at a time. A worker of nginx has two.
+const CONNECTIONS_OF_A_USER: usize = 512;
 
 /// What a connection turned out to be.
 pub(crate) enum Role {
@@ -39,10 +46,23 @@ pub(crate) struct Server {
     /// Upper half of its offers' numbers, and its name in claims; never used twice.
     pub(crate) worker: u32,
     pub(crate) role: Role,
+    caller: Caller,
+    /// By then it has to have said what it is.
+    deadline: Instant,
 }
 
 impl Agent {
     pub(crate) fn add_server(&mut self, socket: OwnedFd) {
+        let caller = match self.callers.ask(&socket) {
+            Ok(caller) if caller.may == May::Nothing => return self.refuse_caller(&socket, &caller),
+            Ok(caller) => caller,
+            Err(error) => return tracing::error!(%error, "cannot ask who connects"),
+        };
+        let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == caller.credentials.uid);
+        if own.count() >= CONNECTIONS_OF_A_USER {
+            self.counts.refused_callers += 1;
+            return tracing::warn!(?caller, "a user has too many connections to the agent");
+        }
         let worker = self.next_worker;
         self.next_worker = self.next_worker.wrapping_add(1).max(1);
         let entry = self.servers.vacant_entry();
@@ -50,7 +70,28 @@ impl Agent {
             tracing::error!(%error, "cannot watch a server's connection");
             return;
         }
-        entry.insert(Server { socket, worker, role: Role::Unknown });
+        entry.insert(Server { socket, worker, role: Role::Unknown, caller, deadline: self.now + PATIENCE });
+    }
+
+    /// One clear answer, and nothing of theirs is read.
+    fn refuse_caller(&mut self, socket: &OwnedFd, caller: &Caller) {
+        self.counts.refused_callers += 1;
+        let PeerCredentials { pid, uid, gid } = caller.credentials;
+        if self.refusals.may_speak(self.now) {
+            tracing::warn!(pid, uid, gid, "refused a process that is neither in `users` nor in `groups`");
+        }
+        let ended = Ended { header: Ended::HEADER, handoff: 0, reason: Reason::NotAllowed as u32, peer: NO_PEER };
+        let _ = packets::send(socket, ended.as_bytes(), &[]);
+    }
+
+    /// Whoever connects and says nothing goes again.
+    pub(crate) fn tend_servers(&mut self) {
+        let now = self.now;
+        let silent = |server: &Server| matches!(server.role, Role::Unknown) && server.deadline <= now;
+        let silent = self.servers.iter().filter(|(_, server)| silent(server)).map(|(index, _)| index);
+        for index in silent.collect::<Vec<_>>() {
+            self.remove_server(index);
+        }
     }
 
     /// One packet: the poll is level-triggered, and a worker puts all of a turn's messages into one.
@@ -83,7 +124,8 @@ impl Agent {
             });
             if let Err(reason) = done {
                 self.counts.malformed_local += 1;
-                tracing::warn!(%reason, "closing a server's connection");
+                let PeerCredentials { pid, uid, .. } = self.servers[index].caller.credentials;
+                tracing::warn!(%reason, pid, uid, "closing a server's connection");
                 self.tell_server(index, 0, reason);
                 return self.remove_server(index);
             }
@@ -94,7 +136,11 @@ impl Agent {
     /// # Errors
     /// What ends the connection: a request that this connection may not make. A handoff that fails is answered.
     fn do_request(&mut self, index: usize, request: Request, file: Option<File>) -> Result<(), Reason> {
-        let role = &self.servers[index].role;
+        let Server { role, caller, .. } = &self.servers[index];
+        if caller.may != May::Serve && !matches!(request, Request::Stats) {
+            self.counts.refused_callers += 1;
+            return Err(Reason::NotAllowed);
+        }
         match (request, role) {
             (Request::Stats, _) => self.send_stats(index),
             (Request::Hello(channel), Role::Unknown) => self.welcome(index, channel),
@@ -121,8 +167,9 @@ impl Agent {
 
     fn welcome(&mut self, index: usize, channel: Channel) -> Result<(), Reason> {
         let counters = WorkerCounters::new().map_err(|_| Reason::Limit)?;
+        let server_user = self.servers[index].caller.credentials.uid;
         let ring = match (&mut self.frontend, channel) {
-            (Some(frontend), Channel::Control) => frontend.open_ring(),
+            (Some(frontend), Channel::Control) => frontend.open_ring(server_user),
             _ => None,
         };
         let server = &mut self.servers[index];
@@ -177,21 +224,26 @@ impl Agent {
         self.count_refusal(reason);
         let all = self.servers.iter().filter(|(_, server)| matches!(server.role, Role::Control { .. }));
         for index in all.map(|(index, _)| index).collect::<Vec<_>>() {
-            self.send_ended(index, handoff, reason);
+            self.send_ended(index, NO_PEER, handoff, reason);
         }
     }
 
-    /// Tells a server how a handoff or fetch ended.
+    /// Tells a server that this agent has ended a handoff or fetch.
     pub(crate) fn tell_server(&mut self, index: usize, handoff: u64, reason: Reason) {
-        self.count_refusal(reason);
-        self.send_ended(index, handoff, reason);
+        self.pass_on_end(index, NO_PEER, handoff, reason);
     }
 
-    fn send_ended(&mut self, index: usize, handoff: u64, reason: Reason) {
+    /// Tells a server how a handoff or fetch ended, and who says so.
+    pub(crate) fn pass_on_end(&mut self, index: usize, peer: u32, handoff: u64, reason: Reason) {
+        self.count_refusal(reason);
+        self.send_ended(index, peer, handoff, reason);
+    }
+
+    fn send_ended(&mut self, index: usize, peer: u32, handoff: u64, reason: Reason) {
         let Some(server) = self.servers.get(index) else {
             return;
         };
-        let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, pad: 0 };
+        let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, peer };
         if !matches!(packets::send(&server.socket, ended.as_bytes(), &[]), Ok(true)) {
             tracing::warn!("a server does not read what its agent tells it");
         }

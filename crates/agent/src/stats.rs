@@ -19,6 +19,8 @@ pub struct Counts {
     pub strangers: u64,
     /// Connections of agents that found no place: too many had not said what they are.
     pub incoming_limit: u64,
+    /// Processes that may not use the socket, or not for that.
+    pub refused_callers: u64,
     /// Sessions of servers that ended by a malformed message.
     pub malformed_local: u64,
     /// Connections of agents that were refused.
@@ -51,6 +53,7 @@ impl Default for Counts {
             sessions: 0,
             strangers: 0,
             incoming_limit: 0,
+            refused_callers: 0,
             malformed_local: 0,
             malformed_peer: 0,
             offers: 0,
@@ -124,6 +127,7 @@ impl Agent {
             "strangers": counts.strangers,
             "incoming_limit": counts.incoming_limit,
             "certificate_seconds_left": self.credentials.seconds_left(SystemTime::now()),
+            "refused_callers": counts.refused_callers,
             "malformed_local": counts.malformed_local,
             "malformed_peer": counts.malformed_peer,
             "offers": counts.offers,

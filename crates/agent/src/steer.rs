@@ -92,10 +92,10 @@ impl FrontendSteering {
         Ok(Self { programs, free_rings: (0..RINGS).collect(), next_look: None, quiet: frontend.flow_quiet })
     }
 
-    /// A ring for a worker, and its number; `None` where all are taken.
-    pub fn open_ring(&mut self) -> Option<(u32, OwnedFd)> {
+    /// A ring for a worker of that user, and its number; `None` where all are taken.
+    pub fn open_ring(&mut self, owner: u32) -> Option<(u32, OwnedFd)> {
         let number = self.free_rings.pop_first()?;
-        match self.programs.create_ring(number) {
+        match self.programs.create_ring(number, owner) {
             Ok(ring) => Some((number, ring)),
             Err(error) => {
                 tracing::error!(error = chain(&error), "cannot make a completion ring");

@@ -33,6 +33,27 @@ struct {
     __array(values, struct ring);
 } rings SEC(".maps");
 
+/* The user whose processes may name a ring. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, MAX_RINGS);
+    __type(key, __u32);
+    __type(value, __u32);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} ring_owners SEC(".maps");
+
+/*
+ * The ring number `index` for whoever makes this system call, or NULL. Rings are numbered from 0
+ * on, and records of one that another user's process could name would be lies to its worker.
+ */
+static __always_inline void *ring_of_caller(__u32 index)
+{
+    __u32 *owner = bpf_map_lookup_elem(&ring_owners, &index);
+    if (!owner || *owner != (__u32) bpf_get_current_uid_gid())
+        return NULL;
+    return bpf_map_lookup_elem(&rings, &index);
+}
+
 static __always_inline void emit(__u32 ring_index, const struct shunt_event *event)
 {
     void *ring = bpf_map_lookup_elem(&rings, &ring_index);

@@ -40,6 +40,7 @@ struct route {
     bool clamped; /* the frontend's ACK number is the region's start */
     bool late;    /* the copy is a report of late duplicates */
     bool held;    /* nobody gets it: no news */
+    bool strange; /* outside the client's window: the frontend's stack drops it */
     int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;    /* for the frontend: LOCAL */
     __u32 ring;
@@ -181,6 +182,19 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     r->server = !only_backend;
     r->clamped = r->server;
     flow->flags |= FLOW_START_ACKED;
+}
+
+/*
+ * RFC 9293, 3.10.7.4: whether a segment lies in the window that the frontend's kernel has given the
+ * client, or as far before it. The widest that its scale allows: no program sees the window itself.
+ * What does not is some stranger's guess, or very old. Neither may move a region on, nor reach a
+ * backend, whose socket gets a sequence number that always fits.
+ */
+static __always_inline bool is_acceptable(const struct flow *flow, const struct packet *p)
+{
+    __u32 window = 0xffffu << flow->rcv_wscale;
+
+    return p->seq - (flow->server_ack - window) <= 2 * window;
 }
 
 static __always_inline void route_ack(struct flow *flow, const struct packet *p,
@@ -365,6 +379,9 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     if (!untouched && p->flags & TH_RST) {
         r.server = true;
         route_reset(flow, p, &r);
+    } else if (!untouched && !is_acceptable(flow, p)) {
+        r.server = true; /* its kernel drops it, and says what it expects */
+        r.strange = true;
     } else if (!untouched) {
         route_ack(flow, p, &sack, now, &r);
     }
@@ -388,6 +405,8 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     }
     if (r.late)
         count(FE_IN_DSACK);
+    if (r.strange)
+        count(FE_IN_STRANGE);
     if (!r.server) {
         count(FE_IN_BACKEND);
         return to_backend(skb, p, flow, r.copy);

@@ -236,7 +236,7 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     struct flow_key key = {};
     if (begin.length == 0 || begin.length >= LENGTH_MAX || !flow_key_of(sk, &key))
         return FE_REFUSED_ARGUMENT;
-    void *ring = bpf_map_lookup_elem(&rings, &begin.ring);
+    void *ring = ring_of_caller(begin.ring);
     if (!ring)
         return FE_REFUSED_ARGUMENT;
     if (!is_reachable(begin.peer, &key))
@@ -270,7 +270,7 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     struct flow_key key = {};
     if (!flow_key_of(sk, &key))
         return FE_REFUSED_ARGUMENT;
-    void *ring = bpf_map_lookup_elem(&rings, &move.ring);
+    void *ring = ring_of_caller(move.ring);
     if (!ring)
         return FE_REFUSED_ARGUMENT;
     if (!is_reachable(move.peer, &key))
@@ -316,7 +316,7 @@ static __always_inline bool tell_state(struct bpf_sockopt *ctx, struct bpf_sock 
     if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
         return false;
     __u32 index = *value;
-    void *ring = bpf_map_lookup_elem(&rings, &index);
+    void *ring = ring_of_caller(index);
     if (!ring)
         return false;
     report_state(ring, &key, bpf_map_lookup_elem(&flows, &key));

@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 3
+#define STEERING_LAYOUT 4
 
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
@@ -143,6 +143,7 @@ struct sender_slot {
     X(FE_IN_CLAMPED, "of those to the frontend: ACK number clamped to a region's start")          \
     X(FE_IN_SACK, "client packets whose SACK blocks were split or translated")                    \
     X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")              \
+    X(FE_IN_STRANGE, "client packets outside the frontend's window: to its stack alone")          \
     X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                              \
     X(FE_OUT_TRANSLATED, "frontend segments translated")                                          \
     X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                 \

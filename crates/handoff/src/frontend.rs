@@ -92,6 +92,7 @@ pub struct Frontend {
     flows: MapHandle,
     peers: MapHandle,
     rings: MapHandle,
+    ring_owners: MapHandle,
     counters: MapHandle,
     fe_spacing: OwnedFd,
 }
@@ -118,7 +119,10 @@ impl Frontend {
             rodata.netns_cookie = config.netns_cookie;
         }
         let maps = &open.maps;
-        pins::check_layout(&config.pin_dir, [&maps.flows, &maps.peers, &maps.rings, &maps.counters])?;
+        pins::check_layout(
+            &config.pin_dir,
+            [&maps.flows, &maps.peers, &maps.rings, &maps.ring_owners, &maps.counters],
+        )?;
         let loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
 
@@ -127,6 +131,7 @@ impl Frontend {
             flows: handle(&*loaded.maps.flows, "flows")?,
             peers: handle(&*loaded.maps.peers, "peers")?,
             rings: handle(&*loaded.maps.rings, "rings")?,
+            ring_owners: handle(&*loaded.maps.ring_owners, "ring_owners")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
             fe_spacing: (loaded.progs.fe_spacing.as_fd().try_clone_to_owned())
                 .map_err(|source| SteeringError::map("dup", "fe_spacing")(source.into()))?,
@@ -167,11 +172,12 @@ impl Frontend {
         if status == 0 { Ok(options.retval as i32 == PASS) } else { Err(io::Error::from_raw_os_error(-status)) }
     }
 
-    /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map.
+    /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map. Only
+    /// processes of the user `owner` (a uid) can name it.
     ///
     /// # Errors
     /// For an index past the end, or the kernel's.
-    pub fn create_ring(&self, index: u32) -> Result<OwnedFd, SteeringError> {
+    pub fn create_ring(&self, index: u32, owner: u32) -> Result<OwnedFd, SteeringError> {
         check_index("ring", index, MAX_RINGS)?;
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -180,6 +186,9 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
+        self.ring_owners
+            .update(&index.to_ne_bytes(), &owner.to_ne_bytes(), MapFlags::ANY)
+            .map_err(SteeringError::map("update", "ring_owners"))?;
         self.rings
             .update(&index.to_ne_bytes(), &descriptor.to_ne_bytes(), MapFlags::ANY)
             .map_err(SteeringError::map("update", "rings"))?;

@@ -39,6 +39,8 @@ pub struct Options {
 /// What configurations of a service say beyond the usual.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Settings {
+    /// Lines of all agents' configuration, in front of its tables.
+    pub agent: &'static str,
     /// Lines of the frontends' `[frontend]`, in the agents' configuration.
     pub agent_frontend: &'static str,
     /// Lines of the backends' `[backend]`.

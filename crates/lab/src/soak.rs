@@ -98,6 +98,7 @@ fn options() -> Options {
         agent_backend: "park = \"5s\"\nprogress = \"15s\"\noffer_lifetime = \"10s\"\n",
         http: &["send_timeout 15s", "proxy_read_timeout 15s", "proxy_send_timeout 15s", "proxy_connect_timeout 5s"],
         locations: Some(Bed::locations),
+        ..Settings::default()
     };
     Options { settings, ..Options::shunt() }
 }

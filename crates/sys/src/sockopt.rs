@@ -113,6 +113,58 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     get(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
+/// Who is at the other end of a Unix socket (`struct ucred`): as it was when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes)]
+#[repr(C)]
+pub struct PeerCredentials {
+    /// Process; 0: of another PID namespace.
+    pub pid: i32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// `SO_PEERCRED`, unix(7).
+///
+/// # Errors
+/// The kernel's.
+pub fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
+    get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED)
+}
+
+/// Supplementary groups of the process at the other end of a Unix socket (`SO_PEERGROUPS`, Linux 4.13).
+///
+/// # Errors
+/// The kernel's.
+pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    // NGROUPS_MAX is 65,536, but few processes are in many; the kernel says how many there are.
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes into `groups`, which is that long.
+        let status = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        if status == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
 fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> io::Result<T> {
     let mut value = T::new_zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;

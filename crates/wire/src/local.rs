@@ -18,6 +18,8 @@ pub const BOARD_PEERS: usize = 64;
 pub const BOARD_MAGIC: u32 = 0x5342_4f41;
 /// `SHUNT_COUNTERS`.
 pub const COUNTERS: usize = 64;
+/// `SHUNT_NO_PEER`.
+pub const NO_PEER: u32 = u32::MAX;
 /// No packet is longer than this (`SHUNT_PACKET_BYTES`), except that with the text of `STATS_TEXT`.
 pub const MAX_PACKET_BYTES: usize = 4096;
 
@@ -88,11 +90,13 @@ pub enum Reason {
     Busy = 13,
     #[error("the client reset the connection")]
     ClientGone = 14,
+    #[error("not allowed by the agent's configuration")]
+    NotAllowed = 15,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 15] = [
         Reason::UnknownOffer,
         Reason::Expired,
         Reason::Tag,
@@ -107,6 +111,7 @@ impl Reason {
         Reason::Aborted,
         Reason::Busy,
         Reason::ClientGone,
+        Reason::NotAllowed,
     ];
 
     /// From its number on the wire.
@@ -166,7 +171,7 @@ message!(
     Abort, kind::ABORT, { handoff: u64, });
 message!(
     /// A handoff or fetch ended without success.
-    Ended, kind::ENDED, { handoff: u64, reason: u32, pad: u32, });
+    Ended, kind::ENDED, { handoff: u64, reason: u32, peer: u32, });
 message!(
     /// The payload of an offer, as a stream for this server.
     Fetch, kind::FETCH, { peer: u32, epoch: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });

@@ -154,11 +154,11 @@ fn rings_come_and_go_by_number() {
     let host = Host::new();
     let pins = Pins::new(&host, "loader");
     let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
-    frontend.create_ring(63).expect("the last");
-    frontend.create_ring(63).expect("in place of the first");
+    frontend.create_ring(63, 0).expect("the last");
+    frontend.create_ring(63, 0).expect("in place of the first");
     frontend.remove_ring(63).expect("there");
     frontend.remove_ring(63).expect("not there");
-    assert!(matches!(frontend.create_ring(64), Err(SteeringError::Index { .. })));
+    assert!(matches!(frontend.create_ring(64, 0), Err(SteeringError::Index { .. })));
     assert!(matches!(frontend.set_peer(64, &SteerPeer::default()), Err(SteeringError::Index { .. })));
     detach_all(&pins.0).expect("detach_all");
 }

@@ -171,7 +171,7 @@ impl Steered {
             ifindex: ifindex("backends"),
         };
         frontend.set_peer(PEER, &peer).expect("set_peer");
-        let ring = frontend.create_ring(RING).expect("create_ring");
+        let ring = frontend.create_ring(RING, 0).expect("create_ring");
         Some(Self { hosts, frontend, backend, ring, frontend_config, backend_config, spacing: None })
     }
 

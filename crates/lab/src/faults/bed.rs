@@ -39,6 +39,7 @@ fn options() -> Options {
         agent_backend: "park = \"2s\"\nprogress = \"3s\"\noffer_lifetime = \"4s\"\n",
         http: &["send_timeout 3s", "proxy_read_timeout 3s", "proxy_send_timeout 3s", "proxy_connect_timeout 2s"],
         locations: Some(locations),
+        ..Settings::default()
     };
     Options { settings, ..Options::shunt() }
 }

@@ -13,7 +13,7 @@ use super::Options;
 use super::stats::{Stats, agent_stats};
 use crate::chain::ShuntPart;
 use crate::cleanup::LabId;
-use crate::host::{Host, Role};
+use crate::host::{Family, Host, Role};
 use crate::process::Process;
 
 /// The port that agents listen at.
@@ -127,7 +127,8 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         _ => format!("[backend]\ninterfaces = [\"service0\"]\n{}", settings.agent_backend),
     };
     let mut text = format!(
-        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
+        "{}\nname = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
+        settings.agent,
         host.name(),
         ShuntPart::agent_socket(host).display(),
         address(host)?,
@@ -136,7 +137,11 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         host.cgroup().display(),
     );
     for peer in peers {
-        write!(text, "\n[[peer]]\nname = \"{}\"\naddress = \"{}\"\n", peer.name(), address(peer)?)?;
+        let speaks_for =
+            peer.ports().iter().flat_map(|port| [port.address_of(Family::V4), port.address_of(Family::V6)]);
+        let speaks_for: Vec<String> = speaks_for.flatten().map(|address| format!("\"{address}\"")).collect();
+        let (name, address, speaks_for) = (peer.name(), address(peer)?, speaks_for.join(", "));
+        write!(text, "\n[[peer]]\nname = \"{name}\"\naddress = \"{address}\"\nspeaks_for = [{speaks_for}]\n")?;
     }
     Ok(text)
 }

@@ -1,0 +1,98 @@
+//! Which addresses a frontend's agent may have this backend send as.
+//!
+//! A claim names the address and port that the client knows as the server's, and the backend's egress program writes
+//! them into every segment. Without a bound, one frontend's agent could have payloads sent in the name of any other
+//! machine.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+/// `"192.0.2.10"`, `"192.0.2.0/24"`, `"2001:db8::/64"`, and with one port `"192.0.2.10:443"`, `"[2001:db8::1]:443"`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub struct SpeaksFor {
+    addresses: IpNet,
+    /// `None`: any.
+    port: Option<u16>,
+}
+
+impl TryFrom<String> for SpeaksFor {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let one = |address: IpAddr, port| Self { addresses: IpNet::from(address.to_canonical()), port };
+        let with_port = text.parse::<SocketAddr>().ok().filter(|at| at.port() != 0);
+        let parsed = with_port.map(|at| one(at.ip(), Some(at.port())));
+        let parsed = parsed.or_else(|| text.parse().ok().map(|address| one(address, None)));
+        let parsed = parsed.or_else(|| text.parse().ok().map(|addresses| Self { addresses, port: None }));
+        let example = "\"192.0.2.10\", \"192.0.2.10:443\", \"2001:db8::/64\"";
+        parsed
+            .ok_or_else(|| format!("\"{text}\" is not an address, a prefix, or an address and port, such as {example}"))
+    }
+}
+
+impl SpeaksFor {
+    /// An address, at any port.
+    pub fn address(address: IpAddr) -> Self {
+        Self { addresses: IpNet::from(address.to_canonical()), port: None }
+    }
+
+    /// Whether that is one of them.
+    pub fn covers(&self, server: SocketAddr) -> bool {
+        self.addresses.contains(&server.ip().to_canonical()) && self.port.is_none_or(|port| port == server.port())
+    }
+}
+
+/// Whether somebody elsewhere can have this address: a payload for this machine itself, or for many, is an attack.
+pub fn can_be_client(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
+    !(address.is_unspecified() || address.is_loopback() || address.is_multicast() || broadcast)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn covers(text: &str, server: &str) -> bool {
+        SpeaksFor::try_from(text.to_owned()).unwrap().covers(server.parse().unwrap())
+    }
+
+    #[test]
+    fn an_address_is_itself_and_a_prefix_its_addresses() {
+        assert!(covers("192.0.2.10", "192.0.2.10:80") && !covers("192.0.2.10", "192.0.2.11:80"));
+        assert!(covers("192.0.2.0/24", "192.0.2.200:443") && !covers("192.0.2.0/24", "192.0.3.1:443"));
+        assert!(covers("2001:db8::/64", "[2001:db8::77]:443") && !covers("2001:db8::/64", "[2001:db8:1::]:443"));
+        assert!(!covers("0.0.0.0/0", "[2001:db8::1]:443") && !covers("::/0", "192.0.2.1:443"));
+    }
+
+    #[test]
+    fn a_port_narrows_it() {
+        assert!(covers("192.0.2.10:443", "192.0.2.10:443") && !covers("192.0.2.10:443", "192.0.2.10:80"));
+        assert!(covers("[2001:db8::1]:443", "[2001:db8::1]:443") && !covers("[2001:db8::1]:443", "[2001:db8::1]:80"));
+    }
+
+    #[test]
+    fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
+        assert!(covers("192.0.2.10", "[::ffff:192.0.2.10]:80") && covers("::ffff:192.0.2.10", "192.0.2.10:80"));
+    }
+
+    #[test]
+    fn what_is_neither_is_refused_with_an_example() {
+        for text in ["", "fe1", "192.0.2.10:0", "192.0.2.0/33", "192.0.2.10:http", "2001:db8::/64:443"] {
+            let error = SpeaksFor::try_from(text.to_owned()).unwrap_err();
+            assert!(error.contains("192.0.2.10:443"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_one_other_machine() {
+        for bad in ["127.0.0.1", "::1", "0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:127.0.0.1"]
+        {
+            assert!(!can_be_client(bad.parse().unwrap()), "{bad}");
+        }
+        assert!(can_be_client("198.51.100.7".parse().unwrap()) && can_be_client("2001:db8::7".parse().unwrap()));
+    }
+}
