@@ -18,8 +18,9 @@ test: build            ## all tests; those that need root get it by sudo
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release --workspace --no-fail-fast
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test
 
-soak: build            ## what takes long: every cell of the fault table, and MINUTES=30 of everything at once
+soak: build            ## what takes long: every cell of the fault table, 100 lost backends, and MINUTES=30 of everything at once
 	$(SUDO) $(BIN)/shunt bench faults --json target/faults.json
+	$(SUDO) $(BIN)/shunt bench failover --how both --json target/failover.json
 	$(SUDO) $(BIN)/shunt bench soak --minutes $(or $(MINUTES),30) --json target/soak.json
 
 nginx-tests: packages  ## nginx's own test suite, without the module and with it; fetches the suite

@@ -26,6 +26,7 @@ use clap::{Args, Subcommand};
 pub use disc::Disc;
 pub(crate) use outcome::Machine;
 
+use crate::failover::FailoverBench;
 use crate::faults::Faults;
 use crate::soak::Soak;
 
@@ -60,6 +61,13 @@ pub enum Bench {
     ///
     /// Needs root.
     Soak(Soak),
+    /// Downloads whose backend is lost at a moment of chance: whether they are whole, and what the loss costs
+    ///
+    /// A client reads 48 MiB, and at some byte the backend that sends them is lost. Another goes on. Every body is
+    /// compared by SHA-256. Exit code 1 where one is not whole, or took 2 seconds more than without a loss.
+    ///
+    /// Needs root.
+    Failover(FailoverBench),
     /// Every benchmark, one report
     All(All),
 }
@@ -85,7 +93,7 @@ impl Bench {
         match self {
             Self::Disc(disc) => disc.list,
             Self::Faults(faults) => faults.list,
-            Self::All(_) | Self::Soak(_) => false,
+            Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
         }
     }
 
@@ -99,6 +107,7 @@ impl Bench {
             Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run()?,
             Self::Faults(faults) => return faults.run(),
             Self::Soak(soak) => return soak.run(),
+            Self::Failover(failover) => return failover.run(),
         }
         Ok(true)
     }

@@ -1,6 +1,7 @@
 //! `shunt demo`: real tiers, real clients, without and with Shunt, and what that saves.
 
 mod bodies;
+mod kill_backend;
 mod phase;
 mod show;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::failover::How;
 use crate::lab::Lab;
 use crate::report::{Paint, Progress};
 use crate::service::{Options, module_file, shuntd_program};
@@ -25,6 +27,12 @@ pub struct Demo {
     /// What the links do to packets: `tso` carries segments of 64 KiB whole, `mtu` one packet of 1,500 bytes at a time
     #[arg(long, value_enum, default_value_t = Wire::Mtu)]
     wire: Wire,
+    /// Show instead how a download goes on after its backend has been killed
+    #[arg(long, conflicts_with = "plain_only")]
+    kill_backend: bool,
+    /// With --kill-backend: take its machine off the network in place of killing what runs there
+    #[arg(long, requires = "kill_backend")]
+    cut_off: bool,
     /// Show plain nginx only, without Shunt
     #[arg(long, hide = true)]
     plain_only: bool,
@@ -44,6 +52,9 @@ impl Demo {
         if !self.plain_only {
             shuntd_program()?;
             module_file()?;
+        }
+        if self.kill_backend {
+            return self.run_kill_backend();
         }
         let progress = Progress::to_stderr();
         progress.step("building four hosts: client, frontend, intermediate, backend");
@@ -68,6 +79,15 @@ impl Demo {
         println!("Picture: {}", self.svg.display());
         let faults: Vec<String> = phases.into_iter().flat_map(|phase: Phase| phase.faults).collect();
         println!("{}", verdict(&faults, expected.len(), paint, progress.seconds()));
+        Ok(Faults(faults))
+    }
+}
+
+impl Demo {
+    fn run_kill_backend(&self) -> Result<Faults> {
+        let faults = kill_backend::run(if self.cut_off { How::CutOff } else { How::Kill })?;
+        let paint = Paint::of(&std::io::stdout());
+        faults.iter().for_each(|fault| println!("{}", paint.bad(&format!("WRONG: {fault}"))));
         Ok(Faults(faults))
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -24,6 +26,8 @@ pub struct Fetch {
     pub read_bytes: usize,
     /// Writes all requests at once instead of one by one.
     pub pipeline: bool,
+    /// Bytes of bodies that have come, for whoever watches.
+    pub got: Arc<AtomicU64>,
 }
 
 /// One response.
@@ -37,6 +41,8 @@ pub struct Fetched {
     pub sha256: String,
     /// From the request (of a pipeline: the last one) to the last byte.
     pub elapsed: Duration,
+    /// The longest time without a byte, from the request on.
+    pub longest_pause: Duration,
 }
 
 impl Fetched {
@@ -75,7 +81,15 @@ impl Fetch {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         let timeout = Duration::from_secs(10);
-        Self { server, headers: Vec::new(), timeout, pause: Duration::ZERO, read_bytes: 256 << 10, pipeline: false }
+        Self {
+            server,
+            headers: Vec::new(),
+            timeout,
+            pause: Duration::ZERO,
+            read_bytes: 256 << 10,
+            pipeline: false,
+            got: Arc::default(),
+        }
     }
 
     /// GETs `paths` over one connection out of `host`.
@@ -112,6 +126,7 @@ impl Fetch {
 
     fn read_one(&self, stream: &mut TcpStream, buffer: &mut Buffer, path: &str, begin: Instant) -> Result<Fetched> {
         let (mut reader, mut hash, mut length) = (ResponseReader::default(), Sha256::new(), 0);
+        let (mut last, mut longest_pause) = (begin, Duration::ZERO);
         while !reader.is_done() {
             if buffer.filled.is_empty() {
                 let read = match stream.read(&mut buffer.bytes) {
@@ -121,6 +136,8 @@ impl Fetch {
                     read => read.with_context(|| format!("reading after {length} bytes of the body"))?,
                 };
                 buffer.filled = 0..read;
+                longest_pause = longest_pause.max(last.elapsed());
+                last = Instant::now();
                 if read == 0 {
                     reader.closed().with_context(|| format!("after {length} bytes of the body"))?;
                     break;
@@ -132,6 +149,7 @@ impl Fetch {
             let used = reader.feed(&buffer.bytes[buffer.filled.clone()], &mut |bytes| {
                 hash.update(bytes);
                 length += bytes.len() as u64;
+                self.got.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             })?;
             buffer.filled.start += used;
         }
@@ -142,6 +160,7 @@ impl Fetch {
             length,
             sha256: hex(hash),
             elapsed: begin.elapsed(),
+            longest_pause,
         })
     }
 }

@@ -146,7 +146,7 @@ impl fmt::Display for NginxConf<'_> {
         f.write_str(&part(|shunt| &shunt.http, "    "))?;
         if !self.upstream.is_empty() {
             writeln!(f, "    upstream next {{")?;
-            self.upstream.iter().try_for_each(|address| writeln!(f, "        server {address};"))?;
+            self.upstream.iter().try_for_each(|address| writeln!(f, "        server {address} max_fails=0;"))?;
             f.write_str(KEEPALIVE)?;
         }
         let both = if self.listen.ip() == Ipv6Addr::UNSPECIFIED { " ipv6only=off" } else { "" };
@@ -230,6 +230,6 @@ mod tests {
     fn a_backend_has_files_and_a_proxy_has_a_next_tier() {
         assert!(conf(&[], None).contains("root /files;") && !conf(&[], None).contains("proxy_pass"));
         let proxy = conf(&["10.77.1.101:80".parse().unwrap()], None);
-        assert!(proxy.contains("server 10.77.1.101:80;") && !proxy.contains("root /files"));
+        assert!(proxy.contains("server 10.77.1.101:80 max_fails=0;") && !proxy.contains("root /files"));
     }
 }

@@ -1,0 +1,82 @@
+//! `shunt demo --kill-backend`: a download goes on after its backend has been killed.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::failover::{BODY_BYTES, Failover, How, Loss};
+use crate::lab::Lab;
+use crate::report::{Paint, Progress, number};
+use crate::wire::Wire;
+
+/// When the backend is killed.
+const AT: u64 = BODY_BYTES * 2 / 5;
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Shows it, and says what was wrong, one sentence each.
+///
+/// # Errors
+/// When something cannot be started.
+pub(super) fn run(how: How) -> Result<Vec<String>> {
+    let progress = Progress::to_stderr();
+    progress.step("building four hosts: client, frontend, two backends");
+    let lab = Lab::builder().backends(2).wire(Wire::Mtu).build()?;
+    let mut failover = Failover::start(&lab)?;
+    let undisturbed = failover.undisturbed(1)?;
+    progress.clear();
+    let paint = Paint::of(&std::io::stdout());
+    println!(
+        "A download of {} that nothing disturbs: {:.2} s.",
+        number::bytes(BODY_BYTES as f64),
+        seconds(undisturbed)
+    );
+    println!("Another, whose backend is {how} on the way:\n");
+    let got = failover.got();
+    let done = AtomicBool::new(false);
+    let (download, lost) = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&got, &done));
+        let outcome = failover.try_download(&[Loss { at: AT, how }]);
+        done.store(true, Ordering::Relaxed);
+        let _ = watcher.join();
+        outcome
+    });
+    let lost = lost.join(", ");
+    let download = match download {
+        Ok(download) => download,
+        Err(error) => return Ok(vec![format!("{lost} was {how}, and the download is not whole: {error:#}")]),
+    };
+    println!("\n{lost} was {how}; {} went on with the same connection.", others(&lab, &lost));
+    let fetched = &download.fetched;
+    println!(
+        "Time       {:.2} s, {:.2} s more",
+        seconds(fetched.elapsed),
+        seconds(fetched.elapsed) - seconds(undisturbed)
+    );
+    println!("Pause      {:.2} s, the longest that the client waited for a byte", seconds(fetched.longest_pause));
+    println!("SHA-256    {}", fetched.sha256);
+    println!("{}", paint.good("It is that of the file: not a byte is missing, and none came wrong."));
+    Ok(Vec::new())
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}
+
+fn others(lab: &Lab, lost: &str) -> String {
+    let backends = lab.hosts_of(crate::host::Role::Backend).map(|host| host.name());
+    backends.filter(|name| *name != lost).collect::<Vec<_>>().join(", ")
+}
+
+/// What has come so far, ten times a second.
+fn watch(got: &AtomicU64, done: &AtomicBool) {
+    let begin = Instant::now();
+    while !done.load(Ordering::Relaxed) {
+        let bytes = got.load(Ordering::Relaxed);
+        let bar = "#".repeat((bytes * 40 / BODY_BYTES) as usize);
+        println!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
+        let _ = std::io::stdout().flush();
+        std::thread::sleep(EVERY);
+    }
+}

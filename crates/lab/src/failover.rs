@@ -1,0 +1,240 @@
+//! Downloads whose backend is lost in the middle.
+//!
+//! Several backends with the same files, a client that reads one of them at its own pace, and a hand that takes away the
+//! backend that sends it, ending its server and its agent or taking its machine off the network. What the client gets is
+//! compared with the file.
+
+mod command;
+mod rounds;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use rustix::process::Signal;
+
+use crate::fetch::{Fetch, Fetched, file_sha256};
+use crate::host::{Host, Role};
+use crate::lab::Lab;
+use crate::service::{Options, Service, Settings};
+
+pub use command::FailoverBench;
+pub use rounds::{BOUND, Round, Rounds, Whole};
+
+/// Far more than what the kernel of a backend keeps for a client, so that its crash leaves most to others.
+pub const BODY_BYTES: u64 = 48 << 20;
+const BODY: &str = "body";
+
+/// A reader that takes 64 KiB at a time, with a pause: about a second for all.
+const READ_BYTES: usize = 64 << 10;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// No download takes as long; whatever waits for one gives up then.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A backend's only one.
+const PORT: &str = "service0";
+
+/// How soon tiers give up a server that does not answer. nginx waits for a minute by itself.
+const TIMEOUTS: &[&str] = &["proxy_connect_timeout 300ms", "proxy_read_timeout 1s"];
+
+/// How a backend is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Its server and its agent are killed; its kernel lives on.
+    Kill,
+    /// Its machine is off the network.
+    CutOff,
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kill => "killed",
+            Self::CutOff => "cut off",
+        })
+    }
+}
+
+/// A backend is lost when the client has so many bytes of the body; with 0, when it has asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Loss {
+    pub at: u64,
+    pub how: How,
+}
+
+/// A download that is whole.
+#[derive(Debug)]
+pub struct Download {
+    pub fetched: Fetched,
+    /// The backends that were lost, in that order.
+    pub lost: Vec<String>,
+    /// How often another backend went on.
+    pub failovers: u64,
+}
+
+/// The service and its file.
+#[derive(Debug)]
+pub struct Failover<'lab> {
+    pub service: Service<'lab>,
+    sha256: String,
+    got: Arc<AtomicU64>,
+}
+
+impl<'lab> Failover<'lab> {
+    /// Starts a service on a lab's tiers.
+    ///
+    /// # Errors
+    /// When a part does not start.
+    pub fn start(lab: &'lab Lab) -> Result<Self> {
+        Self::start_with(lab, TIMEOUTS)
+    }
+
+    /// The same with other directives for every tier's `http`.
+    ///
+    /// # Errors
+    /// When a part does not start.
+    pub fn start_with(lab: &'lab Lab, http: &'static [&'static str]) -> Result<Self> {
+        let files = lab.files(&[(BODY, BODY_BYTES)])?;
+        let settings = Settings { http, ..Settings::default() };
+        let service = Service::start(lab, &files, Options { settings, ..Options::shunt() })?;
+        Ok(Self { service, sha256: file_sha256(files.join(BODY))?, got: Arc::default() })
+    }
+
+    fn lab(&self) -> &'lab Lab {
+        self.service.lab()
+    }
+
+    /// Downloads the file once, and loses a backend each time that it is time for one.
+    ///
+    /// # Errors
+    /// When the body is not whole, or something cannot be lost.
+    pub fn download(&mut self, losses: &[Loss]) -> Result<Download> {
+        self.try_download(losses).0
+    }
+
+    /// The same, and who was lost, which is to be brought back in any case.
+    pub fn try_download(&mut self, losses: &[Loss]) -> (Result<Download>, Vec<String>) {
+        let mut lost = Vec::new();
+        let download = self.download_and_lose(losses, &mut lost);
+        (download, lost)
+    }
+
+    fn download_and_lose(&mut self, losses: &[Loss], lost: &mut Vec<String>) -> Result<Download> {
+        let mut fetch = Fetch::new(self.service.chain().server());
+        (fetch.read_bytes, fetch.pause, fetch.got) = (READ_BYTES, PAUSE, self.got());
+        let (client, got, before) = (self.lab().client(), self.got(), self.failovers()?);
+        got.store(0, Ordering::Relaxed);
+        let mut claims = self.claims();
+        let fetched = std::thread::scope(|scope| {
+            let reader = scope.spawn(move || fetch.run(client, &[format!("/{BODY}")]));
+            for loss in losses {
+                let deadline = Instant::now() + LIMIT;
+                while got.load(Ordering::Relaxed) < loss.at && !reader.is_finished() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let host = self.sender(&mut claims, lost)?;
+                self.lose(host, loss.how)?;
+                lost.push(host.name().to_owned());
+            }
+            reader.join().map_err(|_| anyhow!("the reader panicked"))?
+        });
+        let fetched = fetched.with_context(|| format!("lost {lost:?}{}", self.service.explain()))?.remove(0);
+        ensure!(fetched.status == 200 && fetched.length == BODY_BYTES, "{} bytes: {fetched:?}", fetched.length);
+        ensure!(fetched.sha256 == self.sha256, "other bytes than the file's: {fetched:?}");
+        Ok(Download { fetched, lost: lost.clone(), failovers: self.failovers()? - before })
+    }
+
+    /// Bytes of the download that the client has.
+    #[must_use]
+    pub fn got(&self) -> Arc<AtomicU64> {
+        self.got.clone()
+    }
+
+    fn failovers(&self) -> Result<u64> {
+        Ok(self.service.stats(self.lab().frontend())?.count("servers.failovers"))
+    }
+
+    /// How many payloads each backend that lives has been asked for.
+    fn claims(&self) -> Vec<(&'lab Host, u64)> {
+        let backends = self.lab().hosts_of(Role::Backend);
+        backends.filter_map(|host| Some((host, self.claims_of(host).ok()?))).collect()
+    }
+
+    fn claims_of(&self, host: &Host) -> Result<u64> {
+        Ok(self.service.stats(host)?.count("agent.claims"))
+    }
+
+    /// The backend that has been asked since the last look, or the first that is there.
+    fn sender(&self, claims: &mut [(&'lab Host, u64)], lost: &[String]) -> Result<&'lab Host> {
+        let mut there = claims.iter_mut().filter(|(host, _)| lost.iter().all(|name| name != host.name()));
+        let mut sender = None;
+        for (host, before) in there.by_ref() {
+            let now = self.claims_of(host)?;
+            if std::mem::replace(before, now) < now || sender.is_none() {
+                sender = Some(*host);
+            }
+        }
+        sender.context("no backend is left to lose")
+    }
+
+    /// Loses the backend that is to be asked next: requests go to them in turn.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be lost.
+    pub fn lose_next(&mut self, how: How) -> Result<Vec<String>> {
+        let mut claims = self.claims();
+        self.download(&[])?;
+        let asked = self.sender(&mut claims, &[])?.name().to_owned();
+        let next = self.lab().hosts_of(Role::Backend).find(|host| host.name() != asked);
+        let next = next.context("one backend is not enough")?;
+        self.lose(next, how)?;
+        Ok(vec![next.name().to_owned()])
+    }
+
+    /// Loses a backend.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn lose(&mut self, host: &Host, how: How) -> Result<()> {
+        match how {
+            How::Kill => {
+                let server = self.service.chain_mut().process(host.name()).context("a backend has a server")?;
+                server.signal(Signal::KILL);
+                self.service.kill_agent(host)
+            }
+            How::CutOff => self.lab().cut(host, PORT),
+        }
+    }
+
+    /// Brings back what a download has lost.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn bring_back(&mut self, lost: &[String], how: How) -> Result<()> {
+        for name in lost {
+            let host = self.lab().host(name)?;
+            match how {
+                How::Kill => {
+                    // First, for a server that finds none relays at first.
+                    self.service.restart_agent(host)?;
+                    self.service.chain_mut().restart(host)?;
+                }
+                How::CutOff => self.lab().join(host, PORT)?,
+            }
+        }
+        self.service.wait_for_agents()
+    }
+
+    /// The longest of so many downloads without a loss.
+    ///
+    /// # Errors
+    /// When one fails.
+    pub fn undisturbed(&mut self, downloads: u32) -> Result<Duration> {
+        let times = (0..downloads).map(|_| Ok(self.download(&[])?.fetched.elapsed));
+        times.collect::<Result<Vec<_>>>()?.into_iter().max().context("no download")
+    }
+}

@@ -1,0 +1,99 @@
+//! Many downloads, each with its loss at a moment of chance.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{BODY_BYTES, Failover, How, Loss};
+use crate::random::{self, Random};
+use crate::report::Progress;
+
+/// What a loss may cost a client, in all (the project's target).
+pub const BOUND: Duration = Duration::from_secs(2);
+
+/// Downloads to know the undisturbed time by.
+const UNDISTURBED: u32 = 3;
+/// In so many one is lost before its header.
+const BEFORE_HEADER: u64 = 10;
+
+/// One download.
+#[derive(Debug)]
+pub struct Round {
+    pub loss: Loss,
+    /// `Err`: why it is not whole.
+    pub outcome: Result<Whole, String>,
+}
+
+/// A download that is whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Whole {
+    pub elapsed: Duration,
+    pub longest_pause: Duration,
+    /// How often another backend went on; 0 where the lost one's kernel had the rest, or nothing had begun.
+    pub failovers: u64,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Rounds {
+    pub seed: u64,
+    /// The longest of some without a loss.
+    pub undisturbed: Duration,
+    pub rounds: Vec<Round>,
+}
+
+impl Rounds {
+    /// Downloads so often, and brings back each time what was lost. `hows`: taken in turn.
+    ///
+    /// # Errors
+    /// When the service cannot be brought back. A download that is not whole is none.
+    pub fn run(failover: &mut Failover<'_>, count: u64, hows: &[How], seed: u64, progress: &Progress) -> Result<Self> {
+        let undisturbed = failover.undisturbed(UNDISTURBED)?;
+        let mut rounds = Vec::new();
+        for (number, how) in (0..count).zip(hows.iter().cycle()) {
+            let mut random = Random::new(seed, number);
+            let early = random.next().is_multiple_of(BEFORE_HEADER);
+            let at = if early { 0 } else { (random.part() * BODY_BYTES as f64) as u64 };
+            let loss = Loss { at, how: *how };
+            progress.step(&format!("download {} of {count}: {how} at byte {at}", number + 1));
+            let (outcome, lost) = failover.try_download(&[loss]);
+            let outcome = outcome.map_err(|error| format!("{error:#}")).map(|download| Whole {
+                elapsed: download.fetched.elapsed,
+                longest_pause: download.fetched.longest_pause,
+                failovers: download.failovers,
+            });
+            rounds.push(Round { loss, outcome });
+            failover.bring_back(&lost, *how)?;
+        }
+        Ok(Self { seed, undisturbed, rounds })
+    }
+
+    /// For [`Self::run`]: the environment's `SHUNT_SEED`, or a new one, printed.
+    #[must_use]
+    pub fn seed() -> u64 {
+        let seed = random::seed_or_random(None);
+        eprintln!("SHUNT_SEED={seed}");
+        seed
+    }
+
+    /// Those that are whole.
+    pub fn whole(&self) -> impl Iterator<Item = Whole> {
+        self.rounds.iter().filter_map(|round| round.outcome.as_ref().ok().copied())
+    }
+
+    /// What is wrong with a download, one sentence each.
+    #[must_use]
+    pub fn faults(&self) -> Vec<String> {
+        let slow = |whole: &Whole| whole.elapsed > self.undisturbed + BOUND;
+        let fault = |(number, round): (usize, &Round)| {
+            let Loss { at, how } = round.loss;
+            let what = match &round.outcome {
+                Err(error) => format!("is not whole: {error}"),
+                Ok(whole) if slow(whole) => format!("took {:.2} s", whole.elapsed.as_secs_f64()),
+                Ok(_) => return None,
+            };
+            Some(format!("download {number}, whose backend was {how} at byte {at}, {what} (SHUNT_SEED={})", self.seed))
+        };
+        self.rounds.iter().enumerate().filter_map(fault).collect()
+    }
+}

@@ -1,0 +1,131 @@
+//! A backend is lost in the middle of a download, and the download goes on.
+
+mod service;
+
+use anyhow::{Context, Result, bail, ensure};
+use service::may_run;
+use shunt_lab::failover::{BODY_BYTES, BOUND, Failover, How, Loss, Rounds};
+use shunt_lab::report::Progress;
+use shunt_lab::{Lab, LabBuilder, Wire};
+
+const HOWS: [How; 2] = [How::Kill, How::CutOff];
+/// Later, a backend's kernel has all the rest: what it keeps for a client is at most so much.
+const MIDDLE: u64 = BODY_BYTES / 2;
+
+fn start<T>(builder: LabBuilder, test: impl FnOnce(&mut Failover<'_>) -> Result<T>) -> Result<T> {
+    let lab = builder.wire(Wire::Mtu).build()?;
+    let mut failover = Failover::start(&lab)?;
+    let outcome = test(&mut failover).with_context(|| failover.service.explain())?;
+    failover.service.check_running()?;
+    Ok(outcome)
+}
+
+fn two() -> LabBuilder {
+    Lab::builder().backends(2)
+}
+
+#[test]
+fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
+    if !may_run("ten_downloads_are_whole_whenever_their_backends_are_killed") {
+        return Ok(());
+    }
+    let rounds = start(two(), |failover| Rounds::run(failover, 10, &HOWS, Rounds::seed(), &Progress::to_stderr()))?;
+    let faults = rounds.faults();
+    ensure!(faults.is_empty(), "{}", faults.join("\n"));
+    Ok(())
+}
+
+/// One loss at a time, and what it has to lead to.
+fn lose_at(test: &str, builder: LabBuilder, at: u64, failovers: u64) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start(builder, |failover| {
+        let undisturbed = failover.undisturbed(2)?;
+        for how in HOWS {
+            let download = failover.download(&[Loss { at, how }]).with_context(|| format!("{how} at {at}"))?;
+            ensure!(download.failovers == failovers, "{how} at {at}: {download:?}");
+            ensure!(download.fetched.elapsed < undisturbed + BOUND, "{how} at {at}: {download:?}");
+            failover.bring_back(&download.lost, how)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn lost_before_the_header() -> Result<()> {
+    if !may_run("lost_before_the_header") {
+        return Ok(());
+    }
+    start(two(), |failover| {
+        for how in HOWS {
+            let lost = failover.lose_next(how)?;
+            failover.download(&[])?;
+            failover.bring_back(&lost, how)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn lost_right_after_the_header() -> Result<()> {
+    lose_at("lost_right_after_the_header", two(), 1, 1)
+}
+
+#[test]
+fn lost_in_the_middle() -> Result<()> {
+    lose_at("lost_in_the_middle", two(), MIDDLE, 1)
+}
+
+#[test]
+fn lost_behind_an_intermediate() -> Result<()> {
+    lose_at("lost_behind_an_intermediate", two().intermediates(1), MIDDLE, 1)
+}
+
+#[test]
+fn a_killed_backends_kernel_sends_what_it_has() -> Result<()> {
+    if !may_run("a_killed_backends_kernel_sends_what_it_has") {
+        return Ok(());
+    }
+    start(two(), |failover| {
+        let download = failover.download(&[Loss { at: BODY_BYTES - (1 << 20), how: How::Kill }])?;
+        ensure!(download.failovers == 0, "{download:?}");
+        failover.bring_back(&download.lost, How::Kill)
+    })
+}
+
+#[test]
+fn lost_twice_in_one_download() -> Result<()> {
+    if !may_run("lost_twice_in_one_download") {
+        return Ok(());
+    }
+    start(Lab::builder().backends(3), |failover| {
+        for how in HOWS {
+            let losses = [Loss { at: MIDDLE / 2, how }, Loss { at: MIDDLE + MIDDLE / 8, how }];
+            let download = failover.download(&losses).with_context(|| format!("{how} twice"))?;
+            ensure!(download.lost.len() == 2 && download.failovers == 2, "{how} twice: {download:?}");
+            failover.bring_back(&download.lost, how)?;
+        }
+        Ok(())
+    })
+}
+
+/// Without a strong ETag nobody can tell whether another backend has the same bytes.
+#[test]
+fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
+    if !may_run("where_nobody_can_go_on_the_client_is_reset_in_time") {
+        return Ok(());
+    }
+    let lab = two().wire(Wire::Mtu).build()?;
+    let mut failover = Failover::start_with(&lab, &["etag off"])?;
+    for how in HOWS {
+        let (download, lost) = failover.try_download(&[Loss { at: MIDDLE, how }]);
+        match download {
+            Ok(download) => bail!("{how}: the client took a part for the whole: {download:?}"),
+            Err(error) => ensure!(format!("{error:#}").contains("reset"), "{how}: not a reset in 10 s: {error:#}"),
+        }
+        failover.bring_back(&lost, how)?;
+        failover.download(&[])?;
+    }
+    failover.service.check_running()
+}
