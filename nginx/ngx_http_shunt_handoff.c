@@ -379,7 +379,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_count(SHUNT_COUNT_aborted, 1);
 
     (void) ngx_http_shunt_kernel_cancel(c->fd);
-    (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
+    (void) ngx_http_shunt_kernel_give_up_soon(c->fd);
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
@@ -459,6 +459,8 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
     ngx_http_request_t *r = ctx->request;
     ngx_connection_t *c = r->connection;
 
+    ngx_uint_t active = ctx->mode == SHUNT_MODE_ACTIVE;
+
     ngx_http_set_log_request(c->log, r);
     ngx_http_shunt_release(ctx);
 
@@ -466,7 +468,10 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
         ngx_http_shunt_bad_gateway(r, ctx);
 
     } else {
-        (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
+        if (!active) {
+            (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
+        }
+
         ngx_http_finalize_request(r, c->timedout ? NGX_HTTP_REQUEST_TIME_OUT : NGX_ERROR);
     }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The system calls on a client's connection, without nginx. */
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "ngx_http_shunt_kernel.h"
@@ -32,6 +34,18 @@ int ngx_http_shunt_kernel_reset_on_close(int fd)
     struct linger linger = {.l_onoff = 1, .l_linger = 0};
 
     return setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+}
+
+/*
+ * After SHUNT_CANCEL. Every FIN of this connection leaves as a reset, and the kernel sends it again
+ * and again: a client that only reads would wait forever for one that got lost. It never answers,
+ * so this is how long the kernel tries.
+ */
+int ngx_http_shunt_kernel_give_up_soon(int fd)
+{
+    unsigned int ms = 5000;
+
+    return setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, sizeof(ms));
 }
 
 int ngx_http_shunt_kernel_error(int fd)

@@ -12,6 +12,7 @@ int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
 int ngx_http_shunt_kernel_cancel(int fd);
 int ngx_http_shunt_kernel_reset_on_close(int fd);
+int ngx_http_shunt_kernel_give_up_soon(int fd);
 /* The errno that the connection failed with, taken from it, or 0. */
 int ngx_http_shunt_kernel_error(int fd);
 

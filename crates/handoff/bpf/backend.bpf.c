@@ -7,6 +7,10 @@
  * A range of ports belongs to the agent's sockets alone. What has one of them and no live sender
  * is dropped on both ways: a kernel that has closed its socket would answer with a reset, and the
  * client would get it under the frontend's name.
+ *
+ * The sockets of an agent that has ended are closed by the kernel, which would wait for minutes for
+ * somebody to acknowledge their FIN, and let no other socket have their addresses meanwhile. Once
+ * nothing of theirs is on its way any more, they get a reset in place of their own segment.
  */
 #include "headers.h"
 
@@ -37,6 +41,9 @@ struct {
     __type(value, struct sender_slot);
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } sender_slots SEC(".maps");
+
+/* On a segment that comes back to its own socket, as a reset. */
+#define ORPHAN_MARK 0x53490000
 
 static __always_inline bool is_reserved(__u16 port)
 {
@@ -100,6 +107,41 @@ static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet
     return sums_follow(skb, p, &e);
 }
 
+static __always_inline bool turn_around(struct __sk_buff *skb, const struct packet *p)
+{
+    struct edit e = {};
+
+    if (!put_address(skb, p, &e, SOURCE, p->destination) ||
+        !put_address(skb, p, &e, DESTINATION, p->source))
+        return false;
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    put16(&e.plain, &tcp->source, p->destination_port);
+    put16(&e.plain, &tcp->dest, p->source_port);
+    put32(&e.plain, &tcp->seq, bpf_htonl(p->ack));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(p->seq));
+    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_RST | TH_ACK);
+    return sums_follow(skb, p, &e);
+}
+
+/* Gives a socket its own segment back, as a reset that it accepts. */
+static __noinline int reset_orphan(struct __sk_buff *skb, const struct packet *p)
+{
+    __u8 us[6], next[6];
+
+    if (bpf_skb_load_bytes(skb, 6, us, sizeof(us)) ||
+        bpf_skb_load_bytes(skb, 0, next, sizeof(next)) ||
+        bpf_skb_store_bytes(skb, 0, us, sizeof(us), 0) ||
+        bpf_skb_store_bytes(skb, 6, next, sizeof(next), 0) || !turn_around(skb, p)) {
+        count(BE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    skb->mark = ORPHAN_MARK;
+    count(BE_ORPHAN_RESET);
+    return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
 /* A socket sends in order, and this runs in its sending: no two at once. */
 static __always_inline void note_sent(struct sender_slot *slot, const struct packet *p)
 {
@@ -119,12 +161,13 @@ int be_out(struct __sk_buff *skb)
     struct sender_slot *slot = live_sender(p.destination, p.destination_port, p.source_port);
     if (!slot) {
         count(BE_DROP_STRAY_OUT);
-        return TC_ACT_SHOT;
+        return p.payload_bytes || p.flags & TH_FIN ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
     /* A socket that is closed with bytes to send puts its FIN on the last of them: those go. */
     if (p.flags & (TH_RST | TH_SYN) || (p.flags & TH_FIN && p.payload_bytes == 0)) {
         count(BE_DROP_FIN);
-        return TC_ACT_SHOT;
+        bool all_acked = !is_before(slot->acked, p.seq);
+        return p.flags & TH_FIN && all_acked ? reset_orphan(skb, &p) : TC_ACT_SHOT;
     }
     note_sent(slot, &p);
     if (!send_as_server(skb, &p, slot)) {
@@ -175,8 +218,11 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     if (is_before(slot->ack, p->seq))
         slot->ack = p->seq;
     slot->window = p->window;
+    __u32 ack = ack_for_sender(slot, p->ack);
+    if (is_before(slot->acked, ack))
+        slot->acked = ack;
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
-    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack_for_sender(slot, p->ack)));
+    put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
     if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval, p->tsecr - slot->ts_delta))
         return false;
@@ -193,7 +239,7 @@ int be_in(struct __sk_buff *skb)
 {
     struct packet p;
 
-    if (!parse(skb, &p) || !is_reserved(bpf_ntohs(p.destination_port)))
+    if (skb->mark == ORPHAN_MARK || !parse(skb, &p) || !is_reserved(bpf_ntohs(p.destination_port)))
         return PASS;
     struct sender_slot *slot = live_sender(p.source, p.source_port, p.destination_port);
     if (!slot || p.flags & TH_SYN) {

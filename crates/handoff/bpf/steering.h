@@ -130,8 +130,9 @@ struct sender_slot {
     __u32 snd_cwnd;  /* for the sockops program: initial window, 0: leave it */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
     __u32 sent;      /* where the socket's own sequence numbers have got to */
+    __u32 acked;     /* of these, what the client has acknowledged to it */
     __u16 window;    /* window field of the sender's newest ACK */
-    __u16 pad[5];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
+    __u16 pad[3];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
 };
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
@@ -173,6 +174,7 @@ struct sender_slot {
     X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
     X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \
     X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
+    X(BE_ORPHAN_RESET, "resets for sockets that nobody has open any more")                        \
     X(BE_STRIPPED, "steered packets with data, stripped")
 
 #endif

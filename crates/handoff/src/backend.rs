@@ -164,8 +164,9 @@ impl From<&Slot> for SenderSlot {
             snd_cwnd: slot.snd_cwnd,
             ts_recent: slot.ts_recent,
             sent: slot.start.wrapping_sub(slot.seq_delta),
+            acked: slot.start.wrapping_sub(slot.seq_delta),
             window: 0,
-            pad: [0; 5],
+            pad: [0; 3],
         }
     }
 }

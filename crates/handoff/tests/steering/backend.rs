@@ -29,6 +29,7 @@ fn slot(server: SocketAddr) -> SenderSlot {
         rcv_nxt: RCV_NXT,
         ack: 90_000,
         ts_recent: 55,
+        acked: 0x1000,
         sent: 0x1000 + 8000,
         ..Default::default()
     }
@@ -76,7 +77,7 @@ fn the_clients_newest_timestamp_is_echoed_from_the_first_segment_on() {
 fn a_senders_fin_reset_or_syn_never_leaves() {
     let mut be = backend!();
     for flags in [ACK | FIN, RST, RST | ACK, SYN] {
-        assert_eq!(be.be_out(&data(0x1000).flags(flags).payload(b"")).verdict, SHOT);
+        assert_eq!(be.be_out(&data(0x1001).flags(flags).payload(b"")).verdict, SHOT);
         assert_eq!(be.counted(), once(&["be_drop_fin"]));
     }
     for flags in [RST | ACK, SYN] {
@@ -99,17 +100,46 @@ fn a_reserved_port_without_live_sender_is_silent_both_ways() {
     let mut be = backend!();
     let mut stray = data(0x1000);
     stray.from.set_port(7002);
-    assert_eq!(be.be_out(&stray).verdict, SHOT);
+    assert_eq!(be.be_out(&stray.payload(b"")).verdict, SHOT);
     let mut stray = steered(1, 2);
     stray.to.set_port(7009);
     assert_eq!(be.be_in(&stray).verdict, SHOT);
     assert_eq!(be.counted(), once(&["be_drop_stray_out", "be_drop_stray_in"]));
 
     be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
-    assert_eq!(be.be_out(&data(0x1000)).verdict, SHOT);
+    assert_eq!(be.be_out(&data(0x1000).payload(b"")).verdict, SHOT);
     assert_eq!(be.be_in(&steered(1, 2)).verdict, SHOT);
     assert_eq!(be.be_in(&steered(1, 2).flags(SYN)).verdict, SHOT);
     assert_eq!(be.counted(), [("be_drop_stray_out", 1), ("be_drop_stray_in", 2)].into());
+}
+
+/// What a socket's own segment comes back as.
+fn reset(seq: u32) -> Segment {
+    Segment::ack(client(), us(), RCV_NXT, seq).flags(RST | ACK).timestamps(50, 60)
+}
+
+#[test]
+fn a_fin_after_the_last_acknowledgement_comes_back_as_a_reset() {
+    let mut be = backend!();
+    let fin = data(0x1007).flags(ACK | FIN).payload(b"");
+    assert_eq!(be.be_out(&fin).verdict, SHOT, "the payload is on its way");
+    be.be_in(&steered(90_000, START + 7));
+    assert_eq!(be.slot(INDEX).acked, 0x1007);
+    be.counted();
+    let out = be.be_out(&fin);
+    assert_eq!((out.verdict, out.segment()), (REDIRECT, reset(0x1007)));
+    assert_eq!(be.counted(), once(&["be_drop_fin", "be_orphan_reset"]));
+}
+
+#[test]
+fn what_an_ended_agents_socket_sends_comes_back_as_a_reset() {
+    let mut be = backend!();
+    be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
+    for segment in [data(0x1000), data(0x1000).flags(ACK | FIN), data(0x1000).flags(ACK | FIN).payload(b"")] {
+        let out = be.be_out(&segment);
+        assert_eq!((out.verdict, out.segment()), (REDIRECT, Segment { payload: segment.payload, ..reset(0x1000) }));
+        assert_eq!(be.counted(), once(&["be_drop_stray_out", "be_orphan_reset"]));
+    }
 }
 
 #[test]
