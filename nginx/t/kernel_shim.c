@@ -211,6 +211,8 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;
+        /* from here on the steering programs turn every FIN into a reset */
+        real_set(fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1}, sizeof(struct linger));
         return tell(SHUNT_CANCEL, fd);
 
     default:

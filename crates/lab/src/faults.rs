@@ -12,6 +12,7 @@ mod command;
 mod fault;
 mod ledger;
 mod processes;
+mod scarcity;
 mod step;
 mod table;
 

@@ -1,10 +1,10 @@
 //! `shunt bench soak`: a service under a mix of everything for a long time, with every byte compared.
 //!
 //! Hundreds of connections at once over a lossy link, each with a life of its own ([`mix`]), while servers are reloaded
-//! and agents killed ([`disturbances`]). Four times the load stops, and what the service holds is counted: at the start,
-//! after a warm-up, after a part in which everything is disturbed, and at the end of a part in which the frontend and the
-//! second backend are left alone. What these hold then must be what they held before that last part, and on the way to
-//! the second backend not one response of it may break.
+//! and agents killed ([`disturbances`]). Between its parts the load stops, and what the service holds is counted: at the
+//! start, after a warm-up, after a part in which everything is disturbed, and in the middle and at the end of a part in
+//! which the frontend and the second backend are left alone. What these hold at the end must be what they held in the
+//! middle, and on the way to the second backend not one response of that part may break.
 
 mod connection;
 mod disturbances;
@@ -36,9 +36,9 @@ use outcome::{Case, Outcome};
 use tally::{Counts, Tally};
 
 /// When processes are looked at.
-const TIMES: [&str; 4] = ["start", "warm", "middle", "end"];
+const TIMES: [&str; 5] = ["start", "warm", "disturbed", "middle", "end"];
 /// The parts of the time, and what is disturbed in each.
-const PARTS: [(f64, Reach); 3] = [(0.15, Reach::None), (0.40, Reach::All), (0.45, Reach::First)];
+const PARTS: [(f64, Reach); 4] = [(0.1, Reach::None), (0.3, Reach::All), (0.3, Reach::First), (0.3, Reach::First)];
 /// Between two disturbances, at least, and at most as long again.
 const CALM: Duration = Duration::from_secs(5);
 
@@ -125,11 +125,11 @@ impl Run {
         for (number, (part, reach)) in PARTS.into_iter().enumerate() {
             let before = (bed.shortcuts()?, self.tally.now().long);
             disturbances.extend(self.part(bed, number as u64, self.whole.mul_f64(part), reach)?);
-            bed.recover().with_context(|| format!("after part {}", number + 1))?;
             if reach != Reach::All {
                 // The frontend's agent, which counts, has lived through the part.
-                shares.push((bed.shortcuts()? - before.0, self.tally.now().long - before.1));
+                shares.push((bed.shortcuts()?.saturating_sub(before.0), self.tally.now().long - before.1));
             }
+            bed.recover().with_context(|| format!("after part {}", number + 1))?;
             let ledger = Ledger::settled(bed)?;
             health.insert(TIMES[number + 1], Health::now(bed.lab())?);
             warm.get_or_insert(ledger);
@@ -140,7 +140,7 @@ impl Run {
         let counts = self.tally.now();
         let mut wrong = counts.unexplained(&disturbances, self.start);
         wrong.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
-        let (middle, end) = (&health[TIMES[2]], &health[TIMES[3]]);
+        let (middle, end) = (&health[TIMES[3]], &health[TIMES[4]]);
         wrong.extend(end.growth_since(middle));
         // Agent and two processes of nginx at the frontend and at the second backend.
         if end.survivors(middle) < 6 {

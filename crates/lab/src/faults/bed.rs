@@ -9,7 +9,7 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -36,7 +36,7 @@ pub(super) const LONG_FILE: (&str, u64) = ("24m", 24 << 20);
 fn options() -> Options {
     let settings = Settings {
         agent_frontend: "flow_quiet = \"1s\"\n",
-        agent_backend: "park = \"2s\"\nprogress = \"3s\"\noffer_lifetime = \"4s\"\n",
+        agent_backend: "park = \"2s\"\nprogress = \"3s\"\noffer_lifetime = \"4s\"\nsend_buffer_bytes = 4194304\n",
         http: &["send_timeout 3s", "proxy_read_timeout 3s", "proxy_send_timeout 3s", "proxy_connect_timeout 2s"],
         locations: Some(locations),
         ..Settings::default()
@@ -80,6 +80,8 @@ pub struct Bed<'lab> {
     pub(super) service: Service<'lab>,
     /// By name and size.
     files: Vec<(String, u64)>,
+    /// While a fault lasts that has used them up.
+    pub(super) taken_ports: Vec<TcpListener>,
 }
 
 /// Builds the hosts.
@@ -106,7 +108,7 @@ impl<'lab> Bed<'lab> {
     /// When a part does not start, or the service does not work.
     pub fn start_with(lab: &'lab Lab, files: Vec<(String, u64)>, options: Options) -> Result<Self> {
         let service = Service::start(lab, &lab.files(&files)?, options)?;
-        let bed = Self { lab, service, files };
+        let bed = Self { lab, service, files, taken_ports: Vec::new() };
         bed.wait_for_shortcuts()?;
         Ok(bed)
     }

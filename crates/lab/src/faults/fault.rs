@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::bed::{Bed, Way};
+use super::scarcity;
 use super::step::Part;
 use crate::host::Host;
 
@@ -35,10 +36,16 @@ pub enum Fault {
     FrontendCut,
     FrontendCutBriefly,
     SessionLost,
+    FlowTableFull,
+    FrontendAgentNoDescriptors,
+    BackendAgentNoDescriptors,
+    FrontendAgentNoMemory,
+    BackendAgentNoMemory,
+    NoPorts,
 }
 
 impl Fault {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 24] = [
         Self::BackendServerKilled,
         Self::BackendServerReloaded,
         Self::BackendAgentKilled,
@@ -57,6 +64,12 @@ impl Fault {
         Self::FrontendCut,
         Self::FrontendCutBriefly,
         Self::SessionLost,
+        Self::FlowTableFull,
+        Self::FrontendAgentNoDescriptors,
+        Self::BackendAgentNoDescriptors,
+        Self::FrontendAgentNoMemory,
+        Self::BackendAgentNoMemory,
+        Self::NoPorts,
     ];
 
     #[must_use]
@@ -80,6 +93,12 @@ impl Fault {
             Self::FrontendCut => "frontend-cut",
             Self::FrontendCutBriefly => "frontend-cut-briefly",
             Self::SessionLost => "session-lost",
+            Self::FlowTableFull => "flow-table-full",
+            Self::FrontendAgentNoDescriptors => "frontend-agent-no-descriptors",
+            Self::BackendAgentNoDescriptors => "backend-agent-no-descriptors",
+            Self::FrontendAgentNoMemory => "frontend-agent-no-memory",
+            Self::BackendAgentNoMemory => "backend-agent-no-memory",
+            Self::NoPorts => "no-ports",
         }
     }
 
@@ -94,7 +113,10 @@ impl Fault {
             Self::FrontendWorkerKilled | Self::FrontendServerKilled | Self::FrontendCut | Self::FrontendCutBriefly => {
                 Way::Straight
             }
-            Self::FrontendAgentKilled | Self::FrontendAgentRestarted | Self::FrontendAgentStopped => Way::Plain,
+            Self::FrontendAgentKilled
+            | Self::FrontendAgentRestarted
+            | Self::FrontendAgentStopped
+            | Self::FrontendAgentNoMemory => Way::Plain,
             _ => Way::Other,
         }
     }
@@ -141,6 +163,16 @@ impl Fault {
             Self::BackendCut | Self::BackendCutBriefly => bed.lab.cut(backend, SERVICE_PORT),
             Self::FrontendCut | Self::FrontendCutBriefly => bed.lab.cut(frontend, SERVICE_PORT),
             Self::SessionLost => lose_session(frontend, backend),
+            Self::FlowTableFull => scarcity::fill_flow_table(bed),
+            Self::FrontendAgentNoDescriptors => scarcity::take_descriptors(bed, frontend),
+            Self::BackendAgentNoDescriptors => scarcity::take_descriptors(bed, backend),
+            Self::FrontendAgentNoMemory => scarcity::take_memory(bed, frontend),
+            Self::BackendAgentNoMemory => scarcity::take_memory(bed, backend),
+            Self::NoPorts => {
+                let taken = [frontend, bed.intermediate()].into_iter().map(scarcity::take_ports);
+                bed.taken_ports = taken.collect::<Result<_>>()?;
+                Ok(())
+            }
         }
     }
 
@@ -164,6 +196,13 @@ impl Fault {
             Self::FrontendAgentStopped => Part::FrontendAgent.signal(bed, Signal::CONT),
             Self::BackendCut | Self::BackendCutBriefly => bed.lab.join(backend, SERVICE_PORT),
             Self::FrontendCut | Self::FrontendCutBriefly => bed.lab.join(frontend, SERVICE_PORT),
+            Self::FlowTableFull => scarcity::empty_flow_table(bed),
+            Self::FrontendAgentNoDescriptors | Self::FrontendAgentNoMemory => scarcity::give_back(bed, frontend),
+            Self::BackendAgentNoDescriptors | Self::BackendAgentNoMemory => scarcity::give_back(bed, backend),
+            Self::NoPorts => {
+                bed.taken_ports.clear();
+                [frontend, bed.intermediate()].into_iter().try_for_each(scarcity::give_ports)
+            }
             Self::BackendServerReloaded
             | Self::BackendAgentRestarted
             | Self::FrontendWorkerKilled

@@ -46,7 +46,8 @@ pub(super) struct Response {
 #[derive(Debug, Default)]
 pub(super) struct Step {
     pub(super) done: Vec<Response>,
-    pub(super) aborted: bool,
+    /// The client left before the end of a body of this size.
+    pub(super) aborted: Option<u64>,
 }
 
 enum State {
@@ -151,7 +152,7 @@ impl Connection {
                 return Ok(self.end(files, ending, step));
             }
             if self.aborts(files) {
-                step.aborted = true;
+                step.aborted = Some(files[self.life.requests[self.request].1].size);
                 return Ok(Wants::End);
             }
             if let Some(until) = self.rests() {

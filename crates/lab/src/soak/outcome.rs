@@ -80,7 +80,7 @@ impl Outcome {
         let mut columns = vec![("host", Align::Left), ("process", Align::Left)];
         columns.extend(super::TIMES.map(|time| (time, Align::Right)));
         let mut table = Table::new(&columns);
-        for process in self.health.get(super::TIMES[3]).map(|health| health.0.as_slice()).unwrap_or_default() {
+        for process in self.health.get(super::TIMES[4]).map(|health| health.0.as_slice()).unwrap_or_default() {
             let at = |time: &str| {
                 let then = self.health.get(time)?.0.iter().find(|then| then.pid == process.pid)?;
                 Some(format!("{} KiB, {} fds", number::count(then.memory_kib), then.descriptors))

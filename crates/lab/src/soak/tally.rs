@@ -16,7 +16,7 @@ pub(super) struct Counts {
     pub(super) responses: u64,
     pub(super) whole: u64,
     pub(super) bytes: u64,
-    /// Whole bodies long enough for a shortcut.
+    /// Responses begun whose body is long enough for a shortcut.
     pub(super) long: u64,
     pub(super) wrong: u64,
     pub(super) hangs: u64,
@@ -39,14 +39,15 @@ impl Tally {
 
     pub(super) fn note(&self, step: &Step) {
         let mut counts = self.counts();
-        counts.aborted += u64::from(step.aborted);
+        counts.aborted += u64::from(step.aborted.is_some());
+        counts.long += u64::from(step.aborted.is_some_and(|size| size >= OFFER_MIN_LENGTH));
         for response in &step.done {
             counts.responses += 1;
             counts.bytes += response.body_bytes;
+            counts.long += u64::from(response.size >= OFFER_MIN_LENGTH);
             match response.ending {
                 Ending::Whole => {
                     counts.whole += 1;
-                    counts.long += u64::from(response.size >= OFFER_MIN_LENGTH);
                     continue;
                 }
                 Ending::Wrong(_) => counts.wrong += 1,

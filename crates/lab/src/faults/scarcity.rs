@@ -1,0 +1,103 @@
+//! What a machine can run out of: descriptors and memory of an agent, local ports, room in the flow table.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use shunt_handoff::bpf::{Flow, FlowKey};
+use zerocopy::IntoBytes;
+
+use super::bed::Bed;
+use crate::host::Host;
+
+/// What a lab's hosts choose local ports from (links.rs).
+const PORTS: &str = "20000 60999";
+const LAST_PORT: u16 = 60999;
+
+/// Lets an agent open no more descriptors than it has.
+pub(super) fn take_descriptors(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
+    let pid = agent_pid(bed, host)?.context("the agent runs")?;
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+    limit(pid, &format!("--nofile={open}:"))
+}
+
+/// Lets an agent have no more memory than it has.
+pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
+    let pid = agent_pid(bed, host)?.context("the agent runs")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let data = status.lines().find_map(|line| line.strip_prefix("VmData:")).context("no VmData")?;
+    let kib: u64 = data.split_whitespace().next().context("no VmData")?.parse()?;
+    limit(pid, &format!("--data={}:", kib << 10))
+}
+
+/// Gives an agent back what it may have; starts one that has ended, as a supervisor would.
+pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
+    match agent_pid(bed, host)? {
+        Some(pid) => {
+            limit(pid, "--nofile=65536:")?;
+            limit(pid, "--data=unlimited:")
+        }
+        None => bed.service.start_agent(host),
+    }
+}
+
+/// `None` where it has ended.
+fn agent_pid(bed: &mut Bed<'_>, host: &Host) -> Result<Option<u32>> {
+    let Some(process) = bed.service.agent_process(host)? else { return Ok(None) };
+    Ok(process.try_wait()?.is_none().then(|| process.pid()))
+}
+
+/// The soft limit, which is the one that counts.
+fn limit(pid: u32, what: &str) -> Result<()> {
+    let status = Command::new("prlimit").args(["--pid", &pid.to_string(), what]).status().context("running prlimit")?;
+    anyhow::ensure!(status.success(), "prlimit {what} of process {pid} failed");
+    Ok(())
+}
+
+/// Leaves a host one port to connect from, and has that in use while what is returned lives.
+pub(super) fn take_ports(host: &Host) -> Result<TcpListener> {
+    let listener = host.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, LAST_PORT)))?.context("binding a port")?;
+    host.sysctls(&[("ipv4/ip_local_port_range", &format!("{LAST_PORT} {LAST_PORT}"))])?;
+    Ok(listener)
+}
+
+pub(super) fn give_ports(host: &Host) -> Result<()> {
+    host.sysctls(&[("ipv4/ip_local_port_range", PORTS)])
+}
+
+fn flow_table(bed: &Bed<'_>) -> Result<MapHandle> {
+    let pins = bed.lab().id().pins_prefix();
+    let path = format!("{pins}{}/flows", bed.lab().frontend().name());
+    MapHandle::from_pinned_path(&path).with_context(|| format!("opening {path}"))
+}
+
+/// A flow of no connection: from the addresses that nobody has (RFC 1112, 4).
+fn nobody(number: u32) -> FlowKey {
+    let mut client_address = [0; 16];
+    client_address[10..12].fill(0xff);
+    client_address[12..].copy_from_slice(&Ipv4Addr::from(0xf000_0000 | number >> 16).octets());
+    let client_port = (number as u16).to_be();
+    FlowKey { client_address, server_address: client_address, client_port, server_port: 0 }
+}
+
+/// Fills the frontend's flow table with flows that are never too old.
+pub(super) fn fill_flow_table(bed: &Bed<'_>) -> Result<()> {
+    let table = flow_table(bed)?;
+    let flow = Flow { last_seen_ns: u64::MAX, ..Default::default() };
+    for number in 0..=table.max_entries() {
+        if table.update(nobody(number).as_bytes(), flow.as_bytes(), MapFlags::NO_EXIST).is_err() {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the flow table takes more than {} flows", table.max_entries())
+}
+
+pub(super) fn empty_flow_table(bed: &Bed<'_>) -> Result<()> {
+    let table = flow_table(bed)?;
+    for number in 0..=table.max_entries() {
+        // Those that did not fit are not there.
+        let _ = table.delete(nobody(number).as_bytes());
+    }
+    Ok(())
+}
