@@ -34,6 +34,7 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
     );
     println!("Another, whose backend is {how} on the way:\n");
     let got = failover.got();
+    got.store(0, Ordering::Relaxed);
     let done = AtomicBool::new(false);
     let (download, lost) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&got, &done));
