@@ -329,8 +329,8 @@ class Agent:
             except OSError:
                 return
 
-    def end(self, s, id, reason):
-        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, 0xFFFFFFFF))
+    def end(self, s, id, reason, peer=0xFFFFFFFF):
+        s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, peer))
 
     def serve_fetch(self, s, fetch, offer, length, part=1.0):
         ours, theirs = socket.socketpair()

@@ -451,6 +451,16 @@ class Trouble(Base):
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(Client().get("/big").body, BIG)
 
+    def test_a_stranger_cannot_end_a_handoff(self):
+        self.agent.on_handoff = lambda s, h: (self.agent.end(s, h["handoff"], 5, peer=7), self.agent.serve(s, h))
+        c = Client()
+        self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(self.outcome(), "shortcut")
+        self.assertEqual(self.agent.counters()["aborted"], 0)
+        self.agent.on_handoff = lambda s, h: self.agent.end(s, h["handoff"], 5, peer=h["peer"])
+        with self.assertRaises(ConnectionResetError):
+            Client().get("/big")
+
     def test_reset_event(self):
         self.agent.on_handoff = lambda s, h: self.agent.ring.post(h["handoff"], 0, agents.RESET)
         with self.assertRaises(ConnectionResetError):

@@ -22,8 +22,10 @@ const MAX_OUTPUT_BYTES: usize = 4 << 20;
 const INPUT_BYTES: usize = 16 << 10;
 /// What rustls reads at once.
 const READ_BYTES: usize = 4096;
-/// Reads in one turn, where each was full: what they decrypt to fits rustls's buffer.
+/// Reads in one turn, where each was full.
 const READS: usize = 4;
+/// So many decrypted bytes, and they are given out before more is read.
+const ENOUGH_BYTES: usize = 8 << 10;
 
 /// Why a connection between agents ended.
 #[derive(Debug, thiserror::Error)]
@@ -133,24 +135,26 @@ impl Transport {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => break,
                 Err(error) => return Err(error.into()),
             };
-            self.decrypt()?;
-            if bytes < READ_BYTES {
+            // rustls reads no more while it holds a record's worth that nobody has taken.
+            if self.decrypt()? >= ENOUGH_BYTES || bytes < READ_BYTES {
                 break;
             }
         }
         Ok(())
     }
 
-    fn decrypt(&mut self) -> Result<(), TransportError> {
-        if let Err(error) = self.tls.process_new_packets() {
+    /// How many bytes there are to take then.
+    fn decrypt(&mut self) -> Result<usize, TransportError> {
+        let processed = self.tls.process_new_packets();
+        if processed.is_err() {
             // An alert tells the other end why.
             let _ = self.tls.write_tls(&mut self.stream);
-            return Err(error.into());
         }
+        let waiting = processed?.plaintext_bytes_to_read();
         if !self.tls.is_handshaking() && self.tls.alpn_protocol() != Some(ALPN) {
             return Err(rustls::Error::NoApplicationProtocol.into());
         }
-        Ok(())
+        Ok(waiting)
     }
 
     /// The next whole frame of what was read.
@@ -335,6 +339,28 @@ mod tests {
         drop(theirs);
         let error = (0..100).find_map(|_| ours.fill().err());
         assert!(matches!(error, Some(TransportError::Closed | TransportError::Io(_))), "{error:?}");
+    }
+
+    #[test]
+    fn a_payload_behind_a_frame_comes_whole() {
+        let (mut ours, mut theirs) = good_pair();
+        ended(7).emit(theirs.output());
+        let payload: Vec<u8> = (0..200_000u32).map(|at| (at % 251) as u8).collect();
+        theirs.output().extend_from_slice(&payload);
+        let (mut frame, mut got) = (None, Vec::new());
+        while got.len() < payload.len() {
+            turn(&mut theirs, &mut ours).unwrap();
+            if frame.is_none() {
+                frame = ours.next_frame().unwrap();
+                continue;
+            }
+            while let bytes @ 1.. = ours.payload().unwrap().len() {
+                got.extend_from_slice(ours.payload().unwrap());
+                ours.consume(bytes);
+            }
+        }
+        assert!(matches!(frame, Some(Frame::Ended(ended)) if ended.handoff.get() == 7));
+        assert_eq!(got, payload);
     }
 
     #[test]

@@ -234,6 +234,23 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     return cut_payload(skb, p, &e) == 0;
 }
 
+/*
+ * The frontend puts its newest rcv_nxt into the sequence field, which moves on with what the client
+ * sends meanwhile, and little from one copy to the next. Whoever makes up a packet has to guess it:
+ * the socket itself, whose sequence numbers always fit, would take any.
+ */
+#define STEP_MAX       (1u << 24)
+#define STEP_MAX_RESET (1u << 20)
+
+static __always_inline bool is_strange(const struct sender_slot *slot, const struct packet *p)
+{
+    __u32 step = p->seq - slot->ack;
+
+    if (p->flags & TH_RST)
+        return step > STEP_MAX_RESET;
+    return step > STEP_MAX && -step > STEP_MAX;
+}
+
 SEC("tc")
 int be_in(struct __sk_buff *skb)
 {
@@ -244,6 +261,10 @@ int be_in(struct __sk_buff *skb)
     struct sender_slot *slot = live_sender(p.source, p.source_port, p.destination_port);
     if (!slot || p.flags & TH_SYN) {
         count(BE_DROP_STRAY_IN);
+        return TC_ACT_SHOT;
+    }
+    if (is_strange(slot, &p)) {
+        count(BE_DROP_STRANGE);
         return TC_ACT_SHOT;
     }
     if (!receive_as_sender(skb, &p, slot)) {

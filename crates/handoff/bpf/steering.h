@@ -171,6 +171,7 @@ struct sender_slot {
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
     X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
+    X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")      \
     X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
     X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \
     X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \

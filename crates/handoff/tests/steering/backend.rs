@@ -202,6 +202,20 @@ fn a_reset_is_acceptable_to_the_socket() {
 }
 
 #[test]
+fn a_packet_with_a_guessed_sequence_number_is_dropped() {
+    let mut be = backend!();
+    let (near, far) = (90_000u32 + (1 << 20), 90_000u32 + (1 << 25));
+    assert_eq!(be.be_in(&steered(near, START)).verdict, PASS);
+    for strange in [far, far.wrapping_add(1 << 31), 90_000u32.wrapping_sub(1 << 25)] {
+        assert_eq!(be.be_in(&steered(strange, START + 1)).verdict, SHOT, "{strange}");
+        assert_eq!(be.be_in(&steered(strange, START).flags(RST | ACK)).verdict, SHOT, "{strange}");
+    }
+    assert_eq!(be.be_in(&steered(near - 1, START).flags(RST | ACK)).verdict, SHOT, "a reset before the last");
+    assert_eq!(be.slot(INDEX).ack, near, "what our segments acknowledge");
+    assert_eq!(be.counted(), [("be_in_steered", 1), ("be_drop_strange", 7)].into());
+}
+
+#[test]
 fn data_and_fin_are_kept_from_the_socket() {
     let mut be = backend!();
     let arriving = steered(90_000, START).flags(ACK | FIN | PSH).payload(b"where from?");

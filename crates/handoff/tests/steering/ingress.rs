@@ -57,6 +57,20 @@ fn steered(ack: u32) -> Segment {
 }
 
 #[test]
+fn a_segment_outside_the_window_is_the_frontends_alone() {
+    let mut fe = frontend!(active());
+    let before = fe.flow().spaces;
+    let inside = from_client(START + 1000);
+    for offset in [1 << 24, 1 << 31, (1u32 << 24).wrapping_neg()] {
+        let strange = Segment { seq: inside.seq.wrapping_add(offset), ..inside.clone() };
+        let out = fe.fe_in(&strange);
+        assert_eq!(out.verdict, PASS, "its kernel drops it, and says what it expects");
+        assert_eq!((fe.flow().spaces.acked, fe.flow().spaces.status), (before.acked, before.status), "{offset:#x}");
+    }
+    assert_eq!(fe.counted(), [("fe_in_server", 3), ("fe_in_strange", 3)].into());
+}
+
+#[test]
 fn a_packet_of_no_flow_passes_untouched() {
     let mut fe = frontend!(active());
     let mut stranger = from_client(START + 5);

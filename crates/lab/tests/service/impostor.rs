@@ -2,7 +2,7 @@
 //! name, or with one of an authority of its own.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 use shunt_ca::{Authority, CaError, Files, Request};
 use shunt_lab::{Host, Lab};
+use shunt_wire::peer::kind;
 
 /// Agents answer at once, or give up after 5 seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -23,7 +24,13 @@ pub struct Impostor {
 }
 
 /// A connection to an agent.
-pub struct Connection(StreamOwned<ClientConnection, TcpStream>);
+pub struct Connection {
+    tls: Box<dyn Stream>,
+    socket: TcpStream,
+}
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
 
 /// Where an agent listens.
 pub fn agents_address(host: &Host) -> Result<SocketAddr> {
@@ -68,7 +75,7 @@ impl Impostor {
         let stream = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))??;
         stream.set_read_timeout(Some(PATIENCE))?;
         let tls = ClientConnection::new(self.config.clone(), ServerName::try_from(to.name().to_owned())?)?;
-        Ok(Connection(StreamOwned::new(tls, stream)))
+        Ok(Connection { socket: stream.try_clone()?, tls: Box::new(StreamOwned::new(tls, stream)) })
     }
 }
 
@@ -91,28 +98,38 @@ fn speaking(mut config: ClientConfig) -> Arc<ClientConfig> {
 
 impl Connection {
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        self.0.write_all(bytes)?;
-        Ok(self.0.flush()?)
+        self.tls.write_all(bytes)?;
+        Ok(self.tls.flush()?)
     }
 
     /// The next frame, as it is on the wire; `None` where the agent has closed.
     pub fn frame(&mut self) -> Result<Option<Vec<u8>>> {
         let mut frame = vec![0; 8];
-        if self.0.read_exact(&mut frame).is_err() {
+        if self.tls.read_exact(&mut frame).is_err() {
             return Ok(None);
         }
         let length = u32::from_le_bytes(frame[..4].try_into()?) as usize;
         frame.resize(length, 0);
-        self.0.read_exact(&mut frame[8..]).context("a frame without its end")?;
+        self.tls.read_exact(&mut frame[8..]).context("a frame without its end")?;
         Ok(Some(frame))
+    }
+
+    /// Until the agent says that it is there, which it does in a session only.
+    pub fn wait_for_ping(&mut self) -> Result<()> {
+        loop {
+            let frame = self.frame()?.context("no session began")?;
+            if frame[4] == kind::PING as u8 {
+                return Ok(());
+            }
+        }
     }
 
     /// Says something: all that comes back until the agent closes, nothing where it refused us before.
     pub fn ask(mut self, bytes: &[u8]) -> Result<Vec<u8>> {
         self.send(bytes)?;
         if bytes.is_empty() {
-            self.0.conn.complete_io(&mut self.0.sock)?;
-            self.0.sock.shutdown(Shutdown::Write)?;
+            self.tls.flush()?;
+            self.socket.shutdown(Shutdown::Write)?;
         }
         Ok(self.rest())
     }
@@ -120,9 +137,40 @@ impl Connection {
     /// All that comes until the agent closes or breaks the connection.
     pub fn rest(mut self) -> Vec<u8> {
         let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
-        while let Ok(bytes @ 1..) = self.0.read(&mut buffer) {
+        while let Ok(bytes @ 1..) = self.tls.read(&mut buffer) {
             all.extend_from_slice(&buffer[..bytes]);
         }
         all
+    }
+}
+
+/// In place of an agent that has ended: others dial it there.
+pub struct Listening {
+    listener: TcpListener,
+    config: Arc<ServerConfig>,
+}
+
+impl Listening {
+    /// With the agent's own key, at its own address.
+    pub fn at(lab: &Lab, host: &Host) -> Result<Self> {
+        let files = Authority::open(&lab.dir().join("ca")).files_of(host.name());
+        let chain = vec![CertificateDer::from_pem_file(&files.certificate)?];
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder =
+            ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+        // Whoever comes: it is the other side that checks here.
+        let mut config =
+            builder.with_no_client_auth().with_single_cert(chain, PrivateKeyDer::from_pem_file(&files.key)?)?;
+        config.alpn_protocols = vec![b"shunt/1".to_vec()];
+        let address = agents_address(host)?;
+        Ok(Self { listener: host.run(|| TcpListener::bind(address))??, config: Arc::new(config) })
+    }
+
+    /// The next agent that dials.
+    pub fn accept(&self) -> Result<Connection> {
+        let stream = self.listener.accept()?.0;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let tls = rustls::ServerConnection::new(self.config.clone())?;
+        Ok(Connection { socket: stream.try_clone()?, tls: Box::new(StreamOwned::new(tls, stream)) })
     }
 }

@@ -1,0 +1,186 @@
+//! Agents that are not what they say, and agents that are and abuse it.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail, ensure};
+use shunt_lab::{Fetch, Lab, Options, Role};
+use shunt_wire::Address;
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Claim, Ended, Frame, Hello, MAGIC, Spacing, VERSION, padded_name};
+use zerocopy::FromZeros;
+
+use crate::offers::{Seen, served};
+use crate::service::impostor::{Connection, Impostor, Listening};
+use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::{still_good, whole};
+
+fn hello(name: &str, sender_port: u16) -> Vec<u8> {
+    let mut hello = Hello::new_zeroed();
+    (hello.magic, hello.version, hello.name) = (MAGIC, VERSION.into(), padded_name(name));
+    (hello.sender_port, hello.offer_key) = (sender_port.into(), [7; 16]);
+    let mut frame = Vec::new();
+    hello.emit(&mut frame);
+    frame
+}
+
+/// Why an agent ended a claim.
+fn ended(connection: &mut Connection, claim: &Claim) -> Result<Reason> {
+    let mut frame = Vec::new();
+    claim.emit(&mut frame);
+    connection.send(&frame)?;
+    loop {
+        let frame = connection.frame()?.context("the session ended")?;
+        if let Ok(Some((Frame::Ended(ended), _))) = Frame::parse(&frame) {
+            return Reason::from_number(ended.reason.get()).context("a reason that is none");
+        }
+    }
+}
+
+#[test]
+fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
+    if !may_run("a_stranger_and_another_tenants_agent_get_no_session") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend, lab) = (service.lab.frontend(), service.lab.backend(), service.lab);
+        // An authority of its own, or no certificate: TLS ends it, and no frame is read.
+        for stranger in [Impostor::with_own_authority(lab, "frontend")?, Impostor::without_certificate(lab)?] {
+            let answer = stranger.connect(frontend, backend)?.ask(&hello("frontend", 0)).unwrap_or_default();
+            ensure!(answer.is_empty(), "a stranger was answered: {answer:?}");
+        }
+        // A certificate of the right authority with another name: told that it is refused, whatever it says it is.
+        let tenant = Impostor::with_certificate_of(lab, "tenant")?;
+        for name in ["tenant", "frontend", "backend"] {
+            let answer = tenant.connect(frontend, backend)?.ask(&hello(name, 0))?;
+            ensure!(matches!(Frame::parse(&answer), Ok(Some((Frame::Refused(_), _)))), "{name}: {answer:?}");
+        }
+        let stats = service.service.stats(backend)?;
+        ensure!(stats.count("agent.strangers") == 2, "{} strangers", stats.count("agent.strangers"));
+        ensure!(stats.count("agent.malformed_peer") == 3, "{} refusals", stats.count("agent.malformed_peer"));
+        ensure!(stats.count("agent.sessions") == 1, "the frontend's session began again");
+        still_good(service)
+    })
+}
+
+fn claim(offer: &Seen, client: SocketAddr, server: SocketAddr) -> Claim {
+    let mut claim = Claim::new_zeroed();
+    (claim.worker, claim.handoff, claim.first, claim.mss) = (1.into(), 1.into(), 1, 1000.into());
+    (claim.offer, claim.length, claim.tag) = (offer.number.into(), offer.length.into(), offer.tag);
+    (claim.client_address, claim.client_port) = (Address::from(client.ip()), client.port().to_be_bytes());
+    (claim.server_address, claim.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
+    (claim.snd_wnd, claim.snd_cwnd) = (65535.into(), 10.into());
+    claim
+}
+
+/// Its key is stolen, or it is taken over: what a backend's agent lets it do is bounded all the same.
+#[test]
+fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
+    if !may_run("a_frontends_agent_speaks_only_for_its_addresses") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
+        service.service.kill_agent(frontend)?;
+        let mut session = Listening::at(service.lab, frontend)?.accept()?;
+        session.frame()?.context("the backend's agent says HELLO first")?;
+        session.send(&hello(frontend.name(), 0))?;
+        session.wait_for_ping()?;
+        let offer = Seen::made_for(frontend, backend, "/64k")?;
+
+        let server = SocketAddr::new(frontend.address().into(), 80);
+        let client = SocketAddr::new(service.lab.client().address().into(), 40_000);
+        let others: SocketAddr = "198.51.100.1:80".parse()?;
+        let backends = SocketAddr::new(backend.address().into(), 80);
+        for stolen in [others, backends] {
+            let reason = ended(&mut session, &claim(&offer, client, stolen))?;
+            ensure!(reason == Reason::NotAllowed, "as {stolen}: {reason}");
+        }
+        for victim in ["127.0.0.1:80", "224.0.0.1:80", "255.255.255.255:80", "0.0.0.0:80"] {
+            let reason = ended(&mut session, &claim(&offer, victim.parse()?, server))?;
+            ensure!(reason == Reason::NotAllowed, "to {victim}: {reason}");
+        }
+        let reason = ended(&mut session, &claim(&offer.with_another_tag(), client, server))?;
+        ensure!(reason == Reason::Tag, "a forged tag: {reason}");
+        let refused = service.service.stats(backend)?.count("agent.ended.NotAllowed");
+        ensure!(refused == 6, "{refused} refusals counted");
+        // None of that has used the offer up or sent a byte of it.
+        let bytes = served(own.connect(frontend, backend)?, &offer)?;
+        ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
+        ensure!(service.service.stats(backend)?.count("agent.senders.restored") == 0, "a socket was made");
+        drop(session);
+        service.service.restart_agent(frontend)?;
+        std::thread::sleep(WORKER_COMES_BACK);
+        still_good(service)
+    })
+}
+
+/// A worker tries a lost agent again after 5 seconds at the latest (docs/nginx.md, `shunt_agent`).
+const WORKER_COMES_BACK: std::time::Duration = std::time::Duration::from_secs(6);
+
+#[test]
+fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
+    if !may_run("a_backends_agent_has_no_say_in_anothers_handoffs") {
+        return Ok(());
+    }
+    start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
+        let frontend = service.lab.frontend();
+        let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
+        service.service.kill_agent(other)?;
+        let rogue = Impostor::with_certificate_of(service.lab, other.name())?;
+        let mut session = rogue.connect(other, frontend)?;
+        session.send(&hello(other.name(), 61_000))?;
+        session.frame()?.context("the frontend's agent answers with HELLO")?;
+        meddle(service, &mut session)
+    })
+}
+
+/// Ends and slows whatever can be guessed while a client downloads.
+fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
+    let (client, frontend) = (service.lab.client(), service.lab.frontend());
+    let mut slow = Fetch::new(service.service.chain().server());
+    (slow.read_bytes, slow.pause) = (64 << 10, std::time::Duration::from_millis(5));
+    let fetched = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| slow.run(client, &["/7m", "/7m"]));
+        while !reader.is_finished() {
+            let mut frames = Vec::new();
+            for flow in flows_to(frontend, 80)? {
+                spacing(flow, SocketAddr::new(frontend.address().into(), 80)).emit(&mut frames);
+            }
+            for worker in 0..8 {
+                for handoff in 0..64u64 {
+                    let reason = (Reason::FileChanged as u32).into();
+                    let trace = Default::default();
+                    Ended { worker: worker.into(), reason, handoff: handoff.into(), trace }.emit(&mut frames);
+                }
+            }
+            session.send(&frames).context("the session ended")?;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        reader.join().expect("the reader's thread")
+    })?;
+    whole(service, &fetched)?;
+    let stats = service.frontend_stats()?;
+    ensure!(stats.count("servers.aborted") == 0, "aborted: {:#}", stats.0["servers"]);
+    if stats.count("servers.shortcuts") == 0 {
+        bail!("nothing to meddle with: {:#}", stats.0["servers"]);
+    }
+    Ok(())
+}
+
+fn spacing(client: SocketAddr, server: SocketAddr) -> Spacing {
+    let mut spacing = Spacing::new_zeroed();
+    (spacing.client_address, spacing.client_port) = (Address::from(client.ip()), client.port().to_be_bytes());
+    (spacing.server_address, spacing.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
+    spacing.bytes = (1 << 31).into();
+    spacing
+}
+
+/// The clients that are connected to a port of a host.
+fn flows_to(host: &shunt_lab::Host, port: u16) -> Result<Vec<SocketAddr>> {
+    Ok(crate::segments::connections(host)?
+        .into_iter()
+        .filter(|(local, _)| local.port() == port)
+        .map(|(_, remote)| remote)
+        .collect())
+}

@@ -1,0 +1,142 @@
+//! Other users' processes on a machine with an agent.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Host, Lab, Options, ShuntPart};
+use shunt_wire::local::{VERSION, kind};
+
+use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::still_good;
+
+/// Not one that a user has for himself.
+const PYTHON: &str = "/usr/bin/python3";
+/// Of no account.
+const NOBODY: u32 = 65534;
+/// `observers` of the configuration here.
+const OBSERVER: u32 = 65533;
+
+/// Runs Python as a user, in the control group of the host's servers; what it prints.
+fn python_as(user: u32, host: &Host, script: &str, arguments: &[String]) -> Result<String> {
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups", PYTHON, "-c", script]);
+    command.args(arguments);
+    let mut process = host.spawn(command)?;
+    let status = process.wait(Duration::from_secs(20))?;
+    ensure!(status.success(), "{}", process.log());
+    Ok(process.log())
+}
+
+/// Sends messages (in hexadecimal) to the agent and prints the kinds and reasons of its answers until it closes.
+const ASK: &str = "
+import socket, struct, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(5)
+s.connect(sys.argv[1])
+try:
+    for message in sys.argv[2:]:
+        s.send(bytes.fromhex(message))
+except BrokenPipeError:
+    pass  # it has answered and closed before
+try:
+    while packet := s.recv(65536):
+        kind, size = struct.unpack_from('=II', packet)
+        print(kind, struct.unpack_from('=QI', packet, 8)[1] if kind == 6 else '')
+        if kind == 10: break
+except ConnectionResetError:
+    pass  # it has closed with our message unread
+";
+
+fn ask(user: u32, host: &Host, messages: &[&[u32]]) -> Result<String> {
+    let hex =
+        |words: &&[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).map(|byte| format!("{byte:02x}")).collect();
+    let socket = ShuntPart::agent_socket(host);
+    let mut arguments = vec![socket.to_str().context("a path in UTF-8")?.to_owned()];
+    arguments.extend(messages.iter().map(hex));
+    python_as(user, host, ASK, &arguments)
+}
+
+/// Lets every user come as far as the socket itself.
+fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let socket = ShuntPart::agent_socket(host);
+    for directory in socket.ancestors().skip(1).take_while(|directory| directory.starts_with(service.lab.dir())) {
+        let mode = std::fs::metadata(directory)?.permissions().mode() | 0o011;
+        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+const HELLO: &[u32] = &[kind::HELLO, 16, VERSION, 1];
+const STATS: &[u32] = &[kind::STATS, 8];
+
+#[test]
+fn another_users_process_is_no_server() -> Result<()> {
+    if !may_run("another_users_process_is_no_server") {
+        return Ok(());
+    }
+    let mut options = Options::shunt();
+    options.settings.agent = "users = [\"www-data\"]\nobservers = [65533]\n";
+    start_on(Lab::builder(), FILES, options, |service| {
+        let frontend = service.lab.frontend();
+        open_way(service, frontend)?;
+        // ENDED (6), not allowed (15), whatever it wants; STATS_TEXT (10) for who may ask for it, and no more than that.
+        for messages in [&[HELLO][..], &[STATS]] {
+            let answer = ask(NOBODY, frontend, messages)?;
+            ensure!(answer.trim() == "6 15", "nobody: {answer:?}");
+        }
+        let answer = ask(OBSERVER, frontend, &[STATS])?;
+        ensure!(answer.trim() == "10", "the observer's counters: {answer:?}");
+        let answer = ask(OBSERVER, frontend, &[HELLO])?;
+        ensure!(answer.trim() == "6 15", "the observer as a server: {answer:?}");
+        let refused = service.frontend_stats()?.count("agent.refused_callers");
+        ensure!(refused == 3, "{refused} refusals counted");
+        still_good(service)
+    })
+}
+
+#[test]
+fn without_a_list_the_socket_is_its_owners() -> Result<()> {
+    if !may_run("without_a_list_the_socket_is_its_owners") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let frontend = service.lab.frontend();
+        open_way(service, frontend)?;
+        let error = ask(NOBODY, frontend, &[STATS]).expect_err("the socket's mode keeps others away");
+        ensure!(format!("{error:#}").contains("PermissionError"), "{error:#}");
+        Ok(())
+    })
+}
+
+/// SHUNT_STATE on a connection of its own, with each ring there may be: prints what the kernel says.
+const NAME_RINGS: &str = "
+import errno, socket, struct, sys
+s = socket.create_connection((sys.argv[1], 80))
+said = set()
+for ring in range(64):
+    try:
+        s.setsockopt(0x53485554, 3, struct.pack('=I', ring))
+        said.add('good')
+    except OSError as error:
+        said.add(errno.errorcode[error.errno])
+print(*sorted(said))
+";
+
+#[test]
+fn a_ring_is_its_users_alone() -> Result<()> {
+    if !may_run("a_ring_is_its_users_alone") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let frontend = service.lab.frontend();
+        let address = [frontend.address().to_string()];
+        // nginx's worker, whose ring it is, is root here.
+        let own = python_as(0, frontend, NAME_RINGS, &address)?;
+        ensure!(own.trim() == "EPERM good", "its own user: {own:?}");
+        let other = python_as(NOBODY, frontend, NAME_RINGS, &address)?;
+        ensure!(other.trim() == "EPERM", "another user: {other:?}");
+        still_good(service)
+    })
+}

@@ -1,0 +1,232 @@
+//! Offers forged, replayed, stolen, or too old: as a header field towards a frontend, and as a fetch at a backend's agent.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use shunt_lab::{Fetch, Host, Lab, Options, Role, fetch};
+use shunt_wire::Tag;
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
+
+use crate::service::impostor::{Connection, Impostor};
+use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::still_good;
+
+/// An offer as every tier between sees it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub number: u64,
+    pub length: u64,
+    pub tag: Tag,
+}
+
+impl Seen {
+    fn of_field(field: &str) -> Result<Self> {
+        let value = |name: &str| {
+            let found = field.split("; ").find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+            found.with_context(|| format!("no {name} in {field:?}"))
+        };
+        Ok(Self {
+            number: u64::from_str_radix(value("offer")?, 16)?,
+            length: value("length")?.parse()?,
+            tag: Tag(u128::from_str_radix(value("tag")?, 16)?.to_be_bytes()),
+        })
+    }
+
+    /// Has the backend's server make one for the frontend, which then hears nothing of it.
+    pub fn made_for(frontend: &Host, backend: &Host, path: &str) -> Result<Self> {
+        let address = backend.service_address().context("the backend's address")?;
+        let mut asking = Fetch::new(SocketAddr::from((address, 80)));
+        let consent = format!("Shunt-Consent: 1; frontend={}; nonce={:032x}; tiers=1", frontend.name(), 7);
+        asking.headers = vec![consent];
+        let answer = asking.run(frontend, &[path])?.remove(0);
+        ensure!(answer.length == 0, "the body came with the header");
+        Self::of_field(answer.field("shunt-payload").context("no offer in the answer")?)
+    }
+
+    /// The frame that asks for it.
+    pub fn fetch_frame(&self) -> Vec<u8> {
+        let mut frame = Vec::new();
+        let (offer, length) = (self.number.into(), self.length.into());
+        let fetch = peer::Fetch {
+            magic: MAGIC,
+            version: VERSION.into(),
+            zero: 0.into(),
+            offer,
+            length,
+            tag: self.tag,
+            trace: Default::default(),
+        };
+        fetch.emit(&mut frame);
+        frame
+    }
+
+    pub fn with_another_tag(&self) -> Self {
+        let mut tag = self.tag.0;
+        tag[15] ^= 1;
+        Self { tag: Tag(tag), ..self.clone() }
+    }
+}
+
+/// Why a fetch was refused; an error where it was served.
+fn refusal(mut connection: Connection, offer: &Seen) -> Result<Reason> {
+    connection.send(&offer.fetch_frame())?;
+    let frame = connection.frame()?.context("closed without an answer")?;
+    match Frame::parse(&frame) {
+        Ok(Some((Frame::Refused(refused), _))) => {
+            Reason::from_number(refused.reason.get()).context("a reason that is none")
+        }
+        other => bail!("answered by {other:?}"),
+    }
+}
+
+/// The payload that a fetch gives.
+pub fn served(mut connection: Connection, offer: &Seen) -> Result<Vec<u8>> {
+    connection.send(&offer.fetch_frame())?;
+    let frame = connection.frame()?.context("closed without an answer")?;
+    let fetched =
+        matches!(Frame::parse(&frame), Ok(Some((Frame::Fetched(fetched), _))) if fetched.length.get() == offer.length);
+    ensure!(fetched, "answered by {frame:?}");
+    Ok(connection.rest())
+}
+
+#[test]
+fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
+    if !may_run("an_offer_is_for_one_frontend_and_for_once") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let offer = Seen::made_for(frontend, backend, "/64k")?;
+        let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
+        let tenant = Impostor::with_certificate_of(service.lab, "tenant")?;
+        let refused = |who: &Impostor, offer: &Seen| refusal(who.connect(frontend, backend)?, offer);
+
+        ensure!(refused(&tenant, &offer)? == Reason::UnknownOffer, "another tenant's agent");
+        ensure!(refused(&own, &offer.with_another_tag())? == Reason::Tag, "a forged tag");
+        let longer = Seen { length: offer.length + 1, ..offer.clone() };
+        ensure!(refused(&own, &longer)? == Reason::Length, "a stretched offer");
+        for number in [offer.number + 1, offer.number ^ 1 << 32, u64::MAX] {
+            let guessed = Seen { number, ..offer.clone() };
+            ensure!(refused(&own, &guessed)? == Reason::UnknownOffer, "a guessed number");
+        }
+        // None of that has used it up; its own frontend does, once.
+        let bytes = served(own.connect(frontend, backend)?, &offer)?;
+        ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
+        ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
+        still_good(service)
+    })
+}
+
+#[test]
+fn an_offer_dies_with_its_lifetime() -> Result<()> {
+    if !may_run("an_offer_dies_with_its_lifetime") {
+        return Ok(());
+    }
+    let mut options = Options::shunt();
+    options.settings.agent_backend = "offer_lifetime = \"1s\"\n";
+    start_on(Lab::builder(), FILES, options, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let offer = Seen::made_for(frontend, backend, "/64k")?;
+        std::thread::sleep(Duration::from_millis(2500));
+        let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
+        ensure!(refusal(own.connect(frontend, backend)?, &offer)? == Reason::UnknownOffer, "an old offer");
+        ensure!(service.service.all_stats()?.count("agent.offers_expired") == 1, "not counted");
+        still_good(service)
+    })
+}
+
+/// A tier that the frontend trusts and that lies: it passes requests on to the backend's server and changes the offers.
+const ROGUE_PORT: u16 = 8099;
+
+fn rogue_location(lab: &Lab, host: &Host) -> String {
+    let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
+        return String::new();
+    };
+    format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
+}
+
+/// Answers one request for each lie: `lie` makes a field out of the one that came now and the one that came first.
+fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<()> {
+    let mut first = None;
+    for lie in lies {
+        let mut tier = BufReader::new(listener.accept()?.0);
+        let request = head(&mut tier)?;
+        let mut upstream = BufReader::new(TcpStream::connect(server)?);
+        upstream.get_mut().write_all(request.as_bytes())?;
+        let answer = head(&mut upstream)?;
+        let field = answer.lines().find_map(|line| line.strip_prefix("Shunt-Payload: ")).context("no offer")?;
+        let first = first.get_or_insert_with(|| field.to_owned());
+        let field = (lie.field)(field, first);
+        write!(
+            tier.get_mut(),
+            "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\nShunt-Payload: {field}\r\n\r\n"
+        )?;
+    }
+    Ok(())
+}
+
+fn head(stream: &mut BufReader<TcpStream>) -> Result<String> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        ensure!(stream.by_ref().take(8192).read_line(&mut head)? > 0, "the head ends early: {head:?}");
+    }
+    Ok(head)
+}
+
+struct Lie {
+    name: &'static str,
+    field: fn(&str, &str) -> String,
+    status: u16,
+}
+
+const LIES: &[Lie] = &[
+    Lie { name: "none", field: |field, _| field.into(), status: 200 },
+    Lie { name: "the first offer again", field: |_, first| first.into(), status: 502 },
+    Lie { name: "another tag", field: |field, _| changed(field, "tag="), status: 502 },
+    Lie { name: "another number", field: |field, _| changed(field, "offer="), status: 502 },
+    Lie { name: "another length", field: |field, _| field.replace("length=65536", "length=65535"), status: 502 },
+    Lie { name: "an unknown backend", field: |field, _| field.replace("backend=", "backend=x"), status: 502 },
+    Lie { name: "no field at all", field: |_, _| "1; offer=".into(), status: 502 },
+];
+
+/// One digit of a value is another.
+fn changed(field: &str, name: &str) -> String {
+    let at = field.find(name).map_or(0, |at| at + name.len());
+    let digit = if field.as_bytes()[at] == b'1' { "2" } else { "1" };
+    format!("{}{digit}{}", &field[..at], &field[at + 1..])
+}
+
+#[test]
+fn a_tier_that_forges_or_replays_offers_causes_a_502() -> Result<()> {
+    if !may_run("a_tier_that_forges_or_replays_offers_causes_a_502") {
+        return Ok(());
+    }
+    let mut options = Options::shunt();
+    options.settings.locations = Some(rogue_location);
+    start_on(Lab::builder(), FILES, options, lie_to)
+}
+
+fn lie_to(service: &mut Running<'_>) -> Result<()> {
+    let backend = service.lab.backend();
+    let server = SocketAddr::from((backend.service_address().context("the backend's address")?, 80));
+    let listener = backend.run(|| TcpListener::bind(("0.0.0.0", ROGUE_PORT)))??;
+    std::thread::scope(|scope| {
+        let rogue = scope.spawn(|| backend.run(|| be_rogue(&listener, server, LIES)));
+        for Lie { name, status, .. } in LIES {
+            let answer = fetch(service.lab.client(), service.service.chain().server(), &["/rogue/64k"])?.remove(0);
+            ensure!(answer.status == *status, "{name}: status {}", answer.status);
+            ensure!(*status == 502 || answer.length == 64 << 10, "{name}: {} bytes", answer.length);
+        }
+        rogue.join().expect("the rogue tier's thread")?
+    })?;
+    let stats = service.frontend_stats()?;
+    let refused: u64 = ["refused_tag", "refused_unknown_peer", "refused_malformed"]
+        .iter()
+        .map(|name| stats.count(&format!("servers.{name}")))
+        .sum();
+    ensure!(refused == LIES.len() as u64 - 1, "{refused} refusals counted: {:#}", stats.0["servers"]);
+    still_good(service)
+}

@@ -1,0 +1,93 @@
+//! What is left to an agent that is taken over, and that all it has to do works with that.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
+
+use crate::service::{FILES, Running, may_run, start_on};
+use crate::still_good;
+
+/// Bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
+const NEEDED: &str = "0000008000001000";
+
+/// A filter that looks at bodies and changes nothing: the frontend fetches what it would have handed off.
+fn filtered(lab: &Lab, host: &Host) -> String {
+    let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
+        return String::new();
+    };
+    format!(
+        "        location /filtered/ {{\n            proxy_pass http://{address}:80/;\n            \
+         sub_filter no-such-text other-text;\n            sub_filter_types *;\n        }}\n"
+    )
+}
+
+/// `/proc/PID/status` of a host's agent.
+fn status_of_agent(host: &Host) -> Result<HashMap<String, String>> {
+    for pid in host.pids()? {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let fields = text.lines().filter_map(|line| line.split_once(":\t"));
+        let fields: HashMap<String, String> = fields.map(|(key, value)| (key.into(), value.into())).collect();
+        if fields.get("Name").is_some_and(|name| name == "shuntd") {
+            return Ok(fields);
+        }
+    }
+    anyhow::bail!("no shuntd on {}", host.name())
+}
+
+fn check_privileges(service: &Running<'_>) -> Result<()> {
+    for host in [service.lab.frontend(), service.lab.backend()] {
+        let status = status_of_agent(host)?;
+        let field = |name: &str| status.get(name).map(String::as_str).with_context(|| format!("no {name}"));
+        for set in ["CapEff", "CapPrm", "CapBnd"] {
+            ensure!(field(set)? == NEEDED, "{}: {set} {}", host.name(), field(set)?);
+        }
+        for set in ["CapInh", "CapAmb"] {
+            ensure!(field(set)?.trim_matches('0').is_empty(), "{}: {set} {}", host.name(), field(set)?);
+        }
+        ensure!(field("NoNewPrivs")? == "1", "{}: new privileges can be had", host.name());
+        ensure!(field("Seccomp")? == "2", "{}: no filter for system calls", host.name());
+        for ids in ["Uid", "Gid"] {
+            ensure!(field(ids)?.split('\t').all(|id| id == "65534"), "{}: {ids} {}", host.name(), field(ids)?);
+        }
+        ensure!(field("Groups")?.trim() == "65534", "{}: groups {}", host.name(), field("Groups")?);
+    }
+    Ok(())
+}
+
+fn fetches_work(service: &Running<'_>) -> Result<()> {
+    let before = service.frontend_stats()?.count("servers.fetched_filter");
+    let server = service.service.chain().server();
+    for (name, _) in FILES.iter().filter(|(_, size)| *size >= 32 << 10) {
+        let one = fetch(service.lab.client(), server, &[format!("/filtered/{name}")])?.remove(0);
+        ensure!(one.sha256 == file_sha256(service.files.join(name))?, "{name}: other bytes");
+    }
+    let fetched = service.frontend_stats()?.count("servers.fetched_filter") - before;
+    ensure!(fetched == 4, "{fetched} bodies were fetched");
+    Ok(())
+}
+
+#[test]
+fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()> {
+    if !may_run("the_agent_works_with_two_capabilities_and_its_own_system_calls") {
+        return Ok(());
+    }
+    let mut options = Options::shunt();
+    options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\n";
+    options.settings.agent_frontend = "flow_quiet = \"1s\"\n";
+    options.settings.locations = Some(filtered);
+    start_on(Lab::builder(), FILES, options, |service| {
+        check_privileges(service)?;
+        still_good(service)?;
+        fetches_work(service)?;
+        // Programs and maps are taken over, flows whose connections are gone forgotten.
+        for host in [service.lab.frontend(), service.lab.backend()] {
+            service.service.kill_agent(host)?;
+            service.service.restart_agent(host)?;
+        }
+        std::thread::sleep(std::time::Duration::from_secs(6)); // until the workers have found their agents again
+        check_privileges(service)?;
+        still_good(service)?;
+        fetches_work(service)
+    })
+}
