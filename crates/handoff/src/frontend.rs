@@ -72,6 +72,9 @@ impl ActiveRegion {
     }
 }
 
+/// Flows that one call to the kernel reads.
+const FLOWS_AT_ONCE: u32 = 4096;
+
 /// Where the frontend's programs go.
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
@@ -221,10 +224,12 @@ impl Frontend {
 
     /// All connections. One that comes or goes meanwhile may be missed or be there twice.
     pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
-        self.flows.keys().filter_map(|bytes| {
-            let key = FlowKey::read_from_bytes(&bytes).ok()?;
-            Some((key, self.flow(&key).ok()??))
-        })
+        // Many with a call: one by one, a full table keeps an agent for so long that its peers take it for dead.
+        let batches = self.flows.lookup_batch(FLOWS_AT_ONCE, MapFlags::LOCK, MapFlags::ANY);
+        batches
+            .into_iter()
+            .flatten()
+            .filter_map(|(key, flow)| Some((FlowKey::read_from_bytes(&key).ok()?, Flow::read_from_bytes(&flow).ok()?)))
     }
 
     /// The region of a connection that is active, if one is.

@@ -35,7 +35,11 @@ pub(super) fn take_memory(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
 pub(super) fn give_back(bed: &mut Bed<'_>, host: &Host) -> Result<()> {
     match agent_pid(bed, host)? {
         Some(pid) => {
-            limit(pid, "--nofile=65536:")?;
+            // The hard limits are as they were.
+            let limits = std::fs::read_to_string(format!("/proc/{pid}/limits"))?;
+            let open_files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).context("no limit")?;
+            let most = open_files.split_whitespace().nth(1).context("no hard limit")?;
+            limit(pid, &format!("--nofile={most}:"))?;
             limit(pid, "--data=unlimited:")
         }
         None => bed.service.start_agent(host),
