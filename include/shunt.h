@@ -133,6 +133,9 @@ struct shunt_event {
 #define SHUNT_BOARD_PEERS 64
 #define SHUNT_NAME_BYTES  64
 
+#define SHUNT_FAMILY_IPV4 1
+#define SHUNT_FAMILY_IPV6 2
+
 #define SHUNT_PEER_DOWN 0
 #define SHUNT_PEER_UP   1
 
@@ -157,7 +160,8 @@ struct shunt_board {
     shunt_u32 frontend; /* 1: steering is loaded, SHUNT_BEGIN works */
     shunt_u32 backend;  /* 1: offers are taken */
     shunt_u32 offer_lifetime_ms;
-    shunt_u32 closed;                /* SHUNT_CLOSED_*: to all */
+    shunt_u32 closed;   /* SHUNT_CLOSED_*: to all */
+    shunt_u32 families; /* SHUNT_FAMILY_*: of clients that some connected backend can send to */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
 };
@@ -201,7 +205,8 @@ struct shunt_board {
     X(30, failovers, "payloads that another backend went on with")                                  \
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
-    X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's")
+    X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
+    X(48, relayed_family, "not consented: no backend sends to clients of that IP version")
 /* clang-format on */
 
 struct shunt_counters {

@@ -230,6 +230,36 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     return 0;
 }
 
+/* Whether some backend sends to clients of this one's IP version. One that speaks IPv4 to a socket
+   of IPv6 is one of IPv4. The local address tells, for realip may have changed the client's. */
+static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, const struct shunt_board *board)
+{
+    struct sockaddr_in6 *sin6;
+    uint32_t families, family = SHUNT_FAMILY_IPV4;
+
+    families = __atomic_load_n(&board->families, __ATOMIC_RELAXED);
+
+    /* with no backend at all, those that are asked count it */
+    if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
+        return 1;
+    }
+
+    /* of a socket that listens at any address: asks the kernel, once for a connection */
+    if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
+        return 0;
+    }
+
+    if (c->local_sockaddr->sa_family == AF_INET6) {
+        sin6 = (struct sockaddr_in6 *) c->local_sockaddr;
+
+        if (!IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr)) {
+            family = SHUNT_FAMILY_IPV6;
+        }
+    }
+
+    return families & family;
+}
+
 /* 0, or the counter of the reason why this client's connection cannot be handed off */
 static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
 {
@@ -261,6 +291,10 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_protocol;
     }
 #endif
+
+    if (!ngx_http_shunt_family_served(c, board)) {
+        return SHUNT_COUNT_relayed_family;
+    }
 
     if (clcf->limit_rate_after || r->limit_rate_after_set) {
         return SHUNT_COUNT_relayed_limit_rate_after;

@@ -15,7 +15,7 @@ CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE = 1, 2, 3, 4
 COMPLETE, RESET = 1, 2
 VERSION = 2
-HEAD_BYTES, PEER_BYTES, PEERS = 92, 108, 64
+HEAD_BYTES, PEER_BYTES, PEERS = 96, 108, 64
 HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
 BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
@@ -124,7 +124,7 @@ def wait_acked(fd):
 
 
 class Agent:
-    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True):
+    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3):
         self.path = os.path.join(directory, "shuntd.sock")
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
@@ -141,7 +141,8 @@ class Agent:
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=III64s16s16s", 2, 1, 0, name, key, key)
-        data = struct.pack("=IIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, b"self") + peer(b"self")
+        data = struct.pack("=IIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families,
+                           b"self") + peer(b"self")
         os.ftruncate(board, BOARD_BYTES)
         os.pwrite(board, data, 0)
         self.board = board

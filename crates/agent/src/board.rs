@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
@@ -36,6 +37,7 @@ impl Board {
             backend: backend.into(),
             offer_lifetime_ms,
             closed: 0,
+            families: 0,
             name: padded_name(name),
         };
         let blank = |name: &&str| BoardPeer { name: padded_name(name), ..BoardPeer::new_zeroed() };
@@ -48,6 +50,15 @@ impl Board {
     /// What a server gets.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.read_only.as_fd()
+    }
+
+    /// Which clients some connected backend can send to: bits of [`BoardHead`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_families(&mut self, families: u32) -> io::Result<()> {
+        self.head.families = families;
+        self.memory.write_all_at(&families.to_ne_bytes(), offset_of!(BoardHead, families) as u64)
     }
 
     /// A session with the peer begins.
@@ -161,6 +172,16 @@ mod tests {
         let peer = &bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()];
         assert_eq!(&peer[12..14], b"be");
         assert_eq!(peer[76..92], [3; 16]);
+    }
+
+    #[test]
+    fn families_are_one_word() {
+        let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
+        board.set_families(BoardHead::IPV6).unwrap();
+        let mut head = [0; size_of::<BoardHead>()];
+        board.memory.read_exact_at(&mut head, 0).unwrap();
+        assert_eq!(head, board.head.as_bytes());
+        assert_eq!(head[28..32], 2u32.to_ne_bytes());
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Agent {
             self.drain_offers(offer);
         }
         let payload = self.offers.claim(peer as u32, offer, claim.length.get(), claim.tag)?;
-        let local = self.peers[peer].session().ok_or(Reason::PeerLost)?.local;
+        let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
         let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
         senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
     }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 
+use crate::addresses::is_usable;
 use crate::callers::{Account, Callers};
 use crate::credentials::server_name;
 use crate::speaks_for::{SpeaksFor, can_be_client};
@@ -98,6 +99,9 @@ pub struct FrontendConfig {
 pub struct BackendConfig {
     /// Network ports that payloads leave by.
     pub interfaces: Vec<String>,
+    /// Addresses of the sockets that send them, one of each IP version; found where none is named.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
     /// TCP ports of the sockets that send them, one per peer: nothing else may use them.
     #[serde(default = "default_ports")]
     pub ports: PortRange,
@@ -288,6 +292,13 @@ impl Config {
         if backend.interfaces.is_empty() {
             return Some("[backend] interfaces is empty: name the ports that payloads leave by".into());
         }
+        if let Some(bad) = backend.addresses.iter().find(|address| !is_usable(**address)) {
+            return Some(format!("[backend] addresses: {bad} is not one that other machines reach across routers"));
+        }
+        let ipv6 = backend.addresses.iter().filter(|address| address.is_ipv6()).count();
+        if ipv6 > 1 || backend.addresses.len() - ipv6 > 1 {
+            return Some("[backend] addresses has two of one IP version: name one of each at most".into());
+        }
         if ports.len() < self.peers.len() {
             return Some(format!("[backend] ports has {} ports for {} peers", ports.len(), self.peers.len()));
         }
@@ -373,6 +384,8 @@ mod tests {
             (GOOD.replace("[backend]", "[backend]\nports = \"7000-8000\""), "choose another"),
             (GOOD.replace("[[peer]]", "[[peer]]\nspeaks_for = [\"fe1\"]"), "not an address"),
             (GOOD.replace("\"eth0\"", ""), "interfaces is empty"),
+            (GOOD.replace("[backend]", "[backend]\naddresses = [\"fe80::1\"]"), "across routers"),
+            (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two of one"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "heartbeat"),

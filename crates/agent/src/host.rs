@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use rustix::net::{AddressFamily, SocketType};
 
@@ -23,6 +23,18 @@ pub fn interface_of(address: IpAddr) -> io::Result<u32> {
     let found = if_addrs::get_if_addrs()?.into_iter().find(|interface| interface.ip() == address);
     let found = found.ok_or_else(|| io::Error::other(format!("no interface has the address {address}")))?;
     interface_index(&found.name)
+}
+
+/// Index of the interface that packets for this address leave by.
+///
+/// # Errors
+/// The kernel's: there is no route.
+pub fn interface_towards(address: IpAddr) -> io::Result<u32> {
+    let any = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let socket = UdpSocket::bind((any, 0))?;
+    // Sends nothing: the kernel looks up the route, and with it the source address.
+    socket.connect((address, 9))?;
+    interface_of(socket.local_addr()?.ip())
 }
 
 /// Cookie of the network namespace that this process is in.
@@ -56,6 +68,7 @@ mod tests {
     fn loopback_is_found_by_name_and_by_address() {
         assert_eq!(interface_index("lo").unwrap(), interface_of("127.0.0.1".parse().unwrap()).unwrap());
         assert!(interface_index("no-such-port").is_err());
+        assert_eq!(interface_index("lo").unwrap(), interface_towards("127.0.0.9".parse().unwrap()).unwrap());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! operator's page, `docs/protocols.md` describes both protocols.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod agent;
 mod board;
 mod callers;

@@ -8,6 +8,7 @@ use shunt_handoff::sender::Claimant;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, VERSION, padded_name};
 
+use crate::addresses::SenderAddresses;
 use crate::agent::Agent;
 use crate::config::{PeerConfig, SILENT_HEARTBEATS};
 use crate::incoming::Incoming;
@@ -26,6 +27,8 @@ pub(crate) struct Peer {
     dials: bool,
     backoff: Duration,
     offer_key: [u8; 16],
+    /// Where our senders for its clients are, as our newest HELLO says.
+    pub(crate) senders: SenderAddresses,
 }
 
 /// Where the session stands.
@@ -41,10 +44,6 @@ pub(crate) enum Link {
 /// A session.
 pub(crate) struct Session {
     pub(crate) transport: Transport,
-    /// Our address on it: what the peer steers to.
-    pub(crate) local: IpAddr,
-    /// Where the peer's senders are: its address on this session, and the port from its HELLO; 0: it has none.
-    senders: (IpAddr, u16),
     /// The peer did not take all of the last turn's frames.
     blocked: bool,
     /// When it last said anything, and we did.
@@ -61,6 +60,7 @@ impl Peer {
             dials,
             backoff: BACKOFF.0,
             offer_key: [0; 16],
+            senders: SenderAddresses::default(),
         }
     }
 
@@ -115,7 +115,7 @@ impl Agent {
         let dialled = tls.and_then(|tls| Transport::connect(self.peers[index].address, tls));
         let dialled = dialled.and_then(|mut transport| {
             self.peers[index].offer_key = random_key()?;
-            self.hello(index).emit(transport.output());
+            self.hello(index, transport.local()?)?.emit(transport.output());
             self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Both)?;
             Ok(transport)
         });
@@ -125,15 +125,27 @@ impl Agent {
         }
     }
 
-    fn hello(&self, index: usize) -> Hello {
-        let ports = self.config.backend.as_ref().map(|backend| *backend.ports.0.start() + index as u16);
-        Hello {
+    /// For a session that has the address `local` here.
+    fn hello(&mut self, index: usize, local: IpAddr) -> io::Result<Hello> {
+        let mut port = 0;
+        if let Some(backend) = &self.config.backend {
+            self.peers[index].senders = SenderAddresses::find(backend, local)?;
+            port = *backend.ports.0.start() + index as u16;
+            if self.peers[index].senders.is_empty() {
+                port = 0;
+                tracing::error!(%local, "no address to send payloads from: name some in [backend] addresses");
+            }
+        }
+        let [sender_ipv4, sender_ipv6] = self.peers[index].senders.on_the_wire();
+        Ok(Hello {
             magic: MAGIC,
             version: VERSION.into(),
-            sender_port: ports.unwrap_or(0).into(),
+            sender_port: port.into(),
+            sender_ipv4,
+            sender_ipv6,
             name: padded_name(&self.config.name),
             offer_key: self.peers[index].offer_key,
-        }
+        })
     }
 
     pub(crate) fn on_peer(&mut self, index: usize) {
@@ -212,17 +224,16 @@ impl Agent {
         let Link::Opening(transport, _) = std::mem::replace(&mut self.peers[index].link, Link::Down(now)) else {
             return Err(TransportError::Refused(Reason::Malformed));
         };
-        let (local, remote) = transport.addresses()?;
         self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
-        let senders = (remote, hello.sender_port.get());
-        peer.link = Link::Up(Session { transport, local, senders, blocked: false, heard: now, told: now });
+        peer.link = Link::Up(Session { transport, blocked: false, heard: now, told: now });
         let our_key = peer.offer_key;
-        if let (Some(frontend), port @ 1..) = (&mut self.frontend, hello.sender_port.get())
-            && let Err(error) = frontend.set_peer(index as u32, remote, port, local)
-        {
-            tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
+        if let (Some(frontend), 1..) = (&mut self.frontend, hello.sender_port.get()) {
+            if let Err(error) = frontend.set_peer(index as u32, hello) {
+                tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
+            }
+            self.board.set_families(frontend.families())?;
         }
         self.board.up(index, our_key, hello.offer_key)?;
         self.counts.sessions += 1;
@@ -234,10 +245,9 @@ impl Agent {
     pub(crate) fn lose_peer(&mut self, index: usize, why: &str) {
         let peer = &mut self.peers[index];
         let was_up = peer.is_up();
-        if let (Some(frontend), Link::Up(Session { local, senders: (address, port @ 1..), .. })) =
-            (&mut self.frontend, &peer.link)
-        {
-            frontend.drop_peer(index as u32, *address, *port, *local);
+        if let (Some(frontend), true) = (&mut self.frontend, was_up) {
+            frontend.drop_peer(index as u32);
+            let _ = self.board.set_families(frontend.families());
         }
         if was_up {
             tracing::warn!(peer = peer.name, why, "session lost");
@@ -269,9 +279,11 @@ impl Agent {
             return;
         };
         self.peers[index].offer_key = key;
-        let answer = self.hello(index);
         let mut transport = incoming.transport;
-        answer.emit(transport.output());
+        match transport.local().and_then(|local| self.hello(index, local)) {
+            Ok(answer) => answer.emit(transport.output()),
+            Err(error) => return self.lose_peer(index, &error.to_string()),
+        }
         self.peers[index].link = Link::Opening(transport, self.now + PATIENCE);
         self.mark_unsent(index);
         if let Err(error) = self.begin_session(index, hello) {

@@ -1,6 +1,6 @@
 //! The steering programs, as the agent's configuration wants them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -12,6 +12,8 @@ use shunt_handoff::frontend::{ActiveRegion, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
 use shunt_sys::cgroup;
+use shunt_wire::local::BoardHead;
+use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
 use crate::config::{Config, FrontendConfig as FrontendSettings};
@@ -75,6 +77,8 @@ impl Place {
 pub struct FrontendSteering {
     programs: Frontend,
     free_rings: BTreeSet<u32>,
+    /// As the programs have them.
+    peers: BTreeMap<u32, SteerPeer>,
     next_look: Option<Instant>,
     /// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
@@ -89,7 +93,8 @@ impl FrontendSteering {
         let Place { cgroup, netns_cookie, interfaces } = Place::of(config, &frontend.interfaces)?;
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
-        Ok(Self { programs, free_rings: (0..RINGS).collect(), next_look: None, quiet: frontend.flow_quiet })
+        let (free_rings, peers) = ((0..RINGS).collect(), BTreeMap::new());
+        Ok(Self { programs, free_rings, peers, next_look: None, quiet: frontend.flow_quiet })
     }
 
     /// A ring for a worker of that user, and its number; `None` where all are taken.
@@ -112,27 +117,40 @@ impl FrontendSteering {
         }
     }
 
-    /// Handoffs to this peer may begin: its senders have `port` at `address`, and `local` is our address towards it.
+    /// Handoffs to this peer may begin, for clients of those IP versions that it has senders for, and that this machine
+    /// knows a way to.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_peer(&mut self, index: u32, address: IpAddr, port: u16, local: IpAddr) -> io::Result<()> {
-        let peer = SteerPeer {
-            address: Address::from(address).0,
-            port: port.to_be(),
-            up: 1,
-            ifindex: host::interface_of(local)?,
-        };
+    pub fn set_peer(&mut self, index: u32, hello: &Hello) -> io::Result<()> {
+        let mut peer = SteerPeer { port: hello.sender_port.get().to_be(), up: 1, ..Default::default() };
+        if let Some(address) = hello.ipv4() {
+            (peer.ipv4, peer.ipv4_ifindex) = (Address::from(address).0, way_to(address));
+        }
+        if let Some(address) = hello.ipv6() {
+            (peer.ipv6, peer.ipv6_ifindex) = (Address::from(address).0, way_to(address));
+        }
+        self.peers.insert(index, peer);
         self.programs.set_peer(index, &peer).map_err(io::Error::other)
     }
 
     /// No new handoff to this peer. Those in progress are still steered: its kernel may have all it needs.
-    pub fn drop_peer(&mut self, index: u32, address: IpAddr, port: u16, local: IpAddr) {
-        let ifindex = host::interface_of(local).unwrap_or(0);
-        let peer = SteerPeer { address: Address::from(address).0, port: port.to_be(), up: 0, ifindex };
-        if let Err(error) = self.programs.set_peer(index, &peer) {
+    pub fn drop_peer(&mut self, index: u32) {
+        let Some(peer) = self.peers.get_mut(&index) else {
+            return;
+        };
+        peer.up = 0;
+        if let Err(error) = self.programs.set_peer(index, peer) {
             tracing::error!(error = chain(&error), "cannot close a peer to handoffs");
         }
+    }
+
+    /// Which clients some peer that is up can send to, for the board.
+    pub fn families(&self) -> u32 {
+        self.peers.values().filter(|peer| peer.up != 0).fold(0, |families, peer| {
+            let ipv4 = if peer.ipv4_ifindex != 0 { BoardHead::IPV4 } else { 0 };
+            families | ipv4 | if peer.ipv6_ifindex != 0 { BoardHead::IPV6 } else { 0 }
+        })
     }
 
     /// Which ACKs the peer at `index` needs of a flow. Where it sends nothing on that flow now, it has no say.
@@ -190,6 +208,14 @@ impl FrontendSteering {
         counters.insert("flows".into(), Value::from(self.programs.flows().count()));
         Value::Object(counters)
     }
+}
+
+/// Index of the port towards an address; 0 where there is no way.
+fn way_to(address: IpAddr) -> u32 {
+    host::interface_towards(address).unwrap_or_else(|error| {
+        tracing::error!(%error, %address, "cannot steer to a backend's address: clients of its IP version are relayed");
+        0
+    })
 }
 
 /// Ours first, as /proc/net/tcp has them.

@@ -107,12 +107,12 @@ impl Transport {
         }
     }
 
-    /// Both ends' addresses: ours, theirs.
+    /// Our address, known as soon as the connect has begun.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn addresses(&self) -> io::Result<(IpAddr, IpAddr)> {
-        Ok((self.stream.local_addr()?.ip().to_canonical(), self.stream.peer_addr()?.ip().to_canonical()))
+    pub fn local(&self) -> io::Result<IpAddr> {
+        Ok(self.stream.local_addr()?.ip().to_canonical())
     }
 
     /// To poll it.

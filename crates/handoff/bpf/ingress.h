@@ -277,7 +277,8 @@ static __noinline bool rewrite_copy(struct __sk_buff *skb, const struct packet *
     struct edit e = {};
     __u32 ack = clamp_to(region, p->ack);
 
-    if (!put_address(skb, p, &e, DESTINATION, (const __u32 *) peer->address) ||
+    if (!put_address(skb, p, &e, DESTINATION,
+                     (const __u32 *) (is_ipv6(p) ? peer->ipv6 : peer->ipv4)) ||
         !put_fresh_ttl(skb, p))
         return false;
     struct tcphdr *tcp = tcp_header(skb, p);
@@ -314,7 +315,7 @@ static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, 
     }
     /* Routes and asks for the neighbour as for a packet of our own. bpf_fib_lookup would need the
      * interface to be a router's (sysctl forwarding). */
-    return bpf_redirect_neigh(peer->ifindex, NULL, 0, 0);
+    return bpf_redirect_neigh(is_ipv6(p) ? peer->ipv6_ifindex : peer->ipv4_ifindex, NULL, 0, 0);
 }
 
 /* ---- the program ---- */

@@ -63,10 +63,45 @@ static __always_inline bool is_mapped(const __u8 *address)
     return word[0] == 0 && word[1] == 0 && word[2] == bpf_htonl(0xffff);
 }
 
-static __always_inline bool is_reachable(__u32 index, const struct flow_key *key)
+/* RFC 4291, 2.5.6; RFC 3927. */
+static __always_inline bool is_link_local(const __u8 *address)
+{
+    const __u32 *word = (const __u32 *) address;
+    if (is_mapped(address))
+        return (word[3] & bpf_htonl(0xffff0000)) == bpf_htonl(0xa9fe0000);
+    return (word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+/*
+ * Whether another machine can send to the client as this one. What this machine sends to itself
+ * crosses no interface that is steered, and a link-local address, of either end, means another host
+ * on each link.
+ */
+static __always_inline bool is_elsewhere(const struct flow_key *key)
+{
+    const __u32 *client = (const __u32 *) key->client_address;
+    const __u32 *server = (const __u32 *) key->server_address;
+
+    if (client[3] == server[3] && client[2] == server[2] && client[1] == server[1] &&
+        client[0] == server[0])
+        return false;
+    if (is_mapped(key->client_address) &&
+        (client[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000))
+        return false;
+    return !is_link_local(key->client_address) && !is_link_local(key->server_address);
+}
+
+/* 0, or why not. */
+static __always_inline enum steer_counter why_not(__u32 index, const struct flow_key *key)
 {
     struct steer_peer *peer = bpf_map_lookup_elem(&peers, &index);
-    return peer && peer->up && is_mapped(peer->address) == is_mapped(key->client_address);
+    if (!peer || !peer->up)
+        return FE_REFUSED_PEER;
+    if (!is_elsewhere(key))
+        return FE_REFUSED_CLIENT;
+    if (!(is_mapped(key->client_address) ? peer->ipv4_ifindex : peer->ipv6_ifindex))
+        return FE_REFUSED_FAMILY;
+    return 0;
 }
 
 /* A flow whose sequence spaces are still the same. */
@@ -239,8 +274,9 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     void *ring = ring_of_caller(begin.ring);
     if (!ring)
         return FE_REFUSED_ARGUMENT;
-    if (!is_reachable(begin.peer, &key))
-        return FE_REFUSED_PEER;
+    enum steer_counter refusal = why_not(begin.peer, &key);
+    if (refusal)
+        return refusal;
     struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
     if (!tcp)
         return FE_REFUSED_ARGUMENT;
@@ -273,8 +309,9 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     void *ring = ring_of_caller(move.ring);
     if (!ring)
         return FE_REFUSED_ARGUMENT;
-    if (!is_reachable(move.peer, &key))
-        return FE_REFUSED_PEER;
+    enum steer_counter refusal = why_not(move.peer, &key);
+    if (refusal)
+        return refusal;
     struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
     if (!tcp)
         return FE_REFUSED_ARGUMENT;

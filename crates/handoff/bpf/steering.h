@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 4
+#define STEERING_LAYOUT 5
 
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
@@ -97,10 +97,13 @@ struct flow {
 /* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
  */
 struct steer_peer {
-    __u8 address[16]; /* where its agent sends from */
-    __be16 port;      /* the port that its sockets for us have */
-    __u16 up;         /* 0: SHUNT_BEGIN is refused */
-    __u32 ifindex;    /* of this machine's port towards it */
+    /* where its sockets are that send to clients of either IP version, whatever the agents speak */
+    __u8 ipv4[16];
+    __u8 ipv6[16];
+    __u32 ipv4_ifindex; /* of this machine's port towards it; 0: no such client can be handed off */
+    __u32 ipv6_ifindex;
+    __be16 port; /* the port that those sockets have for us */
+    __u16 up;    /* 0: SHUNT_BEGIN is refused */
 };
 
 /* What a backend says of a flow: argument of fe_spacing. */
@@ -160,7 +163,9 @@ struct sender_slot {
     X(FE_COMPLETED, "regions complete")                                                           \
     X(FE_CANCELLED, "regions cancelled")                                                          \
     X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \
-    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, it is down, or of another IP version") \
+    X(FE_REFUSED_PEER, "SHUNT_BEGIN refused: no such peer, or it is down")                        \
+    X(FE_REFUSED_FAMILY, "SHUNT_BEGIN refused: the peer has no sender of that IP version")        \
+    X(FE_REFUSED_CLIENT, "SHUNT_BEGIN refused: the client is this machine itself, or link-local") \
     X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                               \
     X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")             \
     X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \

@@ -11,6 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct Address(pub [u8; 16]);
 
 impl Address {
+    /// All zero: no address.
+    pub const NONE: Self = Self([0; 16]);
+
     /// The address as the standard library has it, IPv4 unmapped.
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()

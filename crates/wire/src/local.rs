@@ -303,7 +303,15 @@ pub struct BoardHead {
     pub backend: u32,
     pub offer_lifetime_ms: u32,
     pub closed: u32,
+    pub families: u32,
     pub name: [u8; NAME_BYTES],
+}
+
+impl BoardHead {
+    /// `SHUNT_FAMILY_IPV4`.
+    pub const IPV4: u32 = 1;
+    /// `SHUNT_FAMILY_IPV6`.
+    pub const IPV6: u32 = 2;
 }
 
 /// What a server counts (`struct shunt_counters`).

@@ -10,6 +10,8 @@
 //! A fetch has a connection of its own: FETCH, then FETCHED or REFUSED, then (after FETCHED) the payload and the end
 //! of the stream. The transport is whatever gives ordered bytes from an authenticated peer.
 
+use std::net::IpAddr;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -83,6 +85,10 @@ body!(
         version: U16,
         /// Port that the sender's sockets for this peer's clients have, 0 where it offers nothing.
         sender_port: U16,
+        /// Address of those sockets that send to clients of IPv4, all zero where it has none.
+        sender_ipv4: Address,
+        /// The same for IPv6.
+        sender_ipv6: Address,
         /// The sender's name, NUL-padded.
         name: [u8; NAME_BYTES],
         /// Key of the tags of its offers to this peer in this session.
@@ -280,7 +286,19 @@ impl Hello {
     fn checked(self) -> Result<Self, Reason> {
         same_protocol(self.magic, self.version.get())?;
         self.name().ok_or(Reason::Malformed)?;
-        Ok(self)
+        let senders = self.sender_port.get() == 0 || self.ipv4().is_some() || self.ipv6().is_some();
+        let families = self.ipv4().is_none_or(|ip| ip.is_ipv4()) && self.ipv6().is_none_or(|ip| ip.is_ipv6());
+        if senders && families { Ok(self) } else { Err(Reason::Malformed) }
+    }
+
+    /// Where its senders for clients of IPv4 are, if it has any.
+    pub fn ipv4(&self) -> Option<IpAddr> {
+        (self.sender_ipv4 != Address::NONE).then(|| self.sender_ipv4.ip())
+    }
+
+    /// The same for IPv6.
+    pub fn ipv6(&self) -> Option<IpAddr> {
+        (self.sender_ipv6 != Address::NONE).then(|| self.sender_ipv6.ip())
     }
 
     /// The peer's name: `None` where it is empty or not what a configuration accepts.
@@ -372,6 +390,8 @@ mod tests {
             magic: MAGIC,
             version: VERSION.into(),
             sender_port: 61000.into(),
+            sender_ipv4: IpAddr::from([10, 0, 0, 4]).into(),
+            sender_ipv6: Address::NONE,
             name: padded_name(name),
             offer_key: [7; 16],
         }
@@ -407,6 +427,28 @@ mod tests {
         let mut hidden = hello("fe");
         hidden.name[10] = b'!';
         assert_eq!(hidden.name(), None);
+    }
+
+    #[test]
+    fn senders_are_somewhere_and_in_their_family() {
+        let parse = |hello: Hello| {
+            let mut bytes = Vec::new();
+            hello.emit(&mut bytes);
+            Frame::parse(&bytes).map(drop)
+        };
+        let (ipv4, ipv6) = (hello("be").sender_ipv4, Address::from(IpAddr::from([0xfd77, 0, 0, 1, 0, 0, 0, 4])));
+        let none = Address::NONE;
+        for (port, sender_ipv4, sender_ipv6, good) in [
+            (1, ipv4, ipv6, true),
+            (1, none, ipv6, true),
+            (0, none, none, true),
+            (1, none, none, false),
+            (1, ipv6, none, false),
+            (1, ipv4, ipv4, false),
+        ] {
+            let parsed = parse(Hello { sender_port: port.into(), sender_ipv4, sender_ipv6, ..hello("be") });
+            assert_eq!(parsed.is_ok(), good, "{port} {sender_ipv4:?} {sender_ipv6:?}");
+        }
     }
 
     #[test]

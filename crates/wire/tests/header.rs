@@ -40,6 +40,8 @@ fn constants(out: &mut String) {
         ("SHUNT_OPTION_TIMESTAMPS", Handoff::TIMESTAMPS as u64),
         ("SHUNT_OPTION_SACK", Handoff::SACK as u64),
         ("SHUNT_OPTION_WSCALE", Handoff::WSCALE as u64),
+        ("SHUNT_FAMILY_IPV4", BoardHead::IPV4 as u64),
+        ("SHUNT_FAMILY_IPV6", BoardHead::IPV6 as u64),
         ("sizeof(struct shunt_board)", BOARD_BYTES as u64),
     ];
     for (name, value) in pairs {
@@ -100,6 +102,7 @@ fn the_c_header_has_the_same_layout() {
         ("frontend", offset_of!(BoardHead, frontend)),
         ("offer_lifetime_ms", offset_of!(BoardHead, offer_lifetime_ms)),
         ("closed", offset_of!(BoardHead, closed)),
+        ("families", offset_of!(BoardHead, families)),
         ("name", offset_of!(BoardHead, name)),
         ("peer", size_of::<BoardHead>()),
     ] {

@@ -133,24 +133,23 @@ impl Hosts {
             ip(&["netns", "add", &named(role)]);
         }
         let open = |role: &str| Netns::named(&named(role)).expect("the new namespace");
-        for (device, address, far, far_name, far_address) in [
-            ("clients", "10.0.0.1/24", "client", "uplink", "10.0.0.2/24"),
-            ("backends", "10.1.0.1/24", "backend", "uplink", "10.1.0.2/24"),
-        ] {
+        for (device, far, network) in [("clients", "client", 0), ("backends", "backend", 1)] {
             let (near, far) = (named("frontend"), named(far));
-            ip(&["link", "add", device, "netns", &near, "type", "veth", "peer", "name", far_name, "netns", &far]);
-            for (host, device, address) in [(&near, device, address), (&far, far_name, far_address)] {
-                ip(&["-n", host, "addr", "add", address, "dev", device]);
+            ip(&["link", "add", device, "netns", &near, "type", "veth", "peer", "name", "uplink", "netns", &far]);
+            for (host, device, number) in [(&near, device, 1), (&far, "uplink", 2)] {
+                ip(&["-n", host, "addr", "add", &format!("10.{network}.0.{number}/24"), "dev", device]);
+                ip(&["-n", host, "addr", "add", &format!("fd0{network}::{number}/64"), "dev", device, "nodad"]);
                 ip(&["-n", host, "link", "set", device, "up"]);
                 ip(&["-n", host, "link", "set", "lo", "up"]);
             }
-        }
-        // The backend's way to the client leads through the frontend's machine, which is a router for it.
-        for (host, gateway) in [("client", "10.0.0.1"), ("backend", "10.1.0.1")] {
-            ip(&["-n", &named(host), "route", "add", "default", "via", gateway]);
+            // The backend's way to the client leads through the frontend's machine, which is a router for it.
+            ip(&["-n", &far, "route", "add", "default", "via", &format!("10.{network}.0.1")]);
+            ip(&["-n", &far, "-6", "route", "add", "default", "via", &format!("fd0{network}::1")]);
         }
         open("frontend").enter().expect("the frontend's namespace");
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("ip_forward");
+        for forward in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            std::fs::write(format!("/proc/sys/net/{forward}"), "1").expect("forwarding");
+        }
         for device in ["all", "clients", "backends"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0").expect("rp_filter");
             std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/accept_local"), "1").expect("accept_local");
@@ -162,6 +161,13 @@ impl Hosts {
             frontend_address: [10, 0, 0, 1].into(),
             backend_address: [10, 1, 0, 2].into(),
         }
+    }
+
+    /// The same hosts, by their other addresses.
+    pub fn ipv6(mut self) -> Self {
+        self.frontend_address = "fd00::1".parse().expect("an address");
+        self.backend_address = "fd01::2".parse().expect("an address");
+        self
     }
 
     /// A directory of the BPF file system for one agent.

@@ -160,12 +160,12 @@ impl Frontend {
 
     pub fn set_peer(&self, index: u32, at: SocketAddr) {
         let endpoint = Endpoint::from(at);
-        let peer = SteerPeer {
-            address: endpoint.address.0,
-            port: u16::from_ne_bytes(endpoint.port_be),
-            up: 1,
-            ifindex: self.host.backend_port,
-        };
+        let mut peer = SteerPeer { port: u16::from_ne_bytes(endpoint.port_be), up: 1, ..Default::default() };
+        if at.is_ipv4() {
+            (peer.ipv4, peer.ipv4_ifindex) = (endpoint.address.0, self.host.backend_port);
+        } else {
+            (peer.ipv6, peer.ipv6_ifindex) = (endpoint.address.0, self.host.backend_port);
+        }
         self.skel.maps.peers.update(&index.to_ne_bytes(), peer.as_bytes(), MapFlags::ANY).unwrap();
     }
 

@@ -4,13 +4,14 @@
 //! SHUNT_STATE, with none of the agent's code in between. The client reads one stream and compares every byte.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use shunt_handoff::Frontend;
 use shunt_sys::sockopt;
 use zerocopy::IntoBytes;
 
+use super::host::{ifindex, ip};
 use super::steered::*;
 
 /// `lengths.len()` responses on one connection, each header, payload, footer.
@@ -58,6 +59,79 @@ fn responses_of_all_sizes_arrive_whole_on_one_connection() {
     for nothing in ["fe_drop_early_write", "fe_drop_bad_ack", "fe_drop_rewrite", "fe_event_lost", "be_drop_rewrite"] {
         assert_eq!(steered.count(nothing), 0, "{nothing}");
     }
+}
+
+#[test]
+fn they_arrive_whole_over_ipv6_whoever_finishes_checksums() {
+    for in_software in [false, true] {
+        let Some(mut steered) = Steered::ipv6() else { return };
+        steered.spacing = Some(8 * 1448);
+        if in_software {
+            steered.hosts.checksums_in_software();
+        }
+        serve(&mut steered, &[1, 100, 65_536, 3_000_000, 1, 4096]);
+        upload_during_a_handoff(&mut steered, 10_000_000, 20_000_000);
+        assert_eq!(steered.count("fe_completed"), 7);
+        assert_eq!(steered.hosts.checksum_errors(), 0);
+        let stripped = steered.count("fe_in_stripped");
+        assert!(stripped > 0, "{stripped} copies cut: real checksums of IPv6 were made anew");
+    }
+}
+
+/// Whether SHUNT_BEGIN takes a connection to a server that listens at `listening` and is asked at `address`.
+fn takes(steered: &Steered, listening: &str, address: &str) -> bool {
+    let (mut server, mut client) =
+        steered.connect_to(listening.parse().expect("an address"), address.parse().expect("an address"));
+    server.write_all(b"header").expect("header");
+    expect(&mut client, b"header");
+    begin(&server, 1, 100).is_ok()
+}
+
+#[test]
+fn a_client_of_another_ip_version_than_the_senders_is_refused() {
+    let Some(steered) = Steered::new() else { return };
+    assert!(takes(&steered, "10.0.0.1", "10.0.0.1"));
+    assert!(takes(&steered, "::", "10.0.0.1"), "IPv4 on a socket of both versions is IPv4");
+    assert!(!takes(&steered, "fd00::1", "fd00::1"));
+    assert!(!takes(&steered, "::", "fd00::1"));
+    assert_eq!(steered.count("fe_refused_family"), 2);
+    drop(steered);
+    let Some(steered) = Steered::ipv6() else { return };
+    assert!(takes(&steered, "::", "fd00::1"));
+    assert!(!takes(&steered, "::", "10.0.0.1"));
+    assert_eq!(steered.count("fe_refused_family"), 1);
+}
+
+#[test]
+fn a_client_that_no_backend_can_send_to_is_refused() {
+    for steered in [Steered::new, Steered::ipv6] {
+        let Some(steered) = steered() else { return };
+        let refused = |address: IpAddr| {
+            let listener = TcpListener::bind((address, 0)).expect("listen");
+            let mut client = TcpStream::connect(listener.local_addr().expect("bound")).expect("connect");
+            let (mut server, _) = listener.accept().expect("accept");
+            server.write_all(b"header").expect("header");
+            expect(&mut client, b"header");
+            begin(&server, 1, 100).is_err()
+        };
+        let loopback = if steered.hosts.frontend_address.is_ipv4() { "127.0.0.2" } else { "::1" };
+        assert!(refused(loopback.parse().expect("an address")));
+        assert!(refused(steered.hosts.frontend_address), "it asks itself");
+        assert_eq!(steered.count("fe_refused_client"), 2);
+    }
+    let Some(steered) = Steered::ipv6() else { return };
+    ip(&["addr", "add", "fe80::1/64", "dev", "clients", "nodad"]);
+    let listener = TcpListener::bind("[::]:0").expect("listen");
+    let port = listener.local_addr().expect("bound").port();
+    let mut client = (steered.hosts.client)
+        .run(|| TcpStream::connect(SocketAddrV6::new([0xfe80, 0, 0, 0, 0, 0, 0, 1].into(), port, 0, ifindex("uplink"))))
+        .expect("netns")
+        .expect("connect");
+    let (mut server, _) = listener.accept().expect("accept");
+    server.write_all(b"header").expect("header");
+    expect(&mut client, b"header");
+    assert!(begin(&server, 1, 100).is_err());
+    assert_eq!(steered.count("fe_refused_client"), 1);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Both sides' steering on three hosts, as two agents would have it, and what a server says to it by socket options.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -144,10 +144,15 @@ fn cookie() -> u64 {
 impl Steered {
     /// The calling thread is at the frontend from here on. `None` where this is not root.
     pub fn new() -> Option<Self> {
-        if !root() {
-            return None;
-        }
-        let hosts = Hosts::new();
+        root().then(|| Self::on(Hosts::new()))
+    }
+
+    /// The same over IPv6.
+    pub fn ipv6() -> Option<Self> {
+        root().then(|| Self::on(Hosts::new().ipv6()))
+    }
+
+    fn on(hosts: Hosts) -> Self {
         let backend_config = hosts.backend.run(|| BackendConfig {
             pin_dir: hosts.pins("backend"),
             netns_cookie: cookie(),
@@ -164,21 +169,27 @@ impl Steered {
             interfaces: vec![ifindex("clients")],
         };
         let frontend = Frontend::load(&frontend_config).expect("the frontend loads");
-        let peer = SteerPeer {
-            address: Endpoint::from(SocketAddr::from((hosts.backend_address, PORT))).address.0,
-            port: PORT.to_be(),
-            up: 1,
-            ifindex: ifindex("backends"),
-        };
+        let mut peer = SteerPeer { port: PORT.to_be(), up: 1, ..Default::default() };
+        let address = shunt_wire::Address::from(hosts.backend_address).0;
+        if hosts.backend_address.is_ipv4() {
+            (peer.ipv4, peer.ipv4_ifindex) = (address, ifindex("backends"));
+        } else {
+            (peer.ipv6, peer.ipv6_ifindex) = (address, ifindex("backends"));
+        }
         frontend.set_peer(PEER, &peer).expect("set_peer");
         let ring = frontend.create_ring(RING, 0).expect("create_ring");
-        Some(Self { hosts, frontend, backend, ring, frontend_config, backend_config, spacing: None })
+        Self { hosts, frontend, backend, ring, frontend_config, backend_config, spacing: None }
     }
 
     /// A connection: the frontend's end, and the client's.
     pub fn connect(&self) -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind((self.hosts.frontend_address, 0)).expect("listen");
-        let at = listener.local_addr().expect("bound");
+        self.connect_to(self.hosts.frontend_address, self.hosts.frontend_address)
+    }
+
+    /// A connection to a server that listens at another address than its client asks for.
+    pub fn connect_to(&self, listening: IpAddr, address: IpAddr) -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind((listening, 0)).expect("listen");
+        let at = SocketAddr::from((address, listener.local_addr().expect("bound").port()));
         let client = self.hosts.client.run(|| TcpStream::connect(at)).expect("netns").expect("connect");
         let (server, _) = listener.accept().expect("accept");
         for end in [&client, &server] {
@@ -254,7 +265,16 @@ impl Steered {
             sack: state.options & 2 != 0,
             tsval: (state.options & 1 != 0).then_some(state.tsval),
         };
-        self.hosts.backend.run(|| restore(&restored)).expect("netns").expect("the socket is restored").0
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            match self.hosts.backend.run(|| restore(&restored)).expect("netns") {
+                // Another test's thread starts a program: until that runs, it holds our last socket open, too.
+                Err(error) if error.errno.kind() == ErrorKind::AddrNotAvailable && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                restored => return restored.expect("the socket is restored").0,
+            }
+        }
     }
 
     /// What SHUNT_BEGIN or SHUNT_STATE has left in the ring.
@@ -323,7 +343,10 @@ pub fn expect(client: &mut TcpStream, expected: &[u8]) {
     let mut read = vec![0; expected.len()];
     let mut at = 0;
     while at < read.len() {
-        let bytes = client.read(&mut read[at..]).unwrap_or_else(|error| panic!("after {at} bytes: {error}"));
+        let bytes = match client.read(&mut read[at..]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            bytes => bytes.unwrap_or_else(|error| panic!("after {at} bytes: {error}")),
+        };
         assert!(bytes > 0, "the end after {at} of {} bytes", expected.len());
         assert_eq!(read[at..at + bytes], expected[at..at + bytes], "between {at} and {}", at + bytes);
         at += bytes;

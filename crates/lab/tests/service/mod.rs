@@ -46,9 +46,21 @@ pub fn start_on<T>(
     options: Options,
     test: impl FnOnce(&mut Running<'_>) -> Result<T>,
 ) -> Result<T> {
+    start_prepared(builder, files, options, |_| Ok(()), test)
+}
+
+/// The same, where something about the hosts is to be changed before anything starts.
+pub fn start_prepared<T>(
+    builder: LabBuilder,
+    files: &[(&str, u64)],
+    options: Options,
+    prepare: impl FnOnce(&Lab) -> Result<()>,
+    test: impl FnOnce(&mut Running<'_>) -> Result<T>,
+) -> Result<T> {
     // One core for all: between cores a veth pair reorders packets, and TCP retransmits what was only late.
     let cores = Cores { measured: 0, rest: 0, link: None };
     let lab = builder.wire(Wire::Mtu).placement(Placement::WholeService).cores(cores).build()?;
+    prepare(&lab)?;
     let files = lab.files(files)?;
     let service = Service::start(&lab, &files, options)?;
     let mut running = Running { lab: &lab, files, service };

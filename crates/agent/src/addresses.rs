@@ -1,0 +1,133 @@
+//! Where this machine's senders are: one address for clients of each IP version, whatever the agents speak. A payload
+//! for a client of IPv6 travels as IPv6, for the client knows its frontend by an address of that version.
+//!
+//! The configuration names the addresses (`[backend] addresses`), or they are found: the session's own, and for the
+//! other version the first on the same port, or on one that payloads leave by.
+
+use std::io;
+use std::net::IpAddr;
+
+use if_addrs::Interface;
+use shunt_wire::Address;
+
+use crate::config::BackendConfig;
+
+/// At most one address of each version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderAddresses {
+    ipv4: Option<IpAddr>,
+    ipv6: Option<IpAddr>,
+}
+
+impl SenderAddresses {
+    /// Of this machine, towards the peer of a session whose address here is `session`.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn find(backend: &BackendConfig, session: IpAddr) -> io::Result<Self> {
+        if backend.addresses.is_empty() {
+            return Ok(Self::among(&if_addrs::get_if_addrs()?, &backend.interfaces, session));
+        }
+        Ok(Self::named(&backend.addresses))
+    }
+
+    fn named(addresses: &[IpAddr]) -> Self {
+        let first = |ipv6: bool| addresses.iter().copied().find(|address| address.is_ipv6() == ipv6);
+        Self { ipv4: first(false), ipv6: first(true) }
+    }
+
+    fn among(all: &[Interface], ports: &[String], session: IpAddr) -> Self {
+        let port = all.iter().find(|interface| interface.ip() == session).map(|interface| &interface.name);
+        let of = |ipv6: bool| {
+            if session.is_ipv6() == ipv6 && !is_link_local(session) {
+                return Some(session);
+            }
+            let usable = |interface: &&Interface| interface.ip().is_ipv6() == ipv6 && is_usable(interface.ip());
+            let beside = all.iter().filter(|interface| Some(&interface.name) == port).find(usable);
+            let leaving = || all.iter().filter(|interface| ports.contains(&interface.name)).find(usable);
+            beside.or_else(leaving).map(Interface::ip)
+        };
+        Self { ipv4: of(false), ipv6: of(true) }
+    }
+
+    /// Whether there is none at all.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// As HELLO has them.
+    pub fn on_the_wire(&self) -> [Address; 2] {
+        [self.ipv4, self.ipv6].map(|address| address.map_or(Address::NONE, Address::from))
+    }
+
+    /// The one for this client.
+    pub fn towards(&self, client: Address) -> Option<IpAddr> {
+        if client.ip().is_ipv4() { self.ipv4 } else { self.ipv6 }
+    }
+}
+
+/// Whether packets for this address can come from another machine, across routers.
+pub(crate) fn is_usable(address: IpAddr) -> bool {
+    !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && !is_link_local(address)
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ipv4) => ipv4.is_link_local(),
+        IpAddr::V6(ipv6) => ipv6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use if_addrs::{IfAddr, IfOperStatus, Ifv4Addr, Ifv6Addr};
+
+    fn interface(name: &str, address: &str) -> Interface {
+        let addr = match address.parse().unwrap() {
+            IpAddr::V4(ip) => {
+                IfAddr::V4(Ifv4Addr { ip, netmask: [255, 255, 255, 0].into(), prefixlen: 24, broadcast: None })
+            }
+            IpAddr::V6(ip) => IfAddr::V6(Ifv6Addr { ip, netmask: ip, prefixlen: 64, broadcast: None }),
+        };
+        Interface { name: name.into(), addr, index: None, oper_status: IfOperStatus::Up, is_p2p: false }
+    }
+
+    fn ip(address: &str) -> IpAddr {
+        address.parse().unwrap()
+    }
+
+    #[test]
+    fn the_other_version_is_found_beside_the_session_or_where_payloads_leave() {
+        let mut all = vec![
+            interface("lo", "127.0.0.1"),
+            interface("lo", "::1"),
+            interface("wan0", "fd00:5::4"),
+            interface("eth0", "fe80::4"),
+            interface("eth0", "10.0.0.4"),
+            interface("eth0", "fd00:1::4"),
+        ];
+        let ports = ["wan0".to_owned()];
+        let found = SenderAddresses::among(&all, &ports, ip("10.0.0.4"));
+        assert_eq!(found, SenderAddresses { ipv4: Some(ip("10.0.0.4")), ipv6: Some(ip("fd00:1::4")) });
+        all.pop();
+        let found = SenderAddresses::among(&all, &ports, ip("10.0.0.4"));
+        assert_eq!(found.towards(ip("fd00:9::1").into()), Some(ip("fd00:5::4")));
+        let found = SenderAddresses::among(&all, &[], ip("10.0.0.4"));
+        assert_eq!(found.on_the_wire(), [ip("10.0.0.4").into(), Address::NONE]);
+    }
+
+    #[test]
+    fn a_link_local_session_is_no_place_for_senders() {
+        let all = [interface("eth0", "fe80::4"), interface("eth0", "10.0.0.4")];
+        let found = SenderAddresses::among(&all, &[], ip("fe80::4"));
+        assert_eq!(found, SenderAddresses { ipv4: Some(ip("10.0.0.4")), ipv6: None });
+    }
+
+    #[test]
+    fn named_addresses_are_all_there_are() {
+        let found = SenderAddresses::named(&[ip("fd00::4")]);
+        assert_eq!(found, SenderAddresses { ipv4: None, ipv6: Some(ip("fd00::4")) });
+        assert_eq!(found.towards(ip("10.0.0.9").into()), None);
+    }
+}
