@@ -127,6 +127,10 @@ impl Transport {
     /// See [`TransportError`].
     pub fn fill(&mut self) -> Result<(), TransportError> {
         for read in 0..READS {
+            // With as much decrypted as it holds, the session takes no more until that is used.
+            if read > 0 && !self.tls.wants_read() {
+                break;
+            }
             let bytes = match self.tls.read_tls(&mut self.stream) {
                 // First what came before the end: the poll tells of the end again.
                 Ok(0) if read > 0 => break,

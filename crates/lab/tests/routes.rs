@@ -32,7 +32,7 @@ fn all_by_shortcut(service: &Running<'_>, clients: Family) -> Result<()> {
     let capture = Tcpdump::start(client, "client0", "tcp")?;
     fetch_all(service)?;
     let capture = Capture::read(capture.stop()?)?;
-    capture.check(&Expect::of(client.address_of(clients)?).connections(1).duplicates(0)).check()?;
+    capture.check(&Expect::of(client.address_of(clients)?).connections(1)).check()?;
     let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
     ensure!(shortcuts == LONG, "{shortcuts} shortcuts: {}", service.service.explain());
     service.no_fallback()
