@@ -23,6 +23,7 @@ const volatile __u16 sender_port_high = 0;
 #include "packet.h"
 #include "parse.h"
 #include "sack.h"
+#include "icmp.h"
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
@@ -251,12 +252,37 @@ static __always_inline bool is_strange(const struct sender_slot *slot, const str
     return step > STEP_MAX && -step > STEP_MAX;
 }
 
+/* A report of a smaller path MTU, as fe_in has passed it on: into the socket's sequence numbers. */
+static __noinline int receive_report(struct __sk_buff *skb)
+{
+    struct too_big t = {};
+    struct edit e = {};
+
+    if (!load_too_big(skb, &t) || !is_reserved(bpf_ntohs(t.source_port)))
+        return PASS;
+    struct sender_slot *slot = live_sender(t.destination, t.destination_port, t.source_port);
+    if (!slot) {
+        count(BE_DROP_STRAY_IN);
+        return TC_ACT_SHOT;
+    }
+    if (!put_cited_seq(skb, &t, &e, t.seq - slot->seq_delta) || !icmp_sum_follows(skb, &t, &e)) {
+        count(BE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    count(BE_IN_TOO_BIG);
+    return PASS;
+}
+
 SEC("tc")
 int be_in(struct __sk_buff *skb)
 {
     struct packet p;
 
-    if (skb->mark == ORPHAN_MARK || !parse(skb, &p) || !is_reserved(bpf_ntohs(p.destination_port)))
+    if (skb->mark == ORPHAN_MARK)
+        return PASS;
+    if (!parse(skb, &p))
+        return receive_report(skb);
+    if (!is_reserved(bpf_ntohs(p.destination_port)))
         return PASS;
     struct sender_slot *slot = live_sender(p.source, p.source_port, p.destination_port);
     if (!slot || p.flags & TH_SYN) {

@@ -16,9 +16,11 @@ const volatile __u64 netns_cookie = 0;
 #include "parse.h"
 #include "sack.h"
 #include "spaces.h"
+#include "icmp.h"
 #include "kernel.h"
 
 #include "sockopt.h"
+#include "path.h"
 #include "ingress.h"
 #include "egress.h"
 

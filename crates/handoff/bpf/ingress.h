@@ -429,7 +429,7 @@ int fe_in(struct __sk_buff *skb)
     if (is_copy)
         skb->mark = 0;
     if (!parse(skb, &p))
-        return PASS;
+        return steer_report(skb);
     __builtin_memcpy(key.client_address, p.source, sizeof(key.client_address));
     __builtin_memcpy(key.server_address, p.destination, sizeof(key.server_address));
     key.client_port = p.source_port;

@@ -149,6 +149,7 @@ struct sender_slot {
     X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")              \
     X(FE_IN_STRANGE, "client packets outside the frontend's window: to its stack alone")          \
     X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                              \
+    X(FE_IN_TOO_BIG, "reports of a smaller path MTU, passed on to a backend")                     \
     X(FE_OUT_TRANSLATED, "frontend segments translated")                                          \
     X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                 \
     X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")   \
@@ -157,6 +158,7 @@ struct sender_slot {
     X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                    \
     X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
     X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
+    X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(FE_BEGUN, "regions begun")                                                                  \
     X(FE_MOVED, "regions that another backend goes on with")                                      \
@@ -175,6 +177,7 @@ struct sender_slot {
     X(BE_OUT_SENT, "sender segments given the frontend's address")                                \
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
     X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
+    X(BE_IN_TOO_BIG, "steered reports of a smaller path MTU delivered to a sender")               \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
     X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")      \
     X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \

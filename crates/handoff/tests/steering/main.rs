@@ -5,6 +5,7 @@ mod backend;
 mod cost;
 mod egress;
 mod host;
+mod icmp;
 mod ingress;
 mod loader;
 mod model;

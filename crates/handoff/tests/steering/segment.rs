@@ -206,6 +206,11 @@ pub fn sack_option(blocks: &[(u32, u32)]) -> Vec<u8> {
 }
 
 fn pseudo_header(from: IpAddr, to: IpAddr, tcp_bytes: usize) -> Vec<u8> {
+    pseudo_header_of(6, from, to, tcp_bytes)
+}
+
+/// Of another protocol's packet of so many bytes.
+pub fn pseudo_header_of(protocol: u8, from: IpAddr, to: IpAddr, bytes: usize) -> Vec<u8> {
     let mut pseudo = Vec::new();
     for address in [from, to] {
         match address {
@@ -213,13 +218,13 @@ fn pseudo_header(from: IpAddr, to: IpAddr, tcp_bytes: usize) -> Vec<u8> {
             IpAddr::V6(address) => pseudo.extend(address.octets()),
         }
     }
-    pseudo.extend((tcp_bytes as u32).to_be_bytes());
-    pseudo.extend([0, 0, 0, 6]);
+    pseudo.extend((bytes as u32).to_be_bytes());
+    pseudo.extend([0, 0, 0, protocol]);
     pseudo
 }
 
 /// The Internet checksum's sum, before its complement (RFC 1071). Each part but the last has an even length.
-fn folded(parts: &[&[u8]]) -> u16 {
+pub fn folded(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0))).sum();
     while sum > 0xffff {

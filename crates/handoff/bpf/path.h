@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Reports of a smaller path MTU (icmp.h) as they arrive at the frontend:
+ *
+ *   the cited packet lies                         the report goes
+ *   in the active region, and is outstanding      to its backend
+ *   in a payload, and is not                      nowhere: late, or made up
+ *   among the frontend's own bytes                to the frontend's stack, in LOCAL numbers
+ *
+ * Outstanding is what the client has not acknowledged and has room for. A stranger who knows a
+ * flow's addresses would have to hit that, as with a connection that has no shortcut.
+ */
+#ifndef PATH_H
+#define PATH_H
+
+enum cites { SERVERS_BYTE, OUTSTANDING_PAYLOAD, OTHER_PAYLOAD };
+
+/* Under the flow's lock. */
+static __always_inline enum cites cites(const struct flow *flow, __u32 seq)
+{
+    const struct spaces *s = &flow->spaces;
+    __s64 at = nth_position(s, 0, seq);
+
+    if (at < 0 || at >= (__s64) nth_break(s, 0)->length)
+        return SERVERS_BYTE;
+    bool outstanding = s->status == SHUNT_REGION_ACTIVE && at >= (__s64) s->acked &&
+                       is_before(seq, client_edge(flow));
+    return outstanding ? OUTSTANDING_PAYLOAD : OTHER_PAYLOAD;
+}
+
+static __always_inline int report_to_backend(struct __sk_buff *skb, const struct too_big *t,
+                                             __u32 sender)
+{
+    struct edit e = {};
+    struct steer_peer *peer = bpf_map_lookup_elem(&peers, &sender);
+
+    if (!peer)
+        return TC_ACT_SHOT;
+    const __u32 *address = (const __u32 *) (is_icmpv6(t) ? peer->ipv6 : peer->ipv4);
+    if (!put_report_addresses(skb, t, &e, t->source, address) ||
+        !put_cited_source(skb, t, &e, address, peer->port) || !icmp_sum_follows(skb, t, &e)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    count(FE_IN_TOO_BIG);
+    return bpf_redirect_neigh(is_icmpv6(t) ? peer->ipv6_ifindex : peer->ipv4_ifindex, NULL, 0, 0);
+}
+
+static __always_inline int report_to_server(struct __sk_buff *skb, const struct too_big *t,
+                                            __u32 local)
+{
+    struct edit e = {};
+
+    if (local != t->seq && (!put_cited_seq(skb, t, &e, local) || !icmp_sum_follows(skb, t, &e))) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
+    return PASS;
+}
+
+/* Any packet that is not TCP. */
+static __noinline int steer_report(struct __sk_buff *skb)
+{
+    struct too_big t = {};
+    struct flow_key key = {};
+
+    if (!load_too_big(skb, &t))
+        return PASS;
+    __builtin_memcpy(key.client_address, t.destination, sizeof(key.client_address));
+    __builtin_memcpy(key.server_address, t.source, sizeof(key.server_address));
+    key.client_port = t.destination_port;
+    key.server_port = t.source_port;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return PASS;
+    bpf_spin_lock(&flow->lock);
+    enum cites which = cites(flow, t.seq);
+    __u32 sender = nth_break(&flow->spaces, 0)->peer;
+    __u32 local = to_local(&flow->spaces, t.seq);
+    bpf_spin_unlock(&flow->lock);
+    if (which == OUTSTANDING_PAYLOAD)
+        return report_to_backend(skb, &t, sender);
+    if (which == SERVERS_BYTE)
+        return report_to_server(skb, &t, local);
+    count(FE_DROP_TOO_BIG);
+    return TC_ACT_SHOT;
+}
+
+#endif
