@@ -1,6 +1,6 @@
-//! The TCP sockets of a host, as /proc/net/tcp lists them.
+//! The TCP sockets of a host, as /proc/net/tcp and /proc/net/tcp6 list them.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use anyhow::Result;
 
@@ -9,8 +9,9 @@ use crate::host::Host;
 /// One TCP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpSocket {
-    pub local: SocketAddrV4,
-    pub remote: SocketAddrV4,
+    /// An IPv4 address as one, also of a socket of both versions.
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
     /// As in include/net/tcp_states.h.
     pub state: u8,
     /// Bytes that the program has not read; of a listener, connections that it has not accepted.
@@ -37,21 +38,33 @@ impl TcpSocket {
     }
 }
 
-/// The address is in the machine's byte order, read as one number; the port is not.
-fn address(text: &str) -> Option<SocketAddrV4> {
+/// The address is in words of the machine's byte order, each read as one number; the port is not.
+fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
-    let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_ne_bytes());
-    Some(SocketAddrV4::new(ip, u16::from_str_radix(port, 16).ok()?))
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
+    let ip = match ip.len() {
+        8 => IpAddr::from(word(0)?),
+        32 => {
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?];
+            Ipv6Addr::from(<[u8; 16]>::try_from(words.as_flattened()).ok()?).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 impl Host {
-    /// Every IPv4 TCP socket of the host.
+    /// Every TCP socket of the host, of either IP version.
     ///
     /// # Errors
-    /// When the table cannot be read.
+    /// When a table cannot be read.
     pub fn tcp_sockets(&self) -> Result<Vec<TcpSocket>> {
-        let table = self.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"))??;
-        Ok(table.lines().skip(1).filter_map(TcpSocket::parse).collect())
+        let mut sockets = Vec::new();
+        for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
+            let table = self.run(|| std::fs::read_to_string(table))??;
+            sockets.extend(table.lines().skip(1).filter_map(TcpSocket::parse));
+        }
+        Ok(sockets)
     }
 }
 
@@ -68,5 +81,15 @@ mod tests {
         assert_eq!(socket.remote, "127.0.0.1:49153".parse().unwrap());
         assert_eq!((socket.state, socket.unread_bytes, socket.inode), (1, 42, 4711));
         assert_eq!(TcpSocket::parse("  sl  local_address"), None);
+    }
+
+    #[test]
+    fn a_line_of_the_other_table_is_read() {
+        let line = "   0: 000000FD000000000000000002000000:0050 0000000000000000FFFF00000C014D0A:C001 \
+                    08 00000000:00000001 00:00000000 00000000     0        0 4712 1 x";
+        let socket = TcpSocket::parse(line).unwrap();
+        assert_eq!(socket.local, "[fd00::2]:80".parse().unwrap());
+        assert_eq!(socket.remote, "10.77.1.12:49153".parse().unwrap());
+        assert_eq!((socket.state, socket.unread_bytes, socket.inode), (8, 1, 4712));
     }
 }

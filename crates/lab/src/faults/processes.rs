@@ -1,6 +1,7 @@
 //! The processes of a service: what they are, their memory, their descriptors.
 
 use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use anyhow::Result;
@@ -42,8 +43,12 @@ impl ProcessUse {
 
 /// A kept connection from one tier's server to the next one's.
 pub(super) fn is_between_tiers(socket: &TcpSocket) -> bool {
+    let is_tier = |end: &SocketAddr| match end.ip() {
+        IpAddr::V4(ip) => ip.octets()[..3] == [10, 77, 1],
+        IpAddr::V6(ip) => ip.segments()[..4] == [0xfd77, 0, 0, 1],
+    };
     let ends = [socket.local, socket.remote];
-    ends.iter().all(|end| end.ip().octets()[..3] == [10, 77, 1]) && ends.iter().any(|end| end.port() == 80)
+    ends.iter().all(is_tier) && ends.iter().any(|end| end.port() == 80)
 }
 
 /// What a process is; `None` for what is no part of the service, or has ended.
