@@ -2,16 +2,19 @@
 //!
 //! * `servers`: connections of this machine's servers; `peers`: sessions with other agents;
 //! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
+//! * `limits`: how much of all that there may be.
 //! * `losses`: what becomes of payloads whose backend's agent is gone.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
+use std::collections::HashSet;
 use std::io::{self, Read};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::process::{Resource, Rlimit};
 use shunt_handoff::sender::{SenderLimits, Senders};
 use shunt_wire::local::Reason;
 use slab::Slab;
@@ -21,7 +24,9 @@ use crate::callers::Callers;
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsError};
 use crate::fetches::FetchOut;
+use crate::host;
 use crate::incoming::{OncePerSecond, Waiting};
+use crate::limits::Pressure;
 use crate::losses::Losses;
 use crate::offers::Offers;
 use crate::packets;
@@ -83,6 +88,9 @@ pub struct Agent {
     pub(crate) losses: Losses,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
+    pub(crate) pressure: Pressure,
+    /// Handoffs to end at the end of this turn: peer, worker, handoff.
+    pub(crate) given_up: HashSet<(u32, u32, u64)>,
     pub(crate) peers: Vec<Peer>,
     pub(crate) credentials: Credentials,
     pub(crate) incoming: Waiting,
@@ -95,6 +103,8 @@ pub struct Agent {
     pub(crate) now: Instant,
     local_listener: OwnedFd,
     peer_listener: TcpListener,
+    /// Nothing could be accepted: the listeners are not watched until the next tick, or the loop would spin.
+    is_deaf: bool,
     /// Readable after a termination signal: the handler writes a byte. Only kept open.
     _stop: UnixStream,
     /// The same after SIGHUP.
@@ -134,6 +144,8 @@ impl Agent {
         poll.set(&reload, Source::Reload, Interest::Readable)?;
         poll.set(&local_listener, Source::LocalListener, Interest::Readable)?;
         poll.set(&peer_listener, Source::PeerListener, Interest::Readable)?;
+        let mut pressure = Pressure::new(config.peers.len());
+        pressure.descriptor_limit = raise_descriptor_limit(&config);
         let now = Instant::now();
         Ok(Self {
             peers: config.peers.iter().map(|peer| Peer::new(peer, config.dials(peer), now)).collect(),
@@ -147,6 +159,8 @@ impl Agent {
             losses: Losses::default(),
             servers: Slab::new(),
             next_worker: 1,
+            pressure,
+            given_up: HashSet::new(),
             credentials,
             incoming: Waiting::default(),
             callers,
@@ -157,6 +171,7 @@ impl Agent {
             now,
             local_listener,
             peer_listener,
+            is_deaf: false,
             _stop: stop,
             reload,
             next_warning: now,
@@ -170,6 +185,7 @@ impl Agent {
         let limits = SenderLimits {
             senders: backend.senders,
             send_buffer_bytes: backend.send_buffer_bytes,
+            memory_bytes: backend.socket_memory_bytes.unwrap_or_else(host::tcp_memory_bytes),
             park: backend.park,
             progress: backend.progress,
         };
@@ -201,6 +217,10 @@ impl Agent {
                     return Ok(());
                 }
                 self.handle(*source);
+            }
+            self.abort_given_up();
+            if self.pressure.is_look_due() {
+                self.look_at_limits();
             }
         }
     }
@@ -235,13 +255,28 @@ impl Agent {
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now);
         }
+        self.pressure.descriptor_limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        self.look_at_limits();
+        if std::mem::take(&mut self.is_deaf) {
+            let _ = self.poll.set(&self.local_listener, Source::LocalListener, Interest::Readable);
+            let _ = self.poll.set(&self.peer_listener, Source::PeerListener, Interest::Readable);
+        }
+    }
+
+    /// No descriptor or no memory: what wants to connect waits for the next tick.
+    fn turn_deaf(&mut self, error: &io::Error) {
+        self.counts.accept_failed += 1;
+        tracing::error!(%error, "cannot accept a connection; trying again. RLIMIT_NOFILE may be too low");
+        self.poll.remove(&self.local_listener);
+        self.poll.remove(&self.peer_listener);
+        self.is_deaf = true;
     }
 
     fn accept_server(&mut self) {
         match packets::accept(&self.local_listener) {
             Ok(Some(socket)) => self.add_server(socket),
             Ok(None) => {}
-            Err(error) => tracing::error!(%error, "cannot accept a server's connection"),
+            Err(error) => self.turn_deaf(&error),
         }
     }
 
@@ -249,7 +284,8 @@ impl Agent {
         match self.peer_listener.accept() {
             Ok((stream, from)) => self.add_incoming(stream, from),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => tracing::error!(%error, "cannot accept an agent's connection"),
+            Err(error) if is_passing(error.kind()) => {}
+            Err(error) => self.turn_deaf(&error),
         }
     }
 
@@ -286,6 +322,24 @@ impl Agent {
     pub(crate) fn count_refusal(&mut self, reason: Reason) {
         self.counts.ended[reason as usize] += 1;
     }
+}
+
+/// Of accept(2): of one connection that has ended already, or of nothing.
+fn is_passing(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted)
+}
+
+/// Each offer is a descriptor, and each sender is two.
+fn raise_descriptor_limit(config: &Config) -> u64 {
+    let Rlimit { current, maximum } = rustix::process::getrlimit(Resource::Nofile);
+    let raised = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let limit = if raised.is_ok() { maximum } else { current }.unwrap_or(u64::MAX);
+    let senders = config.backend.as_ref().map_or(0, |backend| 2 * backend.senders as u64);
+    let wanted = senders + config.limits.offers * u64::from(senders > 0) + 3 * config.limits.fetches as u64;
+    if limit < wanted {
+        tracing::info!(limit, wanted, "RLIMIT_NOFILE allows less than [limits]: LimitNOFILE= in the unit raises it");
+    }
+    limit
 }
 
 impl Drop for Agent {

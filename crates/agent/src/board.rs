@@ -77,6 +77,24 @@ impl Board {
         self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (0, [0; 16], [0; 16]))
     }
 
+    /// What is relayed from now on: bits of [`closed`](shunt_wire::local::closed), for one peer or for all. Whether
+    /// that is news.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn close(&mut self, peer: Option<usize>, bits: u32) -> io::Result<bool> {
+        let (word, at) = match peer {
+            None => (&mut self.head.closed, offset_of!(BoardHead, closed) as u64),
+            Some(index) => (&mut self.peers[index].closed, Self::offset(index) + offset_of!(BoardPeer, closed) as u64),
+        };
+        if *word == bits {
+            return Ok(false);
+        }
+        *word = bits;
+        self.memory.write_all_at(&bits.to_ne_bytes(), at)?;
+        Ok(true)
+    }
+
     /// Of the session with the peer; `None` where there is none.
     pub fn epoch(&self, index: usize) -> Option<u32> {
         self.peers.get(index).filter(|peer| peer.state == 1).map(|peer| peer.epoch)
@@ -182,6 +200,22 @@ mod tests {
         board.memory.read_exact_at(&mut head, 0).unwrap();
         assert_eq!(head, board.head.as_bytes());
         assert_eq!(head[28..32], 2u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn closing_is_one_word_and_told_once() {
+        let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
+        board.up(0, [1; 16], [2; 16]).unwrap();
+        let epoch = board.epoch(0);
+        assert!(board.close(None, 2).unwrap() && board.close(Some(0), 1).unwrap());
+        assert!(!board.close(None, 2).unwrap() && !board.close(Some(0), 1).unwrap());
+        let mut bytes = vec![0; BOARD_BYTES];
+        board.memory.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!((bytes[24], bytes[size_of::<BoardHead>() + 8]), (2, 1));
+        assert_eq!(board.epoch(0), epoch, "what was begun before goes on");
+        board.down(0).unwrap();
+        board.up(0, [1; 16], [2; 16]).unwrap();
+        assert!(!board.close(Some(0), 1).unwrap(), "a new session changes nothing");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::poll::{Interest, Source};
 impl Agent {
     pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
         self.counts.claims += 1;
+        self.abort_given_up();
         let claimant = Claimant::of(peer as u32, claim);
         match self.send_payload(peer, claim, claimant) {
             Ok(progress) => {
@@ -82,8 +83,14 @@ impl Agent {
 
     pub(crate) fn on_abort(&mut self, peer: usize, worker: u32, handoff: u64) {
         self.counts.aborts += 1;
-        if let Some(senders) = &mut self.senders {
-            senders.abort(peer as u32, worker, handoff);
+        self.given_up.insert((peer as u32, worker, handoff));
+    }
+
+    /// What was given up since the last call: at the end of a turn, and before anything else begins.
+    pub(crate) fn abort_given_up(&mut self) {
+        let given_up = std::mem::take(&mut self.given_up);
+        if let (false, Some(senders)) = (given_up.is_empty(), &mut self.senders) {
+            senders.abort(&given_up);
         }
     }
 

@@ -12,6 +12,7 @@ use shunt_wire::peer::is_name;
 use crate::addresses::is_usable;
 use crate::callers::{Account, Callers};
 use crate::credentials::server_name;
+use crate::limits::Limits;
 use crate::speaks_for::{SpeaksFor, can_be_client};
 
 /// So many heartbeats without a word, and the peer is lost.
@@ -65,6 +66,12 @@ pub struct Config {
     /// Present where this machine has payloads to offer.
     #[serde(default)]
     pub backend: Option<BackendConfig>,
+    /// How much this agent takes on.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Where counters may be asked for in Prometheus' way; nowhere where it is not given.
+    #[serde(default)]
+    pub metrics: Option<SocketAddr>,
     /// The other machines.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerConfig>,
@@ -114,6 +121,10 @@ pub struct BackendConfig {
     /// Send buffer in bytes that each begins with; the kernel makes it larger where the way is long.
     #[serde(default = "default_send_buffer")]
     pub send_buffer_bytes: usize,
+    /// Kernel memory for what all of them have queued, in bytes; a quarter of tcp_mem's first number where it is not
+    /// given.
+    #[serde(default)]
+    pub socket_memory_bytes: Option<u64>,
     /// How long a socket waits for the next payload on its connection.
     #[serde(default = "default_park", with = "humantime_serde")]
     pub park: Duration,
@@ -284,6 +295,9 @@ impl Config {
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
             return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
         }
+        if let Some(problem) = self.limits.problem() {
+            return Some(problem);
+        }
         self.backend.as_ref().and_then(|backend| self.backend_problem(backend))
     }
 
@@ -388,6 +402,8 @@ mod tests {
             (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two of one"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
+            (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
+            (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "heartbeat"),
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
             (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),

@@ -24,11 +24,11 @@ use crate::transport::{Transport, TransportError};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long either end of a fetch may bring or take nothing.
 pub(crate) const PROGRESS: Duration = Duration::from_secs(60);
-pub(crate) const MAX_FETCHES: usize = 4096;
 
 /// A fetch of a server of this machine.
 pub(crate) struct FetchOut {
     transport: Transport,
+    peer: usize,
     stage: Stage,
     length: u64,
     trace: TraceId,
@@ -63,9 +63,8 @@ impl Agent {
         if self.board.epoch(peer) != Some(fetch.epoch) {
             return Err(Reason::PeerLost);
         }
-        if self.fetches_out.len() >= MAX_FETCHES {
-            return Err(Reason::Limit);
-        }
+        let of_peer = self.fetches_out.iter().filter(|(_, out)| out.peer == peer).count();
+        self.allow_fetch(self.fetches_out.len(), of_peer)?;
         let tls = self.credentials.dial(&self.peers[peer].name).map_err(|_| Reason::PeerLost)?;
         let mut transport = Transport::connect(self.peers[peer].address, tls).map_err(|_| Reason::PeerLost)?;
         let request = peer::Fetch {
@@ -84,7 +83,7 @@ impl Agent {
             .map_err(|_| Reason::Limit)?;
         let stage = Stage::Asked { server, fetch: fetch.fetch };
         let deadline = self.now + PATIENCE;
-        entry.insert(FetchOut { transport, stage, length: fetch.length, trace: fetch.trace, deadline });
+        entry.insert(FetchOut { transport, peer, stage, length: fetch.length, trace: fetch.trace, deadline });
         Ok(())
     }
 
@@ -204,6 +203,13 @@ impl Agent {
         for index in late.collect::<Vec<_>>() {
             self.fail_fetch(index, Reason::NoProgress);
         }
+    }
+
+    pub(crate) fn allow_fetch(&mut self, all: usize, of_peer: usize) -> Result<(), Reason> {
+        let limits = &self.config.limits;
+        let (many, many_of_peer) = (all >= limits.fetches, of_peer >= limits.fetches_per_peer);
+        self.counts.fetches_limited += u64::from(many || many_of_peer);
+        if many || many_of_peer || !self.has_descriptors() { Err(Reason::Limit) } else { Ok(()) }
     }
 }
 

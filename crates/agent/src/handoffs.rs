@@ -12,6 +12,7 @@ use crate::agent::Agent;
 impl Agent {
     pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff) {
         self.counts.handoffs += 1;
+        self.pressure.note_handoff();
         let peer = handoff.peer as usize;
         let worker = self.servers[server].worker;
         // Of another session: the offer is gone with it, and nobody sends anything.

@@ -6,6 +6,9 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use rustix::net::{AddressFamily, SocketType};
 
+/// Where tcp_mem says nothing, or next to nothing.
+const LEAST_TCP_PAGES: u64 = 16384;
+
 /// Index of a network interface.
 ///
 /// # Errors
@@ -44,6 +47,14 @@ pub fn interface_towards(address: IpAddr) -> io::Result<u32> {
 pub fn netns_cookie() -> io::Result<u64> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     shunt_sys::sockopt::netns_cookie(&socket)
+}
+
+/// Memory for what senders have queued, in bytes: a quarter of what the machine's TCP may have before it comes under
+/// pressure (the first number of tcp_mem, in pages).
+pub fn tcp_memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+    let pages = text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(LEAST_TCP_PAGES);
+    pages.max(LEAST_TCP_PAGES) * rustix::param::page_size() as u64 / 4
 }
 
 /// Both ends, ours first, of every TCP connection of this network namespace.

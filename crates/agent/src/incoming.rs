@@ -58,6 +58,10 @@ impl OncePerSecond {
 }
 
 impl Waiting {
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
     fn has_place(&mut self, from: IpAddr, stranger: bool, now: Instant) -> bool {
         if self.places.len() >= PLACES {
             return false;

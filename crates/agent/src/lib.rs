@@ -16,6 +16,7 @@ mod fetches;
 mod handoffs;
 mod host;
 mod incoming;
+pub mod limits;
 mod losses;
 mod offers;
 pub mod packets;

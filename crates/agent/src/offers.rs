@@ -5,8 +5,9 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use shunt_handoff::payload::Payload;
+use shunt_handoff::sender::Load;
 use shunt_wire::Tag;
-use shunt_wire::local::{Offer, Reason};
+use shunt_wire::local::{BOARD_PEERS, Offer, Reason};
 
 struct Offered {
     offer: Offer,
@@ -20,12 +21,19 @@ pub struct Offers {
     /// In the order of their end: all live equally long.
     ends: VecDeque<(Instant, u64)>,
     expired: u64,
+    loads: Vec<Load>,
 }
 
 impl Offers {
     /// None yet.
     pub fn new(lifetime: Duration) -> Self {
-        Self { lifetime, by_number: HashMap::new(), ends: VecDeque::new(), expired: 0 }
+        Self {
+            lifetime,
+            by_number: HashMap::new(),
+            ends: VecDeque::new(),
+            expired: 0,
+            loads: vec![Load::default(); BOARD_PEERS],
+        }
     }
 
     /// How many are open.
@@ -38,6 +46,11 @@ impl Offers {
         self.expired
     }
 
+    /// What is open for one peer.
+    pub fn load(&self, peer: u32) -> Load {
+        self.loads[peer as usize]
+    }
+
     /// Takes an offer; a number that is already there is refused.
     ///
     /// # Errors
@@ -47,6 +60,7 @@ impl Offers {
             return Err(Reason::Malformed);
         }
         self.ends.push_back((now + self.lifetime, offer.number));
+        self.loads[offer.peer as usize] += Load::waiting(offer.length);
         self.by_number.insert(offer.number, Offered { offer, file });
         Ok(())
     }
@@ -72,14 +86,20 @@ impl Offers {
         if offered.offer.length != length {
             return Err(Reason::Length);
         }
-        let Offered { offer, file } = self.by_number.remove(&number).ok_or(Reason::UnknownOffer)?;
+        let Offered { offer, file } = self.remove(number).ok_or(Reason::UnknownOffer)?;
         Ok(Payload::new(file, &offer))
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Offered> {
+        let offered = self.by_number.remove(&number)?;
+        self.loads[offered.offer.peer as usize] -= Load::waiting(offered.offer.length);
+        Some(offered)
     }
 
     /// Closes what nobody claimed in time.
     pub fn expire(&mut self, now: Instant) {
         while let Some((_, number)) = self.ends.pop_front_if(|(end, _)| *end <= now) {
-            if self.by_number.remove(&number).is_some() {
+            if self.remove(number).is_some() {
                 self.expired += 1;
             }
         }
@@ -106,7 +126,9 @@ mod tests {
     #[test]
     fn claimed_once() {
         let mut offers = offers_with(7);
+        assert_eq!(offers.load(2), Load::waiting(5));
         assert_eq!(offers.claim(2, 7, 5, Tag([3; 16])).unwrap().remaining(), 5);
+        assert_eq!(offers.load(2), Load::default());
         assert_eq!(offers.claim(2, 7, 5, Tag([3; 16])).unwrap_err(), Reason::UnknownOffer);
     }
 
@@ -126,6 +148,7 @@ mod tests {
         assert!(offers.contains(7));
         offers.expire(Instant::now() + Duration::from_secs(11));
         assert_eq!((offers.len(), offers.expired()), (0, 1));
+        assert_eq!(offers.load(2), Load::default());
     }
 
     #[test]

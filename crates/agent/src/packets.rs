@@ -9,8 +9,8 @@ use std::path::Path;
 use rustix::fs::{Gid, Mode};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use shunt_wire::local::MAX_PACKET_BYTES;
 
@@ -73,6 +73,8 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
 pub enum Received {
     /// One packet, and the descriptor that came with it.
     Packet(usize, Option<File>),
+    /// One packet whose descriptors the kernel has dropped: this process has no room for them.
+    Cut(usize),
     /// None now.
     Nothing,
     /// The other side is gone.
@@ -100,6 +102,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8; MAX_PACKET_BYTES]) -> io::Re
     let descriptor = descriptors.by_ref().flatten().next().map(File::from);
     match message.bytes {
         0 => Ok(Received::Closed),
+        bytes if message.flags.contains(ReturnFlags::CTRUNC) && descriptor.is_none() => Ok(Received::Cut(bytes)),
         bytes => Ok(Received::Packet(bytes, descriptor)),
     }
 }

@@ -208,6 +208,11 @@ impl Agent {
                 Ok(())
             }
             (Frame::Ping(_), true) => Ok(()),
+            (Frame::Closed(closed), true) => {
+                self.pressure.set_full(index, closed.offers.get() == 1);
+                self.look_at_limits();
+                Ok(())
+            }
             (Frame::Spacing(spacing), true) => {
                 self.on_spacing(index, &spacing);
                 Ok(())
@@ -236,6 +241,7 @@ impl Agent {
             self.board.set_families(frontend.families())?;
         }
         self.board.up(index, our_key, hello.offer_key)?;
+        self.renew_limits(index);
         self.counts.sessions += 1;
         tracing::info!(peer = self.peers[index].name, "session begins");
         Ok(())

@@ -53,6 +53,13 @@ pub(crate) struct Server {
 
 impl Agent {
     pub(crate) fn add_server(&mut self, socket: OwnedFd) {
+        if self.servers.len() >= self.config.limits.servers {
+            self.counts.servers_refused += 1;
+            if self.refusals.may_speak(self.now) {
+                tracing::warn!("a server's connection too many: raise `servers` in [limits]");
+            }
+            return;
+        }
         let caller = match self.callers.ask(&socket) {
             Ok(caller) if caller.may == May::Nothing => return self.refuse_caller(&socket, &caller),
             Ok(caller) => caller,
@@ -90,6 +97,7 @@ impl Agent {
         let silent = |server: &Server| matches!(server.role, Role::Unknown) && server.deadline <= now;
         let silent = self.servers.iter().filter(|(_, server)| silent(server)).map(|(index, _)| index);
         for index in silent.collect::<Vec<_>>() {
+            self.counts.servers_silent += 1;
             self.remove_server(index);
         }
     }
@@ -106,7 +114,8 @@ impl Agent {
         };
         let mut buffer = [0; MAX_PACKET_BYTES];
         match packets::receive(&server.socket, &mut buffer) {
-            Ok(Received::Packet(bytes, file)) => self.obey(index, &buffer[..bytes], file),
+            Ok(Received::Packet(bytes, file)) => self.obey(index, &buffer[..bytes], file, false),
+            Ok(Received::Cut(bytes)) => self.obey(index, &buffer[..bytes], None, true),
             Ok(Received::Nothing) => false,
             Ok(Received::Closed) => self.remove_server(index),
             Err(error) => {
@@ -116,11 +125,11 @@ impl Agent {
         }
     }
 
-    fn obey(&mut self, index: usize, mut packet: &[u8], mut file: Option<File>) -> bool {
+    fn obey(&mut self, index: usize, mut packet: &[u8], mut file: Option<File>, was_cut: bool) -> bool {
         while !packet.is_empty() {
             let done = Request::parse(packet).and_then(|(request, rest)| {
                 packet = rest;
-                self.do_request(index, request, file.take())
+                self.do_request(index, request, file.take(), was_cut)
             });
             if let Err(reason) = done {
                 self.counts.malformed_local += 1;
@@ -135,7 +144,7 @@ impl Agent {
 
     /// # Errors
     /// What ends the connection: a request that this connection may not make. A handoff that fails is answered.
-    fn do_request(&mut self, index: usize, request: Request, file: Option<File>) -> Result<(), Reason> {
+    fn do_request(&mut self, index: usize, request: Request, file: Option<File>, was_cut: bool) -> Result<(), Reason> {
         let Server { role, caller, .. } = &self.servers[index];
         if caller.may != May::Serve && !matches!(request, Request::Stats) {
             self.counts.refused_callers += 1;
@@ -146,8 +155,15 @@ impl Agent {
             (Request::Hello(channel), Role::Unknown) => self.welcome(index, channel),
             (Request::Offer(offer), Role::Offers { .. }) => {
                 let own = offer.number >> 32 == u64::from(self.servers[index].worker);
-                let file = file.filter(|_| own).ok_or(Reason::Malformed)?;
-                self.add_offer(offer, file)
+                match file.filter(|_| own) {
+                    Some(file) => self.add_offer(offer, file),
+                    // It came without one because we had none left.
+                    None if own && was_cut => {
+                        self.counts.offers_without_descriptor += 1;
+                        Ok(())
+                    }
+                    None => Err(Reason::Malformed),
+                }
             }
             (Request::Handoff(handoff), Role::Control { .. }) => {
                 self.hand_off(index, &handoff);
@@ -211,6 +227,11 @@ impl Agent {
             self.counts.offers_of_lost_sessions += 1;
             return Ok(());
         }
+        if !self.has_descriptors() {
+            self.counts.offers_without_descriptor += 1;
+            return Ok(());
+        }
+        self.pressure.note_offer(offer.length);
         self.offers.add(offer, file, self.now)
     }
 

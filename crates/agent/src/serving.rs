@@ -8,7 +8,7 @@ use shunt_wire::local::Reason;
 use shunt_wire::peer;
 
 use crate::agent::Agent;
-use crate::fetches::{MAX_FETCHES, PATIENCE, PROGRESS, log_failure};
+use crate::fetches::{PATIENCE, PROGRESS, log_failure};
 use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
 use crate::transport::{Transport, TransportError};
@@ -21,6 +21,7 @@ const CHUNKS: usize = 8;
 /// One of them.
 pub(crate) struct FetchIn {
     transport: Transport,
+    peer: usize,
     payload: Payload,
     trace: TraceId,
     deadline: Instant,
@@ -37,11 +38,11 @@ impl Agent {
     pub(crate) fn serve_fetch(&mut self, mut incoming: Incoming, fetch: &peer::Fetch) {
         self.counts.fetches_in += 1;
         match self.claim_for_fetch(&incoming, fetch) {
-            Ok(payload) => {
+            Ok((peer, payload)) => {
                 let transport = &mut incoming.transport;
                 peer::Fetched { length: payload.remaining().into() }.emit(transport.output());
                 let (transport, deadline) = (incoming.transport, self.now + PATIENCE);
-                let index = self.fetches_in.insert(FetchIn { transport, payload, trace: fetch.trace, deadline });
+                let index = self.fetches_in.insert(FetchIn { transport, peer, payload, trace: fetch.trace, deadline });
                 self.on_fetch_in(index);
             }
             Err(reason) => {
@@ -52,18 +53,17 @@ impl Agent {
         }
     }
 
-    fn claim_for_fetch(&mut self, incoming: &Incoming, fetch: &peer::Fetch) -> Result<Payload, Reason> {
+    fn claim_for_fetch(&mut self, incoming: &Incoming, fetch: &peer::Fetch) -> Result<(usize, Payload), Reason> {
         let number = fetch.offer.get();
-        if self.fetches_in.len() >= MAX_FETCHES {
-            return Err(Reason::Limit);
-        }
         let is_its = |peer: &crate::config::PeerConfig| incoming.transport.is_of(&peer.name);
         let peer = self.config.peers.iter().position(is_its).ok_or(Reason::UnknownOffer)?;
+        let of_peer = self.fetches_in.iter().filter(|(_, other)| other.peer == peer).count();
+        self.allow_fetch(self.fetches_in.len(), of_peer)?;
         if !self.offers.contains(number) {
             self.drain_offers(number);
         }
         let payload = self.offers.claim(peer as u32, number, fetch.length.get(), fetch.tag)?;
-        if payload.is_unchanged() { Ok(payload) } else { Err(Reason::FileChanged) }
+        if payload.is_unchanged() { Ok((peer, payload)) } else { Err(Reason::FileChanged) }
     }
 
     pub(crate) fn on_fetch_in(&mut self, index: usize) {
@@ -77,20 +77,23 @@ impl Agent {
                 let socket = serving.transport.descriptor();
                 let _ = self.poll.set(socket, Source::FetchIn(index), Interest::WritableOnce);
             }
-            Err(reason) => {
-                let serving = self.fetches_in.remove(index);
-                log_failure(reason, serving.trace);
-                self.count_refusal(reason);
-                serving.transport.reset();
-            }
+            Err(reason) => self.reset_fetch(index, reason),
         }
+    }
+
+    /// Not an end: the reader must not take what it has for the whole.
+    fn reset_fetch(&mut self, index: usize, reason: Reason) {
+        let serving = self.fetches_in.remove(index);
+        log_failure(reason, serving.trace);
+        self.count_refusal(reason);
+        serving.transport.reset();
     }
 
     pub(crate) fn tend_served(&mut self) {
         let now = self.now;
         let late = self.fetches_in.iter().filter(|(_, serving)| serving.deadline <= now).map(|(index, _)| index);
         for index in late.collect::<Vec<_>>() {
-            self.fetches_in.remove(index).transport.reset();
+            self.reset_fetch(index, Reason::NoProgress);
         }
     }
 }

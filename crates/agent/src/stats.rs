@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
 use crate::board::WorkerCounters;
+use crate::limits::Closings;
 use crate::packets;
 
 /// What happened in this agent since it started.
@@ -25,10 +26,18 @@ pub struct Counts {
     pub malformed_local: u64,
     /// Connections of agents that were refused.
     pub malformed_peer: u64,
+    /// Times that no connection could be accepted, for want of descriptors or memory.
+    pub accept_failed: u64,
+    /// Connections of servers that never said what they are for.
+    pub servers_silent: u64,
+    /// Connections of servers beyond the limit.
+    pub servers_refused: u64,
     /// Offers taken from servers.
     pub offers: u64,
     /// Of those, made in a session that was gone already.
     pub offers_of_lost_sessions: u64,
+    /// Offers that were dropped for want of descriptors.
+    pub offers_without_descriptor: u64,
     /// Handoffs that this machine's servers began.
     pub handoffs: u64,
     /// Claims of other agents.
@@ -41,6 +50,8 @@ pub struct Counts {
     pub fetches_out: u64,
     /// Fetches that other agents asked for.
     pub fetches_in: u64,
+    /// Fetches refused by a limit, in either direction.
+    pub fetches_limited: u64,
     /// Handoffs and fetches that ended without success, by [`Reason`].
     pub ended: [u64; 16],
     /// Counters of servers that are gone.
@@ -56,14 +67,19 @@ impl Default for Counts {
             refused_callers: 0,
             malformed_local: 0,
             malformed_peer: 0,
+            accept_failed: 0,
+            servers_silent: 0,
+            servers_refused: 0,
             offers: 0,
             offers_of_lost_sessions: 0,
+            offers_without_descriptor: 0,
             handoffs: 0,
             claims: 0,
             stalled: 0,
             aborts: 0,
             fetches_out: 0,
             fetches_in: 0,
+            fetches_limited: 0,
             ended: [0; 16],
             gone: [0; COUNTERS],
         }
@@ -130,8 +146,12 @@ impl Agent {
             "refused_callers": counts.refused_callers,
             "malformed_local": counts.malformed_local,
             "malformed_peer": counts.malformed_peer,
+            "accept_failed": counts.accept_failed,
+            "servers_silent": counts.servers_silent,
+            "servers_refused": counts.servers_refused,
             "offers": counts.offers,
             "offers_of_lost_sessions": counts.offers_of_lost_sessions,
+            "offers_without_descriptor": counts.offers_without_descriptor,
             "offers_open": self.offers.len(),
             "offers_expired": self.offers.expired(),
             "handoffs": counts.handoffs,
@@ -141,7 +161,11 @@ impl Agent {
             "aborts": counts.aborts,
             "fetches_out": counts.fetches_out,
             "fetches_in": counts.fetches_in,
+            "fetches_limited": counts.fetches_limited,
             "ended": ended.into_iter().collect::<Map<_, _>>(),
+            "now": self.use_now(),
+            "limit": self.limits_now(),
+            "limited": self.limited(),
         });
         if let Some(senders) = &self.senders {
             let counts = senders.counts();
@@ -150,10 +174,65 @@ impl Agent {
                 "restored": counts.restored,
                 "reused": counts.reused,
                 "discarded": counts.discarded,
+                "evicted": counts.evicted,
                 "queued_bytes": counts.queued_bytes,
             });
         }
         stats
+    }
+
+    /// What there is now, a tenth of a second ago at most.
+    fn use_now(&self) -> Value {
+        let used = self.pressure.total;
+        json!({
+            "handoffs": used.handoffs,
+            "payloads": used.sent.payloads,
+            "bytes": used.sent.bytes,
+            "senders": used.sent.senders,
+            "descriptors": self.descriptors_in_use(),
+            "fetches_in": self.fetches_in.len(),
+            "fetches_out": self.fetches_out.len(),
+            "servers": self.servers.len(),
+        })
+    }
+
+    /// What there may be.
+    fn limits_now(&self) -> Value {
+        let limits = &self.config.limits;
+        json!({
+            "handoffs": limits.handoffs,
+            "payloads": limits.offers,
+            "bytes": limits.bytes,
+            "senders": self.config.backend.as_ref().map_or(0, |backend| backend.senders),
+            "descriptors": self.pressure.descriptor_limit,
+            "fetches_in": limits.fetches,
+            "fetches_out": limits.fetches,
+            "servers": limits.servers,
+        })
+    }
+
+    /// How often each limit was reached.
+    fn limited(&self) -> Value {
+        let Closings {
+            handoffs,
+            handoffs_per_peer,
+            offers,
+            offers_per_peer,
+            bytes,
+            bytes_per_peer,
+            senders,
+            descriptors,
+        } = self.pressure.closings;
+        json!({
+            "handoffs": handoffs,
+            "handoffs_per_peer": handoffs_per_peer,
+            "offers": offers,
+            "offers_per_peer": offers_per_peer,
+            "bytes": bytes,
+            "bytes_per_peer": bytes_per_peer,
+            "senders": senders,
+            "descriptors": descriptors,
+        })
     }
 
     fn server_stats(&self) -> Value {

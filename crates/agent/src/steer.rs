@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
+use shunt_handoff::bpf::MAX_RINGS;
 use shunt_handoff::frontend::{ActiveRegion, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
@@ -20,7 +21,7 @@ use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
 
 /// Completion rings: one per control connection.
-const RINGS: u32 = 64;
+const RINGS: u32 = MAX_RINGS;
 /// Most time between two looks at flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
 

@@ -17,8 +17,8 @@
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
 #define MAX_PEERS   64 /* SHUNT_BOARD_PEERS */
-#define MAX_RINGS   64
-#define RING_BYTES  65536
+#define MAX_RINGS   256
+#define RING_BYTES  262144 /* 8,192 completions between two looks of a worker */
 /* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
 #define BREAKS      4
 

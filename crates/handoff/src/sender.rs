@@ -14,9 +14,10 @@
 //! Whoever owns the [`Senders`] owns their sockets; nothing here blocks and nothing here reads a clock.
 
 mod connection;
+mod load;
 mod table;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ use shunt_wire::{Endpoint, TraceId};
 use crate::payload::Payload;
 use connection::{Sender, State, Verdict, first_slot};
 
+pub use load::Load;
 pub use table::{SenderKey, SenderTable, Slot};
 
 /// Limits that an operator sets.
@@ -38,6 +40,8 @@ pub struct SenderLimits {
     pub senders: usize,
     /// Send buffer in bytes that each begins with: twice that leaves without waking the agent again.
     pub send_buffer_bytes: usize,
+    /// Kernel memory for what all of them have queued, in bytes: where many send at once, each begins with a smaller buffer.
+    pub memory_bytes: u64,
     /// How long a parked socket waits for the next payload.
     pub park: Duration,
     /// How long a client may acknowledge nothing.
@@ -90,7 +94,19 @@ pub struct Senders<T> {
     by_key: HashMap<SenderKey, usize>,
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
+    /// Where the next sweep begins.
+    swept: usize,
+    /// Senders that were not parked when that was counted last.
+    busy: u64,
 }
+
+/// A sweep looks at so many slots at least, and at a tenth of all.
+const SWEEP_AT_LEAST: usize = 256;
+const SWEEPS_FOR_ALL: usize = 10;
+/// Parked senders that are closed together where there is no room, for finding the oldest is a look at all.
+const EVICTED_AT_ONCE: usize = 32;
+/// No send buffer begins smaller, however many there are.
+const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
 
 /// What happened so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,6 +117,8 @@ pub struct SenderCounts {
     pub reused: u64,
     /// Parked sockets that could not be used: stale, or not yet fully acknowledged.
     pub discarded: u64,
+    /// Parked sockets that were closed to make room.
+    pub evicted: u64,
     /// Payload bytes given to the kernel.
     pub queued_bytes: u64,
 }
@@ -115,7 +133,27 @@ impl<T: SenderTable> Senders<T> {
             by_key: Default::default(),
             counts: Default::default(),
             advice: Vec::new(),
+            swept: 0,
+            busy: 0,
         }
+    }
+
+    /// Every payload that is being sent, with the index of its peer.
+    pub fn loads(&self) -> impl Iterator<Item = (u32, Load)> {
+        let busy = self.slots.iter().filter(|(_, sender)| !sender.is_parked());
+        busy.map(|(_, sender)| (sender.claimant.peer, Load::sending(sender.length)))
+    }
+
+    /// How many are sending, as counted now: their buffers share `memory_bytes` from here on.
+    pub fn set_busy(&mut self, senders: u64) {
+        self.busy = senders;
+    }
+
+    /// That one more sender begins with. The kernel counts twice the bytes of a buffer, for what it keeps beside them,
+    /// and lets none grow while TCP's memory is short.
+    fn buffer_bytes(&self) -> usize {
+        let share = usize::try_from(self.limits.memory_bytes / (self.busy + 1) / 2).unwrap_or(usize::MAX);
+        share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
     }
 
     /// What happened so far.
@@ -198,11 +236,12 @@ impl<T: SenderTable> Senders<T> {
         }
     }
 
-    /// The frontend gave it up: nothing more reaches the client.
-    pub fn abort(&mut self, peer: u32, worker: u32, handoff: u64) {
-        let is_it = |of: &Claimant| (of.peer, of.worker, of.handoff) == (peer, worker, handoff);
-        let found = self.slots.iter().find(|(_, sender)| is_it(&sender.claimant) && !sender.is_parked());
-        if let Some((index, _)) = found {
+    /// The frontend gave these up, by peer, worker and handoff: nothing more of them reaches a client. All at once,
+    /// for many come together, and each would be a look at all senders.
+    pub fn abort(&mut self, given_up: &HashSet<(u32, u32, u64)>) {
+        let is_given_up = |of: &Claimant| given_up.contains(&(of.peer, of.worker, of.handoff));
+        let found = self.slots.iter().filter(|(_, sender)| !sender.is_parked() && is_given_up(&sender.claimant));
+        for index in found.map(|(index, _)| index).collect::<Vec<_>>() {
             self.discard(index);
         }
     }
@@ -220,14 +259,20 @@ impl<T: SenderTable> Senders<T> {
         gone.into_iter().for_each(|index| self.discard(index));
     }
 
-    /// Once a second or so: parks what is acknowledged, closes what waited too long.
+    /// Ten times a second or so: parks what is acknowledged, closes what waited too long. Each call looks at a part,
+    /// so that it takes about as long with very many senders, each of which then gets its look once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {
         let mut failures = Vec::new();
-        for index in self.slots.iter().map(|(index, _)| index).collect::<Vec<_>>() {
-            match self.slots[index].look(now, &self.limits) {
+        let slots = self.slots.capacity();
+        for _ in 0..slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))) {
+            self.swept = if self.swept + 1 < slots { self.swept + 1 } else { 0 };
+            let Some(sender) = self.slots.get_mut(self.swept) else {
+                continue;
+            };
+            match sender.look(now, &self.limits) {
                 Verdict::Keep => {}
-                Verdict::Close => self.discard(index),
-                Verdict::Fail(reason) => failures.push(self.fail(index, reason)),
+                Verdict::Close => self.discard(self.swept),
+                Verdict::Fail(reason) => failures.push(self.fail(self.swept, reason)),
             }
         }
         failures
@@ -269,6 +314,7 @@ impl<T: SenderTable> Senders<T> {
         if self.slots.len() >= self.limits.senders && !self.evict_parked() {
             return Err(Reason::Limit);
         }
+        let buffer_bytes = self.buffer_bytes();
         let entry = self.slots.vacant_entry();
         let index = entry.key();
         let slot = first_slot(claim);
@@ -283,7 +329,7 @@ impl<T: SenderTable> Senders<T> {
                 return Err(Reason::Socket);
             }
         };
-        sender.set_send_buffer(self.limits.send_buffer_bytes);
+        sender.set_send_buffer(buffer_bytes);
         entry.insert(sender);
         self.by_key.insert(key, index);
         self.counts.restored += 1;
@@ -303,14 +349,17 @@ impl<T: SenderTable> Senders<T> {
         std::mem::take(&mut self.advice)
     }
 
-    /// Makes room by closing the parked sender that has waited longest.
+    /// Makes room by closing the parked senders that have waited longest.
     fn evict_parked(&mut self) -> bool {
         let parked = self.slots.iter().filter(|(_, sender)| sender.is_parked());
-        let Some((index, _)) = parked.min_by_key(|(_, sender)| sender.idle_since()) else {
-            return false;
-        };
-        self.discard(index);
-        true
+        let mut oldest: Vec<(Instant, usize)> = parked.map(|(index, sender)| (sender.idle_since(), index)).collect();
+        if oldest.len() > EVICTED_AT_ONCE {
+            oldest.select_nth_unstable(EVICTED_AT_ONCE);
+            oldest.truncate(EVICTED_AT_ONCE);
+        }
+        oldest.iter().for_each(|(_, index)| self.discard(*index));
+        self.counts.evicted += oldest.len() as u64;
+        !oldest.is_empty()
     }
 
     fn fail(&mut self, index: usize, reason: Reason) -> Failure {

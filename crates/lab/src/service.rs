@@ -39,8 +39,10 @@ pub struct Options {
 /// What configurations of a service say beyond the usual.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Settings {
-    /// Lines of all agents' configuration, in front of its tables.
+    /// Lines of every agent's configuration, before its role.
     pub agent: &'static str,
+    /// Agents log all that they do.
+    pub agent_debug: bool,
     /// Lines of the frontends' `[frontend]`, in the agents' configuration.
     pub agent_frontend: &'static str,
     /// Lines of the backends' `[backend]`.
@@ -180,6 +182,15 @@ impl<'lab> Service<'lab> {
     fn agent_mut(&mut self, host: &Host) -> Result<&mut Agent<'lab>> {
         let agent = self.agents.iter_mut().find(|agent| agent.host().name() == host.name());
         agent.with_context(|| format!("{} has no agent", host.name()))
+    }
+
+    /// The agent of a host.
+    ///
+    /// # Errors
+    /// When the host has none, or it was killed.
+    pub fn agent(&self, host: &Host) -> Result<&Process> {
+        let agent = self.agents.iter().find(|agent| agent.host().name() == host.name());
+        agent.and_then(Agent::process).with_context(|| format!("no agent runs on {}", host.name()))
     }
 
     /// What the agent of a host counted.

@@ -41,6 +41,7 @@ pub mod kind {
     pub const REFUSED: u16 = 7;
     pub const SPACING: u16 = 8;
     pub const PING: u16 = 9;
+    pub const CLOSED: u16 = 12;
 }
 
 /// First in every frame.
@@ -190,6 +191,13 @@ body!(
     Ping, kind::PING, {}
 );
 body!(
+    /// Frontend's agent to backend's: whether it takes offers. Offers from before are as good as ever.
+    Closed, kind::CLOSED, {
+        /// 1: make none, 0: make them again.
+        offers: U32,
+    }
+);
+body!(
     /// First on a fetch's connection.
     Fetch, kind::FETCH, {
         /// [`MAGIC`].
@@ -230,6 +238,7 @@ pub enum Frame {
     Ended(Ended),
     Spacing(Spacing),
     Ping(Ping),
+    Closed(Closed),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -262,6 +271,7 @@ impl Frame {
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
             kind::PING => exactly(body).map(Frame::Ping),
+            kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),
@@ -373,6 +383,12 @@ impl Spacing {
     }
 }
 
+impl Closed {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.offers.get() <= 1 { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
 impl Fetch {
     fn checked(self) -> Result<Self, Reason> {
         same_protocol(self.magic, self.version.get())?;
@@ -466,7 +482,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..11, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..16, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

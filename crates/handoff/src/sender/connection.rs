@@ -54,6 +54,8 @@ pub(super) struct Sender {
     ts_delta: u32,
     mss: u16,
     paced: bool,
+    /// Of its payload in bytes.
+    pub(super) length: u64,
     /// Payloads so far.
     payloads: u32,
     /// Which ACKs of its client it gets.
@@ -113,6 +115,7 @@ impl Sender {
             ts_delta: slot.ts_delta,
             mss: claim.mss.get(),
             paced: false,
+            length: claim.length.get(),
             payloads: 0,
             spacing: Default::default(),
             progress: (0, now),
@@ -154,6 +157,7 @@ impl Sender {
         now: Instant,
     ) -> Result<Slot, RepairError> {
         self.claimant = claimant;
+        self.length = claim.length.get();
         self.progress = (0, now);
         self.ts_delta = self.raised_ts_delta(claim);
         self.correct_window(claim, window)?;

@@ -158,7 +158,7 @@ fn rings_come_and_go_by_number() {
     frontend.create_ring(63, 0).expect("in place of the first");
     frontend.remove_ring(63).expect("there");
     frontend.remove_ring(63).expect("not there");
-    assert!(matches!(frontend.create_ring(64, 0), Err(SteeringError::Index { .. })));
+    assert!(matches!(frontend.create_ring(MAX_RINGS, 0), Err(SteeringError::Index { .. })));
     assert!(matches!(frontend.set_peer(64, &SteerPeer::default()), Err(SteeringError::Index { .. })));
     detach_all(&pins.0).expect("detach_all");
 }

@@ -31,6 +31,7 @@ pub(super) struct Agent<'lab> {
     config: PathBuf,
     /// `None` only while it ends.
     process: Option<Process>,
+    debug: bool,
 }
 
 impl<'lab> Agent<'lab> {
@@ -45,7 +46,8 @@ impl<'lab> Agent<'lab> {
         let config = host.dir().join("shuntd.toml");
         let text = configuration(lab, host, peers, options)? + &credentials(lab, host.name())?;
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
-        let mut agent = Self { host, program: program.to_owned(), config, process: None };
+        let mut agent =
+            Self { host, program: program.to_owned(), config, process: None, debug: options.settings.agent_debug };
         agent.process = Some(host.spawn(agent.command())?);
         Ok(agent)
     }
@@ -53,11 +55,18 @@ impl<'lab> Agent<'lab> {
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("--config").arg(&self.config).env("NO_COLOR", "1");
+        if self.debug {
+            command.env("RUST_LOG", "debug");
+        }
         command
     }
 
     pub(super) fn host(&self) -> &Host {
         self.host
+    }
+
+    pub(super) fn process(&self) -> Option<&Process> {
+        self.process.as_ref()
     }
 
     pub(super) fn stats(&self) -> Result<Stats> {
@@ -127,14 +136,14 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         _ => format!("[backend]\ninterfaces = [\"service0\"]\n{}", settings.agent_backend),
     };
     let mut text = format!(
-        "{}\nname = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n\n{role}\n",
-        settings.agent,
+        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n{}\n{role}\n",
         host.name(),
         ShuntPart::agent_socket(host).display(),
         address(host)?,
         lab.pins_prefix(),
         host.name(),
         host.cgroup().display(),
+        settings.agent,
     );
     for peer in peers {
         let speaks_for =

@@ -1,6 +1,7 @@
 //! A service with Shunt for one test.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod held;
 pub mod impostor;
 
 use std::path::PathBuf;

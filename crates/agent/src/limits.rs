@@ -1,0 +1,327 @@
+//! How much an agent takes on, and what happens then: new responses are relayed. A server learns it from the board
+//! without a message, so nothing of this costs a response anything.
+//!
+//! Limits are soft where a response could break otherwise: what was consented to or offered when a limit was reached
+//! still goes through, so that each may be passed by what is under way at that moment. Descriptors are the exception:
+//! the last ones are kept for what already runs.
+
+use serde::Deserialize;
+use shunt_handoff::sender::Load;
+use shunt_wire::local::{BOARD_PEERS, closed};
+use shunt_wire::peer::Closed;
+
+use crate::agent::Agent;
+
+/// Descriptors that stay free for what already runs: sessions, answers, fetches.
+const SPARE_DESCRIPTORS: u64 = 64;
+/// A look at everything costs more than an offer: between two looks a limit may be passed by this part of it.
+const SLACK: u64 = 32;
+
+/// `[limits]`
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Handoffs of this machine's servers that are not over.
+    pub handoffs: u64,
+    /// Of those, to one peer.
+    pub handoffs_per_peer: u64,
+    /// Payloads that are offered or being sent here.
+    pub offers: u64,
+    /// Of those, for one peer.
+    pub offers_per_peer: u64,
+    /// Their lengths.
+    pub bytes: u64,
+    /// Of those, for one peer.
+    pub bytes_per_peer: u64,
+    /// Payloads that are fetched, in each direction.
+    pub fetches: usize,
+    /// Of those, with one peer.
+    pub fetches_per_peer: usize,
+    /// Connections of this machine's servers, two for each worker.
+    pub servers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handoffs: 32768,
+            handoffs_per_peer: 16384,
+            offers: 32768,
+            offers_per_peer: 16384,
+            bytes: 16 << 40,
+            bytes_per_peer: 8 << 40,
+            fetches: 4096,
+            fetches_per_peer: 1024,
+            servers: 512,
+        }
+    }
+}
+
+impl Limits {
+    /// What is wrong with them.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let Limits { handoffs, offers, bytes, fetches, servers, .. } = *self;
+        let zero = [("handoffs", handoffs), ("offers", offers), ("bytes", bytes), ("servers", servers as u64)];
+        if let Some((name, _)) = zero.iter().find(|(_, value)| *value == 0) {
+            return Some(format!("[limits] {name} = 0 relays everything: leave out [frontend] or [backend] instead"));
+        }
+        (fetches == 0).then(|| "[limits] fetches = 0: a response that needs its body here would fail".into())
+    }
+}
+
+/// Closes at a limit and opens below 9 tenths of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gate {
+    is_closed: bool,
+}
+
+impl Gate {
+    /// Whether it is closed now; counts the closing.
+    fn look(&mut self, used: u64, limit: u64, closings: &mut u64) -> bool {
+        let bound = if self.is_closed { limit - limit / 10 } else { limit };
+        let was_closed = std::mem::replace(&mut self.is_closed, used >= bound);
+        *closings += u64::from(self.is_closed && !was_closed);
+        self.is_closed
+    }
+}
+
+/// How often each limit was reached.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Closings {
+    pub(crate) handoffs: u64,
+    pub(crate) handoffs_per_peer: u64,
+    pub(crate) offers: u64,
+    pub(crate) offers_per_peer: u64,
+    pub(crate) bytes: u64,
+    pub(crate) bytes_per_peer: u64,
+    pub(crate) senders: u64,
+    pub(crate) descriptors: u64,
+}
+
+/// What one peer, or all of them, use at the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Use {
+    pub(crate) handoffs: u64,
+    pub(crate) sent: Load,
+}
+
+#[derive(Default)]
+struct PeerGates {
+    handoffs: Gate,
+    offers: Gate,
+    bytes: Gate,
+    /// Its agent has as many handoffs as it wants.
+    is_full: bool,
+}
+
+/// Where things stand.
+pub(crate) struct Pressure {
+    handoffs: Gate,
+    offers: Gate,
+    bytes: Gate,
+    senders: Gate,
+    descriptors: Gate,
+    peers: Vec<PeerGates>,
+    pub(crate) closings: Closings,
+    pub(crate) total: Use,
+    /// RLIMIT_NOFILE.
+    pub(crate) descriptor_limit: u64,
+    /// Until the next look, which is due at once when one of them is used up.
+    handoffs_left: u64,
+    offers_left: u64,
+    bytes_left: u64,
+}
+
+impl Pressure {
+    pub(crate) fn new(peers: usize) -> Self {
+        let [handoffs, offers, bytes, senders, descriptors] = [Gate::default(); 5];
+        Self {
+            handoffs,
+            offers,
+            bytes,
+            senders,
+            descriptors,
+            peers: (0..peers).map(|_| PeerGates::default()).collect(),
+            closings: Closings::default(),
+            total: Use::default(),
+            descriptor_limit: u64::MAX,
+            handoffs_left: 0,
+            offers_left: 0,
+            bytes_left: 0,
+        }
+    }
+
+    pub(crate) fn note_handoff(&mut self) {
+        self.handoffs_left = self.handoffs_left.saturating_sub(1);
+    }
+
+    pub(crate) fn note_offer(&mut self, length: u64) {
+        self.offers_left = self.offers_left.saturating_sub(1);
+        self.bytes_left = self.bytes_left.saturating_sub(length);
+    }
+
+    /// Whether so much is new that a limit may be reached. One that is reached waits for the tick.
+    pub(crate) fn is_look_due(&self) -> bool {
+        let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
+        !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
+    }
+
+    /// The peer has said whether its agent takes offers of this machine.
+    pub(crate) fn set_full(&mut self, peer: usize, is_full: bool) {
+        self.peers[peer].is_full = is_full;
+    }
+}
+
+/// How much more there may be before the next look.
+fn left(limit: u64, used: u64) -> u64 {
+    limit.saturating_sub(used).max(limit / SLACK).max(1)
+}
+
+impl Agent {
+    /// Holds everything against its limits, and tells servers by the board and peers by a frame where one is reached
+    /// or free again.
+    pub(crate) fn look_at_limits(&mut self) {
+        let peers = self.use_by_peer();
+        let mut total = Use::default();
+        for used in &peers {
+            total.handoffs += used.handoffs;
+            total.sent += used.sent;
+        }
+        if let Some(senders) = &mut self.senders {
+            senders.set_busy(total.sent.senders);
+        }
+        let limits = self.config.limits;
+        let close = self.close_to_all(&total);
+        let most = |of: fn(&Use) -> u64| peers.iter().map(of).max().unwrap_or(0);
+        let pressure = &mut self.pressure;
+        pressure.total = total;
+        pressure.handoffs_left =
+            left(limits.handoffs, total.handoffs).min(left(limits.handoffs_per_peer, most(|used| used.handoffs)));
+        pressure.offers_left =
+            left(limits.offers, total.sent.payloads).min(left(limits.offers_per_peer, most(|used| used.sent.payloads)));
+        pressure.bytes_left =
+            left(limits.bytes, total.sent.bytes).min(left(limits.bytes_per_peer, most(|used| used.sent.bytes)));
+        self.set_closed(None, close);
+        for (index, used) in peers.iter().enumerate() {
+            self.look_at_peer(index, used);
+        }
+    }
+
+    /// Bits of `closed` for everybody.
+    fn close_to_all(&mut self, total: &Use) -> u32 {
+        let limits = self.config.limits;
+        let open = self.descriptors_in_use();
+        let most_senders = self.config.backend.as_ref().map_or(u64::MAX, |backend| backend.senders as u64);
+        let Pressure { closings, descriptor_limit, descriptors, handoffs, offers, bytes, senders, .. } =
+            &mut self.pressure;
+        let room = descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1);
+        let handoffs = handoffs.look(total.handoffs, limits.handoffs, &mut closings.handoffs);
+        let offers = offers.look(total.sent.payloads, limits.offers, &mut closings.offers)
+            | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
+            | senders.look(total.sent.senders, most_senders, &mut closings.senders)
+            | descriptors.look(open, room, &mut closings.descriptors);
+        u32::from(handoffs) * closed::HANDOFFS | u32::from(offers) * closed::OFFERS
+    }
+
+    fn look_at_peer(&mut self, index: usize, used: &Use) {
+        let limits = self.config.limits;
+        let Pressure { peers, closings, .. } = &mut self.pressure;
+        let gates = &mut peers[index];
+        let offers = gates.offers.look(used.sent.payloads, limits.offers_per_peer, &mut closings.offers_per_peer)
+            | gates.bytes.look(used.sent.bytes, limits.bytes_per_peer, &mut closings.bytes_per_peer)
+            | gates.is_full;
+        let was_full = gates.handoffs.is_closed;
+        let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer);
+        self.set_closed(Some(index), if offers { closed::OFFERS } else { 0 });
+        if was_full != is_full {
+            self.tell_full(index);
+        }
+    }
+
+    fn set_closed(&mut self, peer: Option<usize>, bits: u32) {
+        match self.board.close(peer, bits) {
+            Ok(false) => {}
+            Ok(true) => {
+                let peer = peer.map(|index| self.peers[index].name.as_str());
+                tracing::warn!(
+                    peer,
+                    offers = bits & closed::OFFERS == 0,
+                    handoffs = bits & closed::HANDOFFS == 0,
+                    "limits: what is taken now"
+                );
+            }
+            Err(error) => tracing::error!(%error, "cannot write the board"),
+        }
+    }
+
+    /// Has the peer's servers make us no more offers, or make them again. Also when its session begins.
+    pub(crate) fn tell_full(&mut self, index: usize) {
+        let full = self.pressure.peers[index].handoffs.is_closed;
+        if let Some(session) = self.peers[index].session() {
+            Closed { offers: u32::from(full).into() }.emit(session.transport.output());
+            self.mark_unsent(index);
+        }
+    }
+
+    /// A session with the peer begins: it has said nothing yet, and may not know what we said before.
+    pub(crate) fn renew_limits(&mut self, index: usize) {
+        self.pressure.set_full(index, false);
+        if self.pressure.peers[index].handoffs.is_closed {
+            self.tell_full(index);
+        }
+    }
+
+    fn use_by_peer(&self) -> Vec<Use> {
+        let mut all = vec![Use::default(); self.peers.len().min(BOARD_PEERS)];
+        for (_, server) in &self.servers {
+            let Some(counters) = server.counters() else {
+                continue;
+            };
+            for (used, handoffs) in all.iter_mut().zip(counters.read().handoffs) {
+                used.handoffs += u64::from(handoffs);
+            }
+        }
+        for (peer, load) in self.senders.iter().flat_map(|senders| senders.loads()) {
+            all[peer as usize].sent += load;
+        }
+        for (peer, used) in all.iter_mut().enumerate() {
+            used.sent += self.offers.load(peer as u32);
+        }
+        all
+    }
+
+    /// By what this agent holds: counting /proc/self/fd would cost more with every one of them.
+    pub(crate) fn descriptors_in_use(&self) -> u64 {
+        let senders = self.senders.as_ref().map_or(0, |senders| senders.len());
+        let sending = self.pressure.total.sent.senders as usize;
+        let few = 32 + self.peers.len() + self.incoming.len();
+        let servers = 2 * self.servers.len();
+        (few + servers + self.offers.len() + senders + sending + 3 * self.fetches_out.len() + 2 * self.fetches_in.len())
+            as u64
+    }
+
+    /// Whether one more file may be kept.
+    pub(crate) fn has_descriptors(&self) -> bool {
+        self.descriptors_in_use() + SPARE_DESCRIPTORS / 2 < self.pressure.descriptor_limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_opens_later_than_it_closes() {
+        let (mut gate, mut closings) = (Gate::default(), 0);
+        let states = [99, 100, 95, 91, 90, 89, 99, 120].map(|used| gate.look(used, 100, &mut closings));
+        assert_eq!(states, [false, true, true, true, true, false, false, true]);
+        assert_eq!(closings, 2);
+    }
+
+    #[test]
+    fn the_next_look_comes_before_a_limit_is_passed_by_much() {
+        assert_eq!(left(1000, 0), 1000);
+        assert_eq!(left(1000, 990), 31);
+        assert_eq!(left(10, 10), 1);
+    }
+}

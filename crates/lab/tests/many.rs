@@ -1,0 +1,112 @@
+//! Very many shortcuts at once, all of clients that do not read for now.
+
+mod service;
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use service::held::{HELD_BYTES, Held};
+use service::{Running, may_run, start_on};
+use shunt_lab::{Host, Lab, Options};
+
+const CLIENTS: usize = 2000;
+/// What the issue allows a shortcut of the frontend's agent.
+const AGENT_BYTES_EACH: u64 = 8 << 10;
+
+/// Of one process.
+#[derive(Clone, Copy, Debug)]
+struct Footprint {
+    pss_bytes: u64,
+    descriptors: usize,
+}
+
+impl Footprint {
+    fn of(pid: u32) -> Result<Self> {
+        let proc = Path::new("/proc").join(pid.to_string());
+        let smaps = std::fs::read_to_string(proc.join("smaps_rollup"))?;
+        let pss = smaps.lines().find_map(|line| line.strip_prefix("Pss:")).context("no Pss")?;
+        let kib: u64 = pss.trim().trim_end_matches("kB").trim().parse()?;
+        Ok(Self { pss_bytes: kib << 10, descriptors: std::fs::read_dir(proc.join("fd"))?.count() })
+    }
+
+    fn of_agent(service: &Running<'_>, host: &Host) -> Result<Self> {
+        Self::of(service.service.agent(host)?.pid())
+    }
+}
+
+/// What all hash maps of a process hold, in bytes: of the frontend's agent, the flow table.
+fn map_bytes(pid: u32) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        if field("map_type:") == Some(1) {
+            bytes += field("memlock:").unwrap_or(0);
+        }
+    }
+    Ok(bytes)
+}
+
+/// Pages that TCP has on this machine, for all its hosts.
+fn tcp_pages() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/net/sockstat")?;
+    let tcp = text.lines().find(|line| line.starts_with("TCP:")).context("no TCP in sockstat")?;
+    Ok(tcp.split("mem ").nth(1).context("no mem")?.trim().parse()?)
+}
+
+fn hold_all(service: &Running<'_>) -> Result<Vec<Held>> {
+    (0..CLIENTS).map(|_| Held::ask(service, "held", "")).collect()
+}
+
+#[test]
+fn two_thousand_shortcuts_at_once() -> Result<()> {
+    if !may_run("two_thousand_shortcuts_at_once") {
+        return Ok(());
+    }
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    start_on(Lab::builder(), &[("held", HELD_BYTES), ("64k", 64 << 10)], Options::shunt(), |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let footprints = || -> Result<_> {
+            let maps = map_bytes(service.service.agent(frontend)?.pid())?;
+            let agents = (Footprint::of_agent(service, frontend)?, Footprint::of_agent(service, backend)?);
+            Ok((agents.0, agents.1, maps, tcp_pages()?))
+        };
+        service.lab.client().run(|| -> Result<()> {
+            // Once before, so that what is made only once is not counted.
+            (0..16).try_for_each(|_| Held::ask(service, "held", "")?.finish(service))?;
+            let before = footprints()?;
+            let start = Instant::now();
+            let held = hold_all(service)?;
+            let held_after = start.elapsed();
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            let stats = service.frontend_stats()?;
+            let now = stats.count("agent.now.handoffs");
+            ensure!(now == CLIENTS as u64, "{now} handoffs at once: {:#}", stats.0);
+            let during = footprints()?;
+            let each = |now: u64, then: u64| now.saturating_sub(then) / CLIENTS as u64;
+            let agent_each = each(during.0.pss_bytes, before.0.pss_bytes);
+            eprintln!(
+                "{CLIENTS} shortcuts at once after {held_after:?}. Each: frontend's agent {agent_each} bytes, its flow \
+                 table {} bytes, backend's agent {} bytes; descriptors: {} -> {} and {} -> {}; TCP's memory: {} KiB each",
+                each(during.2, before.2),
+                each(during.1.pss_bytes, before.1.pss_bytes),
+                before.0.descriptors,
+                during.0.descriptors,
+                before.1.descriptors,
+                during.1.descriptors,
+                each(during.3 * 4, before.3 * 4),
+            );
+            let with_table = agent_each + each(during.2, before.2);
+            ensure!(with_table < AGENT_BYTES_EACH, "the frontend's agent takes {with_table} bytes for each");
+            held.into_iter().try_for_each(|one| one.finish(service))
+        })??;
+        let stats = service.frontend_stats()?;
+        let counted = ["shortcuts", "aborted", "fetched"].map(|name| stats.count(&format!("servers.{name}")));
+        ensure!(counted == [16 + CLIENTS as u64, 0, 0], "shortcuts, aborted, fetched: {counted:?}");
+        ensure!(stats.count("frontend.fe_event_lost") == 0, "completions were lost: {:#}", stats.0["frontend"]);
+        service.no_fallback()
+    })
+}

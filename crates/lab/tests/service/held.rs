@@ -1,0 +1,78 @@
+//! A client that has asked for a long body and reads no more of it for now: its handoff goes on and on.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::Running;
+
+/// Small enough that a body of [`HELD_BYTES`] cannot be all in the client's kernel.
+const RECEIVE_BUFFER: usize = 32 << 10;
+/// The shortest body whose handoff lasts until the client reads on.
+pub const HELD_BYTES: u64 = 256 << 10;
+
+/// One connection with one response whose head has come.
+pub struct Held {
+    stream: TcpStream,
+    path: String,
+    /// Bytes of the body that came with the head.
+    begun: Vec<u8>,
+    length: usize,
+}
+
+impl Held {
+    /// Asks for `/name`, and reads to the end of the head. To be called inside the client's namespace.
+    pub fn ask(service: &Running<'_>, name: &str, fields: &str) -> Result<Self> {
+        let server = service.service.chain().server();
+        let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+        sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
+        rustix::net::connect(&socket, &server).with_context(|| format!("connecting to {server}"))?;
+        let mut stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        write!(stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n{fields}\r\n")?;
+        let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+        let end = loop {
+            let read = stream.read(&mut buffer).context("reading a head")?;
+            ensure!(read > 0, "closed within a head");
+            bytes.extend_from_slice(&buffer[..read]);
+            if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+                break at + 4;
+            }
+        };
+        let begun = bytes.split_off(end);
+        let head = String::from_utf8(bytes)?.to_ascii_lowercase();
+        ensure!(head.starts_with("http/1.1 200 "), "{name}: {head}");
+        let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+        let length = length.context("no Content-Length")?.parse()?;
+        Ok(Self { stream, path: name.to_owned(), begun, length })
+    }
+
+    /// Reads the rest, and compares every byte with the file.
+    pub fn finish(mut self, service: &Running<'_>) -> Result<()> {
+        let mut file = File::open(service.files.join(&self.path))?;
+        ensure!(file.metadata()?.len() == self.length as u64, "{}: {} bytes", self.path, self.length);
+        let (mut at, mut want, mut got) = (0, vec![0; 64 << 10], vec![0; 64 << 10]);
+        while at < self.length {
+            let read = match std::mem::take(&mut self.begun) {
+                begun if !begun.is_empty() => {
+                    got[..begun.len()].copy_from_slice(&begun);
+                    begun.len()
+                }
+                _ => {
+                    let most = got.len().min(self.length - at);
+                    self.stream.read(&mut got[..most]).with_context(|| format!("{} after {at} bytes", self.path))?
+                }
+            };
+            ensure!(read > 0, "{}: closed after {at} of {} bytes", self.path, self.length);
+            file.read_exact(&mut want[..read])?;
+            ensure!(want[..read] == got[..read], "{}: other bytes from {at} on", self.path);
+            at += read;
+        }
+        Ok(())
+    }
+}
