@@ -47,7 +47,9 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
-    if ((ngx_http_shunt_board()->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) {
+    /* a client already has the first part of a rest: relayed, it would be of no use */
+    if (((ngx_http_shunt_board()->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) &&
+        !ctx->consent.rest) {
         return SHUNT_COUNT_relayed_offers_limit;
     }
 
