@@ -146,6 +146,10 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     rules.insert(libc::SYS_bpf, commands.collect::<Result<_, _>>()?);
     let requests = IOCTLS.iter().map(|request| only(1, *request));
     rules.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
+    // How many descriptors there may be: to read of itself, not to set.
+    let own = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
+    let nothing_new = SeccompCondition::new(2, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)?;
+    rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![own, nothing_new])?]);
     // Where a library looks for the vDSO.
     rules.insert(libc::SYS_prctl, vec![only(0, PR_GET_AUXV)?]);
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
