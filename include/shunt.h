@@ -206,6 +206,11 @@ struct shunt_board {
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
     X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
+    X(42, relayed_tiers, "not consented by this intermediate: too many tiers have")                 \
+    X(43, aborted_reset, "of the aborted: the client reset the connection")                         \
+    X(44, aborted_timeout, "of the aborted: the client acknowledged nothing for send_timeout")      \
+    X(45, aborted_agent, "of the aborted: an agent ended it, agent.ended says why")                 \
+    X(46, aborted_closed, "of the aborted: the request ended: the client closed, or nginx did") \
     X(48, relayed_family, "not consented: no backend sends to clients of that IP version")
 /* clang-format on */
 

@@ -127,6 +127,7 @@ typedef struct {
     uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;
+    ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
     ngx_event_t progress; /* timer: has the client acknowledged anything lately? */
     ngx_event_t failure;  /* posted: give the request up, from outside of any filter */

@@ -351,6 +351,7 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
     }
 
     if (consent.tiers >= SHUNT_TIERS_MAX) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_tiers);
         return NGX_OK;
     }
 

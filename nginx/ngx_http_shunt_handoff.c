@@ -292,6 +292,7 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
                   "shunt: client reset the connection after %uL of %uL payload bytes%V",
                   event->acked, ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
 
+    ctx->why = SHUNT_COUNT_aborted_reset;
     ngx_http_shunt_fail(ctx);
 }
 
@@ -304,6 +305,8 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
         (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
     }
+
+    ctx->why = SHUNT_COUNT_aborted_agent;
 
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
         ngx_http_shunt_recover(ctx, reason) == NGX_OK) {
@@ -351,6 +354,7 @@ static void ngx_http_shunt_progress_handler(ngx_event_t *ev)
         ngx_log_error(NGX_LOG_INFO, c->log, NGX_ETIMEDOUT, "client timed out%V",
                       ngx_http_shunt_trace_text(r));
         c->timedout = 1;
+        ctx->why = SHUNT_COUNT_aborted_timeout;
         ngx_http_shunt_fail(ctx);
         return;
     }
@@ -377,6 +381,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
     }
 
     ngx_http_shunt_count(SHUNT_COUNT_aborted, 1);
+    ngx_http_shunt_count(ctx->why ? ctx->why : SHUNT_COUNT_aborted_closed, 1);
 
     (void) ngx_http_shunt_kernel_cancel(c->fd);
     (void) ngx_http_shunt_kernel_give_up_soon(c->fd);

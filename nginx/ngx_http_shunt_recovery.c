@@ -434,6 +434,7 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
     } else if (ctx->mode == SHUNT_MODE_ACTIVE) {
         ngx_http_shunt_count(SHUNT_COUNT_failovers, 1);
+        ctx->why = 0;
         ngx_log_error(NGX_LOG_NOTICE, sr->connection->log, 0,
                       "shunt: \"%V\" goes on with the payload from byte %uL of %uL%V",
                       &ctx->payload.backend, rec->from, ctx->payload.length,

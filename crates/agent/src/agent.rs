@@ -28,6 +28,7 @@ use crate::host;
 use crate::incoming::{OncePerSecond, Waiting};
 use crate::limits::Pressure;
 use crate::losses::Losses;
+use crate::metrics;
 use crate::offers::Offers;
 use crate::packets;
 use crate::peers::Peer;
@@ -57,6 +58,14 @@ pub enum AgentError {
     /// The TCP port.
     #[error("cannot listen at {address}: {error}; is it an address of this machine, and free? (`listen`)")]
     Listen {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// The counters' endpoint.
+    #[error("cannot serve counters at {address}: {error}; is it an address of this machine, and free? (`metrics`)")]
+    Metrics {
         /// Where.
         address: std::net::SocketAddr,
         /// The kernel's answer.
@@ -133,6 +142,9 @@ impl Agent {
         peer_listener.set_nonblocking(true)?;
         let local_listener = packets::listen(&config.socket, config.socket_group, config.asks_callers())
             .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;
+        if let Some(address) = config.metrics {
+            metrics::serve(address, &config.socket).map_err(|error| AgentError::Metrics { address, error })?;
+        }
         let (stop, handler) = UnixStream::pair()?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;

@@ -256,6 +256,7 @@ impl Agent {
             let _ = self.board.set_families(frontend.families());
         }
         if was_up {
+            self.counts.sessions_lost += 1;
             tracing::warn!(peer = peer.name, why, "session lost");
         } else {
             tracing::debug!(peer = peer.name, why, "no session");

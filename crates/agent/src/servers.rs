@@ -188,6 +188,8 @@ impl Agent {
             (Some(frontend), Channel::Control) => frontend.open_ring(server_user),
             _ => None,
         };
+        let without = ring.is_none() && channel == Channel::Control && self.frontend.is_some();
+        self.counts.rings_exhausted += u64::from(without);
         let server = &mut self.servers[index];
         let number = ring.as_ref().map_or(NO_RING, |(number, _)| *number);
         let welcome = Welcome { header: Welcome::HEADER, worker: server.worker, ring: number };
@@ -266,6 +268,7 @@ impl Agent {
         };
         let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, peer };
         if !matches!(packets::send(&server.socket, ended.as_bytes(), &[]), Ok(true)) {
+            self.counts.unread += 1;
             tracing::warn!("a server does not read what its agent tells it");
         }
     }

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
 use crate::board::WorkerCounters;
+use crate::counters::SERVERS;
 use crate::limits::Closings;
 use crate::packets;
 
@@ -16,6 +17,8 @@ use crate::packets;
 pub struct Counts {
     /// Sessions that began.
     pub sessions: u64,
+    /// Of those, lost.
+    pub sessions_lost: u64,
     /// Connections, made or taken, whose other end had no certificate that fits.
     pub strangers: u64,
     /// Connections of agents that found no place: too many had not said what they are.
@@ -32,6 +35,10 @@ pub struct Counts {
     pub servers_silent: u64,
     /// Connections of servers beyond the limit.
     pub servers_refused: u64,
+    /// Workers that got no completion ring.
+    pub rings_exhausted: u64,
+    /// Messages that a server did not take.
+    pub unread: u64,
     /// Offers taken from servers.
     pub offers: u64,
     /// Of those, made in a session that was gone already.
@@ -62,6 +69,7 @@ impl Default for Counts {
     fn default() -> Self {
         Self {
             sessions: 0,
+            sessions_lost: 0,
             strangers: 0,
             incoming_limit: 0,
             refused_callers: 0,
@@ -70,6 +78,8 @@ impl Default for Counts {
             accept_failed: 0,
             servers_silent: 0,
             servers_refused: 0,
+            rings_exhausted: 0,
+            unread: 0,
             offers: 0,
             offers_of_lost_sessions: 0,
             offers_without_descriptor: 0,
@@ -85,9 +95,6 @@ impl Default for Counts {
         }
     }
 }
-
-/// Names and meanings of the servers' counters, from `include/shunt.h` (build.rs).
-const SERVER_COUNTERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
 /// Largest answer in bytes: one packet.
 const MAX_TEXT_BYTES: usize = 60_000;
@@ -140,6 +147,7 @@ impl Agent {
         let ended = Reason::ALL.map(|reason| (format!("{reason:?}"), Value::from(counts.ended[reason as usize])));
         let mut stats = json!({
             "sessions": counts.sessions,
+            "sessions_lost": counts.sessions_lost,
             "strangers": counts.strangers,
             "incoming_limit": counts.incoming_limit,
             "certificate_seconds_left": self.credentials.seconds_left(SystemTime::now()),
@@ -149,6 +157,8 @@ impl Agent {
             "accept_failed": counts.accept_failed,
             "servers_silent": counts.servers_silent,
             "servers_refused": counts.servers_refused,
+            "rings_exhausted": counts.rings_exhausted,
+            "unread": counts.unread,
             "offers": counts.offers,
             "offers_of_lost_sessions": counts.offers_of_lost_sessions,
             "offers_without_descriptor": counts.offers_without_descriptor,
@@ -242,12 +252,7 @@ impl Agent {
                 add(&mut sum, &counters.read().value);
             }
         }
-        let named = SERVER_COUNTERS.iter().map(|(index, name, _)| (name.to_string(), Value::from(sum[*index])));
+        let named = SERVERS.iter().map(|(index, name, _)| (name.to_string(), Value::from(sum[*index])));
         Value::Object(named.collect())
-    }
-
-    /// Names and meanings of the servers' counters.
-    pub fn server_counters() -> impl Iterator<Item = (&'static str, &'static str)> {
-        SERVER_COUNTERS.iter().map(|(_, name, help)| (*name, *help))
     }
 }

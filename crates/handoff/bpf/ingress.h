@@ -238,8 +238,10 @@ static __noinline int to_server(struct __sk_buff *skb, const struct packet *p, s
         put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
     if (p->sack) {
         count(FE_IN_SACK);
-        if (sack_to_local(skb, p, flow, &e))
+        if (sack_to_local(skb, p, flow, &e)) {
+            count(FE_DROP_REWRITE);
             return TC_ACT_SHOT;
+        }
     }
     if (!sums_follow(skb, p, &e)) {
         count(FE_DROP_REWRITE);
@@ -307,8 +309,10 @@ static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, 
     bpf_spin_unlock(&flow->lock);
 
     struct steer_peer *peer = bpf_map_lookup_elem(&peers, &region.payload.peer);
-    if (!peer)
+    if (!peer) {
+        count(FE_DROP_COPY);
         return TC_ACT_SHOT;
+    }
     if (!rewrite_copy(skb, p, peer, &region, server_ack)) {
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;
@@ -435,8 +439,12 @@ int fe_in(struct __sk_buff *skb)
     key.client_port = p.source_port;
     key.server_port = p.destination_port;
     struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (is_copy && !flow) {
+        count(FE_DROP_COPY);
+        return TC_ACT_SHOT;
+    }
     if (is_copy)
-        return flow ? to_backend(skb, &p, flow, index) : TC_ACT_SHOT;
+        return to_backend(skb, &p, flow, index);
     if (!flow)
         return PASS;
     if (p.flags & TH_SYN) {

@@ -1,0 +1,130 @@
+//! Every counter by name, and what it counts. Servers' and steering's come from the C headers that define them;
+//! `docs/counters.md` is written from here (see the test).
+
+/// (index, name, meaning) of what servers count, from `include/shunt.h` (build.rs).
+pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
+
+/// (path below `agent.`, meaning) of what the agent counts itself. `ended`, `now`, `limit` and `limited` have an entry
+/// for each reason or limit.
+pub(crate) const AGENT: &[(&str, &str)] = &[
+    ("sessions", "sessions with peers that began"),
+    ("certificate_seconds_left", "until the first of this agent's certificates ends"),
+    ("sessions_lost", "of those, lost"),
+    ("strangers", "connections, made or taken, whose other end had no certificate that fits"),
+    ("incoming_limit", "connections of agents that found no place: too many had not said what they are"),
+    ("malformed_local", "server connections that were closed for a message that makes no sense"),
+    ("malformed_peer", "agent connections that were refused before their session"),
+    ("refused_callers", "server connections of users or groups that are not in the configuration, or too many of one"),
+    ("servers_refused", "server connections beyond the limit"),
+    ("servers_silent", "server connections that never said what they are for"),
+    ("rings_exhausted", "workers without a completion ring, all 256 being taken: they fetch what is offered"),
+    ("accept_failed", "times that no connection could be accepted, for want of descriptors or memory"),
+    ("unread", "messages that a server did not take, its socket being full"),
+    ("offers", "offers taken from servers"),
+    ("offers_of_lost_sessions", "of those, dropped: made in a session that was gone already"),
+    ("offers_without_descriptor", "offers dropped for want of descriptors"),
+    ("offers_open", "offers that wait for their claim now"),
+    ("offers_expired", "offers that nobody claimed in time"),
+    ("handoffs", "handoffs of this machine's servers"),
+    ("claims", "payloads that frontends claimed here"),
+    ("stalled", "times that a server was told of a lost agent's payload that comes no further"),
+    ("regions_watched", "payloads of lost agents that are watched now"),
+    ("aborts", "payloads that frontends gave up"),
+    ("fetches_out", "fetches that this machine's servers asked for"),
+    ("fetches_in", "fetches that frontends asked for here"),
+    ("fetches_limited", "fetches refused by a limit, in either direction"),
+    ("senders.now", "sockets of senders now, parked ones included"),
+    ("senders.restored", "sockets made with TCP_REPAIR"),
+    ("senders.reused", "payloads that found a parked socket"),
+    ("senders.discarded", "parked sockets that could not be used: stale, or not acknowledged"),
+    ("senders.evicted", "parked sockets closed to make room"),
+    ("senders.queued_bytes", "payload bytes given to the kernel"),
+    ("ended.REASON", "handoffs and fetches that ended without success, by reason, at each agent that hears of it"),
+    ("limited.LIMIT", "times that a limit was reached, by its name in `[limits]`"),
+    ("now.WHAT", "what there is now of each limited thing"),
+    ("limit.WHAT", "what there may be of it"),
+];
+
+/// Whether a path below `agent.` goes up and down.
+pub(crate) fn is_gauge(path: &str) -> bool {
+    matches!(path, "certificate_seconds_left" | "offers_open" | "regions_watched" | "senders.now")
+}
+
+/// What one of the servers' counters counts.
+pub(crate) fn server_help(name: &str) -> String {
+    let found = SERVERS.iter().find(|(_, other, _)| *other == name);
+    sentence(found.map_or("see docs/counters.md", |(_, _, help)| help))
+}
+
+/// What one of the agent's counts.
+pub(crate) fn agent_help(path: &str) -> String {
+    let found = AGENT.iter().find(|(other, _)| *other == path);
+    sentence(found.map_or("see docs/counters.md", |(_, help)| help))
+}
+
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map(|first| format!("{}{}.", first.to_uppercase(), letters.as_str())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use shunt_handoff::counters::COUNTERS as STEERING;
+
+    use super::*;
+
+    /// All of `docs/counters.md`.
+    fn document() -> String {
+        let mut text = String::from(
+            "# Counters\n\n\
+             <!-- Written from the source: SHUNT_WRITE_DOCS=1 cargo test -p shunt-agent counters -->\n\n\
+             `shunt stats` prints those that are not zero, `--all` the others too, `--json` for scripts. With `metrics =\n\
+             \"127.0.0.1:9440\"` in `shuntd.toml` (anywhere on one line of its own, before the first section) Prometheus finds\n\
+             them at `http://127.0.0.1:9440/metrics`, with reasons as labels: `shunt_relayed_total{reason=\"type\"}`.\n\
+             Every fallback, drop and abort is counted where it happens, so one that crosses machines is counted on each.\n",
+        );
+        let mut section = |title: &str, about: &str, rows: Vec<(String, &str)>| {
+            let _ = write!(text, "\n## {title}\n{about}\n\n| counter | counts |\n| --- | --- |\n");
+            rows.iter().for_each(|(name, help)| {
+                let _ = writeln!(text, "| `{name}` | {help} |");
+            });
+        };
+        let servers = SERVERS.iter().map(|(_, name, help)| (format!("servers.{name}"), *help)).collect();
+        section("Servers", "By this machine's nginx workers, those that are gone included.", servers);
+        let agent = AGENT.iter().map(|(path, help)| (format!("agent.{path}"), *help)).collect();
+        section("Agent", "By `shuntd`, since it started.", agent);
+        let reasons = shunt_wire::local::Reason::ALL;
+        let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        let rows = reasons.iter().zip(&texts).map(|(reason, text)| (format!("{reason:?}"), text.as_str())).collect();
+        section("Reasons", "Of `agent.ended`; nginx's error log has their numbers, 1 and up in this order.", rows);
+        for (role, prefix) in [("frontend", "fe_"), ("backend", "be_")] {
+            let own = STEERING.iter().filter(|(name, _)| name.starts_with(prefix));
+            let rows = own.map(|(name, help)| (format!("{role}.{name}"), *help)).collect();
+            section(&format!("Steering, {role}"), "By the programs in the kernel, since their maps were made.", rows);
+        }
+        text.push_str("\n`frontend.flows` is how many client connections the flow table holds now.\n");
+        text
+    }
+
+    #[test]
+    fn the_document_has_every_counter() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/counters.md");
+        if std::env::var_os("SHUNT_WRITE_DOCS").is_some() {
+            std::fs::write(&path, document()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            written == document(),
+            "docs/counters.md is old: SHUNT_WRITE_DOCS=1 cargo test -p shunt-agent counters"
+        );
+    }
+
+    #[test]
+    fn meanings_become_sentences() {
+        assert_eq!(agent_help("sessions"), "Sessions with peers that began.");
+        assert_eq!(server_help("relayed_type"), "Relayed by the backend: not one of shunt_offer_types.");
+        assert!(is_gauge("senders.now") && !is_gauge("sessions"));
+    }
+}
