@@ -220,7 +220,7 @@ impl Agent {
             | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
             | senders.look(total.sent.senders, most_senders, &mut closings.senders)
             | descriptors.look(open, room, &mut closings.descriptors);
-        u32::from(handoffs) * closed::HANDOFFS | u32::from(offers) * closed::OFFERS
+        (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
     }
 
     fn look_at_peer(&mut self, index: usize, used: &Use) {
