@@ -439,12 +439,12 @@ int fe_in(struct __sk_buff *skb)
     key.client_port = p.source_port;
     key.server_port = p.destination_port;
     struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-    if (is_copy && !flow) {
+    if (is_copy) {
+        if (flow)
+            return to_backend(skb, &p, flow, index);
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }
-    if (is_copy)
-        return to_backend(skb, &p, flow, index);
     if (!flow)
         return PASS;
     if (p.flags & TH_SYN) {
