@@ -7,7 +7,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -43,9 +43,12 @@ struct Asker {
 pub fn serve(address: SocketAddr, socket: &Path) -> io::Result<()> {
     let listener = Arc::new(TcpListener::bind(address)?);
     let asker = Arc::new(Asker { socket: socket.to_owned(), page: Mutex::new(None) });
+    // A thread that begins makes system calls which the agent gives up soon (seccomp).
+    let begun = Arc::new(Barrier::new(THREADS + 1));
     for _ in 0..THREADS {
-        let (listener, asker) = (listener.clone(), asker.clone());
+        let (listener, asker, begun) = (listener.clone(), asker.clone(), begun.clone());
         std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
+            begun.wait();
             loop {
                 match listener.accept() {
                     Ok((stream, _)) => {
@@ -57,6 +60,7 @@ pub fn serve(address: SocketAddr, socket: &Path) -> io::Result<()> {
             }
         })?;
     }
+    begun.wait();
     Ok(())
 }
 

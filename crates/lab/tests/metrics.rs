@@ -151,7 +151,7 @@ fn bad_requests_end_and_others_are_served() -> Result<()> {
                 ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")) || is_cut, "{request:?}: {answer}");
             }
             // Slow ones hold all places, and lose them.
-            let slow: Vec<TcpStream> = (0..16).map(|_| TcpStream::connect(ADDRESS)).collect::<Result<_, _>>()?;
+            let slow: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(ADDRESS)).collect::<Result<_, _>>()?;
             samples(&page()?)?;
             drop(slow);
             samples(&page()?)?;
