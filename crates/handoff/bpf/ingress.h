@@ -7,6 +7,7 @@
  *                                                                       lie in the region
  *   first ACK past the start                 yes, clamped to it         yes
  *   later pure ACKs inside                   no                         yes, each that it needs
+ *   of these, probes                         yes, clamped: it answers   yes
  *   ACK at the end                           yes, new delta: complete   yes
  *   ACK past the end                         nobody: nobody sent that   no
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
@@ -147,6 +148,15 @@ static __always_inline void note_passed(struct flow *flow, const struct packet *
     flow->hold_until = at + (quarter < flow->ack_spacing ? quarter : flow->ack_spacing);
 }
 
+/*
+ * With the number before the next, a client asks whether the frontend is still there (RFC 9293,
+ * 3.8.4) or has room again (3.8.6.1): only the frontend's stack has the answer.
+ */
+static __always_inline bool is_probe(const struct flow *flow, const struct packet *p)
+{
+    return is_before(p->seq, flow->server_ack);
+}
+
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 now, struct route *r)
 {
@@ -168,7 +178,7 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
         return;
     }
     bool only_backend = pure && flow->flags & FLOW_START_ACKED && at < length;
-    r->held = ack_may_wait(flow, p, sack, at, now) && only_backend;
+    r->held = ack_may_wait(flow, p, sack, at, now) && only_backend && !is_probe(flow, p);
     if (at > (__s64) s->acked)
         s->acked = at;
     if (r->held)
@@ -179,7 +189,7 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
         end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
         return;
     }
-    r->server = !only_backend;
+    r->server = !only_backend || is_probe(flow, p);
     r->clamped = r->server;
     flow->flags |= FLOW_START_ACKED;
 }

@@ -206,7 +206,7 @@ impl<T: SenderTable> Senders<T> {
         }
         let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
         let key = SenderKey { client, port: local.port() };
-        let index = match self.parked(&key, claim) {
+        let index = match self.parked(&key, claim)? {
             Some(index) => self.reuse(index, claim, claimant, now)?,
             None => self.restore(key, claim, claimant, local, now)?,
         };
@@ -278,15 +278,21 @@ impl<T: SenderTable> Senders<T> {
         failures
     }
 
-    /// A sender for this flow that can send at once. One that cannot is discarded.
-    fn parked(&mut self, key: &SenderKey, claim: &Claim) -> Option<usize> {
-        let index = *self.by_key.get(key)?;
+    /// A sender for this flow that can send at once. One that cannot is discarded: its connection is over, or its
+    /// frontend has given its payload up. Not so one that sends on the client's connection with another server.
+    fn parked(&mut self, key: &SenderKey, claim: &Claim) -> Result<Option<usize>, Reason> {
+        let Some(&index) = self.by_key.get(key) else {
+            return Ok(None);
+        };
         if self.slots[index].can_take(claim) {
-            return Some(index);
+            return Ok(Some(index));
+        }
+        if self.slots[index].sends_for_another(claim) {
+            return Err(Reason::Busy);
         }
         self.counts.discarded += 1;
         self.discard(index);
-        None
+        Ok(None)
     }
 
     fn reuse(&mut self, index: usize, claim: &Claim, claimant: Claimant, now: Instant) -> Result<usize, Reason> {

@@ -130,13 +130,13 @@ impl Run {
                 shares.push((bed.shortcuts()?.saturating_sub(before.0), self.tally.now().long - before.1));
             }
             bed.recover().with_context(|| format!("after part {}", number + 1))?;
-            let ledger = Ledger::settled(bed)?;
+            let ledger = Ledger::settled(bed.service())?;
             health.insert(TIMES[number + 1], Health::now(bed.lab())?);
             warm.get_or_insert(ledger);
         }
         let warm = warm.context("a soak has a warm-up")?;
-        let leaks = Ledger::leaks(&warm, bed)?;
-        let held = Ledger::of(bed)?;
+        let leaks = Ledger::leaks(&warm, bed.service())?;
+        let held = Ledger::of(bed.service())?;
         let counts = self.tally.now();
         let mut wrong = counts.unexplained(&disturbances, self.start);
         wrong.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));

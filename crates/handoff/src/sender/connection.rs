@@ -137,15 +137,28 @@ impl Sender {
 
     /// Whether its socket is of the claim's flow, and can send at once.
     pub(super) fn can_take(&self, claim: &Claim) -> bool {
-        let same_flow = claim.first == 0
-            && self.server.address == claim.server_address
-            && self.server.port_be == claim.server_port
-            && self.mss >= claim.mss.get();
+        let same_flow = claim.first == 0 && self.is_with_server_of(claim) && self.mss >= claim.mss.get();
         // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
         // sent again, they would land in the next payload's sequence space.
         let settled =
             !matches!(self.state, State::Sending(_)) && unacknowledged(&self.socket).is_ok_and(|bytes| bytes == 0);
         same_flow && settled
+    }
+
+    /// Whether its client's connection with another server than the claim's still waits for bytes. Both connections'
+    /// packets would have the same addresses here.
+    pub(super) fn sends_for_another(&self, claim: &Claim) -> bool {
+        let unfinished = match self.state {
+            State::Sending(_) => true,
+            State::Draining(_) => unacknowledged(&self.socket).is_ok_and(|bytes| bytes > 0),
+            State::Parked => false,
+        };
+        // A client's reset has closed the socket.
+        unfinished && !self.is_with_server_of(claim) && rustix::net::getpeername(&self.socket).is_ok()
+    }
+
+    fn is_with_server_of(&self, claim: &Claim) -> bool {
+        self.server.address == claim.server_address && self.server.port_be == claim.server_port
     }
 
     /// Brings a parked socket up to date for a claim. `window`: the field of the newest ACK that it got.

@@ -188,6 +188,23 @@ fn data_goes_to_the_frontend_and_its_ack_part_to_the_backend() {
 }
 
 #[test]
+fn a_probe_is_answered_by_the_frontend() {
+    let mut fe = frontend!(under_way());
+    // A keepalive probe (RFC 9293, 3.8.4), again, and with the byte that some send.
+    let probe = Segment { seq: RCV_NXT - 1, ..from_client(START + 1000) };
+    for probe in [probe.clone(), probe.clone(), probe.clone().payload(&[0])] {
+        let out = fe.fe_in(&probe);
+        assert_eq!((out.verdict, out.segment()), (PASS, Segment { ack: START, ..probe }));
+        assert_eq!(fe.copies(1), [steered(START + 1000)]);
+        let counted = fe.counted();
+        assert_eq!((counted["fe_in_both"], counted["fe_in_clamped"]), (1, 1));
+    }
+    assert_eq!((fe.flow().spaces.acked, fe.flow().spaces.status), (1000, ACTIVE));
+    fe.fe_in(&from_client(START + 1000));
+    assert_eq!(fe.counted(), once(&["fe_in_backend"]), "what is no probe is the backend's alone");
+}
+
+#[test]
 fn long_odd_and_empty_payloads_are_stripped_with_good_checksums() {
     let fe = frontend!(under_way());
     for bytes in [1, 2, 3, 1447, 1448] {

@@ -115,9 +115,11 @@ fn what_does_not_advance_goes_on() {
 }
 
 #[test]
-fn data_and_the_end_go_to_both() {
+fn data_probes_and_the_end_go_to_both() {
     let mut fe = frontend!(spaced());
-    for packet in [ack_of(ACKED + 100).payload(b"GET /"), ack_of(ACKED + 100).flags(ACK | FIN), ack_of(LENGTH)] {
+    let ack = ack_of(ACKED + 100);
+    let probe = Segment { seq: RCV_NXT - 1, ..ack.clone() };
+    for packet in [ack.clone().payload(b"GET /"), ack.flags(ACK | FIN), probe, ack_of(LENGTH)] {
         let (out, _) = at_once(&mut fe, spaced(), &packet);
         assert_eq!(out.verdict, PASS);
         assert!(fe.counted().contains_key("fe_in_both"));

@@ -124,6 +124,11 @@ impl<'lab> Bed<'lab> {
         self.lab
     }
 
+    #[must_use]
+    pub fn service(&self) -> &Service<'lab> {
+        &self.service
+    }
+
     /// The backend that meets the fault.
     pub(super) fn backend(&self) -> &'lab Host {
         self.lab.backend()

@@ -71,7 +71,7 @@ impl Outcome {
 pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     fault.prepare(bed).with_context(|| format!("preparing {}", fault.name()))?;
     bed.warm()?;
-    let before = Ledger::settled(bed)?;
+    let before = Ledger::settled(&bed.service)?;
     let expected = table::expected(step, fault);
     let way = if step.stops_frontend_agent() { fault.bystander().max(Way::Plain) } else { fault.bystander() };
     let (server, path) = bed.bystander(way, LONG_FILE.0);
@@ -94,7 +94,7 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     found.extend(expected.objection(ending, seconds));
     found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
     bed.recover()?;
-    let leaks = Ledger::leaks(&before, bed)?;
+    let leaks = Ledger::leaks(&before, &bed.service)?;
     found.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
     let ending = ending.to_string();
     let (step, fault, expected) = (step.name(), fault.name(), expected.name());

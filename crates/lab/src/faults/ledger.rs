@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::bed::Bed;
 use super::processes::{ProcessUse, is_between_tiers};
 use crate::host::{Host, Role};
+use crate::service::Service;
 use crate::sockets::TcpSocket;
 
 /// After this everything is given back that a response used: parked sockets, flows that are quiet, offers that nobody
@@ -26,9 +26,9 @@ impl Ledger {
     ///
     /// # Errors
     /// When an agent does not answer or a host cannot be asked.
-    pub fn of(bed: &Bed<'_>) -> Result<Self> {
+    pub fn of(service: &Service<'_>) -> Result<Self> {
         let mut ledger = Self::default();
-        for host in bed.lab().tiers() {
+        for host in service.lab().tiers() {
             for process in ProcessUse::of_host(host)? {
                 ledger.add(host, &format!("{} descriptors", process.kind), process.descriptors);
                 ledger.add(host, &format!("{} processes", process.kind), 1);
@@ -39,7 +39,7 @@ impl Ledger {
             if host.role() == Role::Intermediate {
                 continue;
             }
-            let stats = bed.service.stats(host)?;
+            let stats = service.stats(host)?;
             let side = if host.role() == Role::Frontend { &PASSING[..1] } else { &PASSING[1..] };
             side.iter().for_each(|name| ledger.add(host, name, stats.count(name)));
         }
@@ -50,14 +50,14 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Self::of`].
-    pub fn settled(bed: &Bed<'_>) -> Result<Self> {
-        Self::when(bed, Self::is_idle)
+    pub fn settled(service: &Service<'_>) -> Result<Self> {
+        Self::when(service, Self::is_idle)
     }
 
-    fn when(bed: &Bed<'_>, wanted: impl Fn(&Self) -> bool) -> Result<Self> {
+    fn when(service: &Service<'_>, wanted: impl Fn(&Self) -> bool) -> Result<Self> {
         let deadline = Instant::now() + SETTLING;
         loop {
-            let ledger = Self::of(bed)?;
+            let ledger = Self::of(service)?;
             if wanted(&ledger) || Instant::now() > deadline {
                 return Ok(ledger);
             }
@@ -70,7 +70,8 @@ impl Ledger {
     }
 
     /// Whether nothing is under way or waits to be given back.
-    fn is_idle(&self) -> bool {
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         self.0.iter().all(|(name, count)| *count == 0 || !PASSING.iter().any(|what| name.ends_with(what)))
     }
 
@@ -87,8 +88,8 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Self::of`].
-    pub fn leaks(before: &Self, bed: &Bed<'_>) -> Result<BTreeMap<String, u64>> {
-        Ok(Self::when(bed, |now| now.more_than(before).is_empty())?.more_than(before))
+    pub fn leaks(before: &Self, service: &Service<'_>) -> Result<BTreeMap<String, u64>> {
+        Ok(Self::when(service, |now| now.more_than(before).is_empty())?.more_than(before))
     }
 
     /// All of it.

@@ -1,0 +1,429 @@
+//! What a client may do while its connection is handed off: send more requests, noise, or its FIN; stop reading; close
+//! or reset at any byte. One that stays gets every byte; one that leaves leaves nothing behind; others notice nothing.
+
+mod service;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use service::{Running, may_run, start_on};
+use shunt_lab::faults::Ledger;
+use shunt_lab::{Families, Family, Fetch, Lab, Options, Settings, file_sha256};
+
+const FILES: &[(&str, u64)] = &[("1k", 1 << 10), ("64k", 64 << 10), ("300k", 300 << 10), ("7m", 7 << 20)];
+
+/// What nobody uses any more is given back soon.
+fn soon() -> Options {
+    let settings = Settings {
+        agent_frontend: "flow_quiet = \"1s\"\n",
+        agent_backend: "park = \"1s\"\noffer_lifetime = \"4s\"\n",
+        ..Settings::default()
+    };
+    Options { settings, ..Options::shunt() }
+}
+
+/// A client's connection, with a receive buffer so small that its server cannot be far ahead of it.
+struct Client {
+    stream: TcpStream,
+    /// Bytes of the stream that were read so far.
+    read: u64,
+}
+
+impl Client {
+    fn connect(service: &Running<'_>) -> Result<Self> {
+        Self::connect_to(service, service.service.chain().server(), None)
+    }
+
+    /// To an address of the frontend, from a port of the caller's choice.
+    fn connect_to(service: &Running<'_>, server: SocketAddr, port: Option<u16>) -> Result<Self> {
+        let address = service.lab.client().address();
+        let socket = service.lab.client().run(|| -> std::io::Result<_> {
+            let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            sockopt::set_socket_recv_buffer_size(&socket, 16 << 10)?;
+            if let Some(port) = port {
+                sockopt::set_socket_reuseaddr(&socket, true)?;
+                rustix::net::bind(&socket, &SocketAddr::from((address, port)))?;
+            }
+            rustix::net::connect(&socket, &server)?;
+            Ok(socket)
+        })??;
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(Self { stream, read: 0 })
+    }
+
+    fn ask(&mut self, path: &str, field: &str) -> Result<()> {
+        Ok(self.stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: lab\r\n{field}\r\n").as_bytes())?)
+    }
+
+    /// So many bytes of the stream.
+    fn take(&mut self, count: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        let mut filled = 0;
+        while filled < count {
+            match self.stream.read(&mut bytes[filled..]) {
+                Ok(0) => bail!("the end, {} bytes early", count - filled),
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).with_context(|| format!("{} bytes early", count - filled)),
+            }
+        }
+        self.read += count as u64;
+        Ok(bytes)
+    }
+
+    /// A response's header, byte by byte so that none of its body is read; the body's length.
+    fn head(&mut self) -> Result<usize> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.extend(self.take(1)?);
+        }
+        let head = String::from_utf8(head)?.to_ascii_lowercase();
+        ensure!(head.starts_with("http/1.1 200"), "{head}");
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        Ok(length.with_context(|| format!("no length in {head}"))?.parse()?)
+    }
+
+    /// A whole response, compared with its file.
+    fn response(&mut self, files: &Path, name: &str) -> Result<()> {
+        let length = self.head().with_context(|| format!("the header of {name}"))?;
+        let body = self.take(length).with_context(|| format!("the body of {name}"))?;
+        same(files, name, 0, &body)
+    }
+
+    /// Everything up to the end of the stream.
+    fn rest(&mut self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.stream.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Ends the connection with a reset.
+    fn reset(self) -> Result<()> {
+        Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
+    }
+}
+
+/// Compares a part of a file.
+fn same(files: &Path, name: &str, from: usize, got: &[u8]) -> Result<()> {
+    let file = std::fs::read(files.join(name))?;
+    let expected = file.get(from..from + got.len()).with_context(|| format!("{name} is shorter"))?;
+    let wrong = got.iter().zip(expected).position(|(got, expected)| got != expected);
+    ensure!(wrong.is_none(), "{name}: another byte at {:?}", wrong.map(|at| from + at));
+    Ok(())
+}
+
+/// Runs a test, and beside it a client that has nothing to do with it; then counts what is left.
+fn beside_others(
+    test: &str,
+    intermediates: u8,
+    options: Options,
+    work: impl Fn(&Running<'_>) -> Result<()>,
+) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start_on(Lab::builder().intermediates(intermediates), FILES, options, |service| {
+        // Connections between tiers and nginx's cache of open files are as they will be.
+        FILES.iter().try_for_each(|(name, _)| fetch_one(service, name))?;
+        let before = idle(service)?;
+        let done = AtomicBool::new(false);
+        let (worked, others) = std::thread::scope(|scope| {
+            let running = &*service;
+            let other = scope.spawn(|| -> Result<u64> {
+                let mut rounds = 0;
+                while !done.load(Ordering::Relaxed) {
+                    fetch_one(running, "300k")?;
+                    rounds += 1;
+                    std::thread::sleep(Duration::from_millis(5)); // some of the machine is for the test
+                }
+                Ok(rounds)
+            });
+            let worked = work(running);
+            done.store(true, Ordering::Relaxed);
+            (worked, other.join().expect("the other client's thread"))
+        });
+        worked.with_context(|| service.service.explain())?;
+        let rounds = others.context("a client that is not involved")?;
+        ensure!(rounds > 0, "the other client got nothing");
+        let leaks = Ledger::leaks(&before, &service.service)?;
+        ensure!(leaks.is_empty(), "left behind: {leaks:?}\n{}", service.service.explain());
+        Ok(())
+    })
+}
+
+/// What an idle service holds.
+fn idle(service: &Running<'_>) -> Result<Ledger> {
+    let ledger = Ledger::settled(&service.service)?;
+    ensure!(ledger.is_idle(), "the service does not become idle: {ledger:?}{}", service.service.explain());
+    Ok(ledger)
+}
+
+fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
+    let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &[format!("/{name}")])?;
+    ensure!(fetched[0].status == 200 && fetched[0].sha256 == file_sha256(service.files.join(name))?, "{name}");
+    Ok(())
+}
+
+/// Closes or resets after each of these many bytes of a response's stream.
+fn leave_everywhere(test: &str, resets: bool) -> Result<()> {
+    beside_others(test, 1, soon(), |service| {
+        for name in ["64k", "300k"] {
+            let mut measured = Client::connect(service)?;
+            measured.ask(&format!("/{name}"), "")?;
+            let body = measured.head()? as u64;
+            let start = measured.read;
+            measured.take(body as usize)?;
+            let end = start + body;
+            let inside = (1..8).map(|eighth| start + body * eighth / 8);
+            let edges = [0, 1, start - 1, start, start + 1, start + 1448, end - 1448, end - 1, end];
+            for at in edges.into_iter().chain(inside) {
+                leave_at(service, name, start, at, resets).with_context(|| format!("{name}: leaving at byte {at}"))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Asks twice, so that the second response, too, is waiting when the client leaves.
+fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool) -> Result<()> {
+    let mut client = Client::connect(service)?;
+    client.ask(&format!("/{name}"), "")?;
+    client.ask("/64k", "")?;
+    let head = client.take(at.min(start) as usize)?;
+    ensure!(b"HTTP/1.1 200 OK\r\n".starts_with(&head[..head.len().min(17)]), "another header");
+    let body = client.take(at.saturating_sub(start) as usize)?;
+    same(&service.files, name, 0, &body)?;
+    if resets { client.reset() } else { Ok(()) }
+}
+
+#[test]
+fn a_client_that_closes_at_any_byte_leaves_nothing_behind() -> Result<()> {
+    leave_everywhere("a_client_that_closes_at_any_byte_leaves_nothing_behind", false)
+}
+
+#[test]
+fn a_client_that_resets_at_any_byte_leaves_nothing_behind() -> Result<()> {
+    leave_everywhere("a_client_that_resets_at_any_byte_leaves_nothing_behind", true)
+}
+
+#[test]
+fn a_port_that_a_client_left_by_a_reset_serves_its_next_connection() -> Result<()> {
+    let test = "a_port_that_a_client_left_by_a_reset_serves_its_next_connection";
+    beside_others(test, 0, soon(), |service| {
+        let server = service.service.chain().server();
+        for round in 0..10 {
+            let mut client = Client::connect_to(service, server, Some(19_999))?;
+            client.ask("/7m", "")?;
+            client.head()?;
+            same(&service.files, "7m", 0, &client.take(100_000 * round)?)?;
+            client.reset()?;
+            let mut next = Client::connect_to(service, server, Some(19_999))?;
+            next.ask("/300k", "")?;
+            next.response(&service.files, "300k").with_context(|| format!("round {round}"))?;
+            next.reset()?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn requests_that_come_with_acknowledgments_wait_their_turn() -> Result<()> {
+    let test = "requests_that_come_with_acknowledgments_wait_their_turn";
+    beside_others(test, 1, soon(), |service| {
+        let names = ["64k", "1k", "300k"];
+        let mut client = Client::connect(service)?;
+        client.ask("/7m", "")?;
+        let length = client.head()?;
+        let (mut asked, mut at) = (Vec::new(), 0);
+        while at < length {
+            let part = client.take((length - at).min(256 << 10))?;
+            same(&service.files, "7m", at, &part)?;
+            at += part.len();
+            let name = names[asked.len() % names.len()];
+            client
+                .ask(&format!("/{name}"), "X-Filler: so that a segment holds a request and a part of the next\r\n")?;
+            asked.push(name);
+        }
+        for name in asked {
+            client.response(&service.files, name)?;
+        }
+        Ok(())
+    })
+}
+
+/// When a client sends what is no request.
+fn noise_in_the_stream(service: &Running<'_>, noise: &[u8]) -> Result<Vec<u8>> {
+    let mut client = Client::connect(service)?;
+    client.ask("/7m", "")?;
+    let length = client.head()?;
+    let half = client.take(length / 2)?;
+    same(&service.files, "7m", 0, &half)?;
+    client.stream.write_all(noise)?;
+    let rest = client.take(length - half.len())?;
+    same(&service.files, "7m", half.len(), &rest)?;
+    let answer = client.rest()?;
+    // All but the date.
+    let lines = String::from_utf8_lossy(&answer).lines().filter(|line| !line.starts_with("Date:")).collect::<String>();
+    Ok(lines.into_bytes())
+}
+
+#[test]
+fn noise_in_the_stream_is_answered_as_by_plain_nginx() -> Result<()> {
+    if !may_run("noise_in_the_stream_is_answered_as_by_plain_nginx") {
+        return Ok(());
+    }
+    // A ClientHello's beginning, HTTP/2's preface, and bytes of no protocol.
+    let noises: [&[u8]; 3] =
+        [&[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0xff; 3000]];
+    let answers = [Options::plain(), soon()].map(|options| {
+        start_on(Lab::builder(), FILES, options, |service| {
+            let answers = noises.map(|noise| noise_in_the_stream(service, noise));
+            let shortcuts = if options.shunt { service.frontend_stats()?.count("servers.shortcuts") } else { 0 };
+            ensure!(!options.shunt || shortcuts == noises.len() as u64, "{shortcuts} shortcuts");
+            answers.into_iter().collect::<Result<Vec<_>>>()
+        })
+    });
+    let [plain, ours] = answers;
+    let (plain, ours) = (plain.context("plain nginx")?, ours?);
+    ensure!(plain == ours, "plain nginx: {plain:?}; ours: {ours:?}");
+    Ok(())
+}
+
+/// Where in a response the client says that it sends no more.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    AfterTheRequest,
+    AfterTheHeader,
+    InMidPayload,
+    AtTheLastByte,
+}
+
+const MOMENTS: [Moment; 4] =
+    [Moment::AfterTheRequest, Moment::AfterTheHeader, Moment::InMidPayload, Moment::AtTheLastByte];
+
+/// Whether the client got the whole body; an error where a byte of it is wrong.
+fn half_close(service: &Running<'_>, name: &str, moment: Moment) -> Result<bool> {
+    let mut client = Client::connect(service)?;
+    client.ask(&format!("/{name}"), "")?;
+    if let Moment::AfterTheRequest = moment {
+        client.stream.shutdown(Shutdown::Write)?;
+    }
+    let Ok(length) = client.head() else { return Ok(false) };
+    let before = match moment {
+        Moment::AfterTheRequest | Moment::AfterTheHeader => 0,
+        Moment::InMidPayload => length / 2,
+        Moment::AtTheLastByte => length,
+    };
+    let first = client.take(before)?;
+    same(&service.files, name, 0, &first)?;
+    if !matches!(moment, Moment::AfterTheRequest) {
+        client.stream.shutdown(Shutdown::Write)?;
+    }
+    let mut rest = Vec::new();
+    let end = client.stream.read_to_end(&mut rest);
+    same(&service.files, name, before, &rest)?;
+    let whole = before + rest.len() == length;
+    ensure!(!whole || end.is_ok(), "a whole body, and then {end:?}");
+    Ok(whole)
+}
+
+// nginx gives a half-closed client up while it proxies, and while the response waits to be sent.
+#[test]
+fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<()> {
+    beside_others("a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes", 0, soon(), |service| {
+        for name in ["1k", "64k", "7m"] {
+            for moment in MOMENTS {
+                let whole = half_close(service, name, moment).with_context(|| format!("{name} {moment:?}"))?;
+                eprintln!("{name} {moment:?}: {}", if whole { "whole" } else { "given up" });
+                ensure!(whole || !matches!(moment, Moment::AtTheLastByte), "{name}: a part only");
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn both_sides_close_at_once() -> Result<()> {
+    beside_others("both_sides_close_at_once", 1, soon(), |service| {
+        for early in [0, 1, 1448, 20_000] {
+            for name in ["64k", "7m"] {
+                let mut client = Client::connect(service)?;
+                client.ask(&format!("/{name}"), "Connection: close\r\n")?;
+                let length = client.head()?;
+                let body = client.take(length - early)?;
+                same(&service.files, name, 0, &body)?;
+                client.stream.shutdown(Shutdown::Write)?;
+                let mut rest = Vec::new();
+                let end = client.stream.read_to_end(&mut rest);
+                same(&service.files, name, length - early, &rest)?;
+                ensure!(early > 0 || end.is_ok(), "{name}, {early} bytes early: {end:?}");
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes() -> Result<()> {
+    let test = "a_client_with_a_closed_window_gets_answers_to_its_keepalive_probes";
+    beside_others(test, 0, soon(), |service| {
+        let mut client = Client::connect(service)?;
+        // Without an answer the kernel gives the connection up after 1 second and 3 probes, one a second.
+        sockopt::set_socket_keepalive(&client.stream, true)?;
+        sockopt::set_tcp_keepidle(&client.stream, Duration::from_secs(1))?;
+        sockopt::set_tcp_keepintvl(&client.stream, Duration::from_secs(1))?;
+        sockopt::set_tcp_keepcnt(&client.stream, 3)?;
+        client.ask("/7m", "")?;
+        let length = client.head()?;
+        let first = client.take(100_000)?;
+        std::thread::sleep(Duration::from_secs(12));
+        let rest = client.take(length - first.len())?;
+        same(&service.files, "7m", 0, &[first, rest].concat())
+    })
+}
+
+/// The frontend has its address of the service network, too.
+fn by_way_of_the_frontend(lab: &Lab) -> Result<()> {
+    let (inner, outer) = (lab.frontend().service_address_of(Family::V4)?, lab.frontend().address());
+    let mut route = Command::new("ip");
+    route.args(["route", "add", &inner.to_string(), "via", &outer.to_string()]);
+    lab.client().check(route).map(drop)
+}
+
+#[test]
+fn one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies() -> Result<()> {
+    if !may_run("one_client_port_to_two_addresses_of_the_frontend_gets_both_bodies") {
+        return Ok(());
+    }
+    let families = Families { clients: Family::V4, tiers: Family::V4, dual_stack: true };
+    let options = Options { families, ..soon() };
+    let lab = Lab::builder().ipv6().backends(2);
+    service::start_prepared(lab, FILES, options, by_way_of_the_frontend, |service| {
+        let server = service.service.chain().server();
+        let inner = SocketAddr::new(service.lab.frontend().service_address_of(Family::V4)?, server.port());
+        let mut first = Client::connect_to(service, server, Some(19_998))?;
+        first.ask("/7m", "")?;
+        let length = first.head()?;
+        let begun = first.take(100_000)?;
+        // They take turns with the backends: a part finds that its backend's address is taken, and has the other.
+        let mut second = Client::connect_to(service, inner, Some(19_998))?;
+        for round in 0..4 {
+            second.ask("/300k", "")?;
+            second.response(&service.files, "300k").with_context(|| format!("round {round}"))?;
+        }
+        let rest = first.take(length - begun.len())?;
+        same(&service.files, "7m", 0, &[begun, rest].concat()).context("the connection that was there first")?;
+        let stats = service.frontend_stats()?;
+        let (shortcuts, failovers) = (stats.count("servers.shortcuts"), stats.count("servers.failovers"));
+        ensure!(shortcuts == 5 && failovers > 0, "{shortcuts} shortcuts, {failovers} of them had to change");
+        Ok(())
+    })
+}
