@@ -323,7 +323,7 @@ static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, 
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }
-    if (!rewrite_copy(skb, p, peer, &region, server_ack)) {
+    if (!leaves_its_vlan(skb) || !rewrite_copy(skb, p, peer, &region, server_ack)) {
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }

@@ -207,6 +207,18 @@ static __always_inline void put_flags(struct edit *e, struct tcphdr *tcp, __u8 c
     put16(&e->plain, field, (*field & ~bpf_htons(clear)) | bpf_htons(set));
 }
 
+/*
+ * A tag that came in a frame (IEEE 802.1Q) is no part of it any more when we see it: the kernel
+ * keeps it beside the packet, and whatever port that leaves by puts it back in. It is the way's on
+ * which the packet came in, and means something else, or nothing, where one of ours goes. What goes
+ * on to this host's stack keeps it: by the tag it finds its sub-interface. A second tag (802.1ad)
+ * stays in the frame in place of the IP protocol, so such a packet is none that parse() takes.
+ */
+static __always_inline bool leaves_its_vlan(struct __sk_buff *skb)
+{
+    return !skb->vlan_present || !bpf_skb_vlan_pop(skb);
+}
+
 /* ---- checksums ---- */
 
 static __always_inline __u32 checksum_offset(const struct packet *p)

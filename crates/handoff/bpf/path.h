@@ -37,7 +37,7 @@ static __always_inline int report_to_backend(struct __sk_buff *skb, const struct
     if (!peer)
         return TC_ACT_SHOT;
     const __u32 *address = (const __u32 *) (is_icmpv6(t) ? peer->ipv6 : peer->ipv4);
-    if (!put_report_addresses(skb, t, &e, t->source, address) ||
+    if (!leaves_its_vlan(skb) || !put_report_addresses(skb, t, &e, t->source, address) ||
         !put_cited_source(skb, t, &e, address, peer->port) || !icmp_sum_follows(skb, t, &e)) {
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;

@@ -195,6 +195,11 @@ impl Hosts {
         self.offload(&["tso", "off", "gso", "off", "gro", "off"]);
     }
 
+    /// VLAN tags are in the frames while these are on the wire, and not beside them.
+    pub fn tags_in_frames(&self) {
+        self.offload(&["txvlan", "off"]);
+    }
+
     /// What leaves the frontend and the backend carries a finished checksum, which its receiver looks at; the client's
     /// packets keep the promise of one (CHECKSUM_PARTIAL), as on any veth.
     pub fn checksums_in_software(&self) {

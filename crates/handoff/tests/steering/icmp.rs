@@ -25,7 +25,7 @@ fn flow() -> Flow {
 
 /// A report in a frame, from a router to the sender of the packet that it cites.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Report {
+pub struct Report {
     by: IpAddr,
     to: IpAddr,
     mtu: u16,
@@ -36,12 +36,12 @@ struct Report {
 }
 
 impl Report {
-    fn new(from: SocketAddr, client: SocketAddr, seq: u32) -> Self {
+    pub fn new(from: SocketAddr, client: SocketAddr, seq: u32) -> Self {
         let router = if from.is_ipv4() { "192.0.2.1" } else { "2001:db8::1" };
         Self { by: router.parse().unwrap(), to: from.ip(), mtu: MTU, from, client, seq }
     }
 
-    fn to_frame(&self) -> Vec<u8> {
+    pub fn to_frame(&self) -> Vec<u8> {
         let segment = Segment::ack(self.from, self.client, self.seq, 7).payload(&[5; 1400]);
         let big = segment.to_frame();
         // RFC 1812 has routers cite more than the 64 bits of RFC 792.

@@ -14,3 +14,4 @@ mod segment;
 mod sockets;
 mod spacing;
 mod steered;
+mod vlan;

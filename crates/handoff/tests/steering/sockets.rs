@@ -15,7 +15,7 @@ use super::host::{ifindex, ip};
 use super::steered::*;
 
 /// `lengths.len()` responses on one connection, each header, payload, footer.
-fn serve(steered: &mut Steered, lengths: &[usize]) {
+pub fn serve(steered: &mut Steered, lengths: &[usize]) {
     let (mut server, mut client) = steered.connect();
     let expected: Vec<Vec<u8>> = lengths
         .iter()
@@ -189,7 +189,7 @@ fn checksums_are_good_whoever_finishes_them() {
 }
 
 /// The client sends `upload` bytes from the header on, while it gets `download` bytes from the backend.
-fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: usize) {
+pub fn upload_during_a_handoff(steered: &mut Steered, upload: usize, download: usize) {
     let (mut server, mut client) = steered.connect_and_send_header();
     let body = payload(9, download);
     let upload = payload(8, upload);
