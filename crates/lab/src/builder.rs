@@ -27,6 +27,7 @@ pub struct LabBuilder {
     links: Vec<(Role, Link)>,
     ipv6: bool,
     routed: bool,
+    sysctls: Vec<(Role, &'static str, &'static str)>,
 }
 
 impl LabBuilder {
@@ -84,6 +85,13 @@ impl LabBuilder {
         self
     }
 
+    /// A network setting of all hosts of a role, such as `ipv4/tcp_sack`.
+    #[must_use]
+    pub fn sysctl(mut self, role: Role, key: &'static str, value: &'static str) -> Self {
+        self.sysctls.push((role, key, value));
+        self
+    }
+
     /// What the links of all clients do to frames; without it they are veth pairs, like everyone's.
     #[must_use]
     pub fn client_link(self, link: Link) -> Self {
@@ -127,6 +135,10 @@ impl LabBuilder {
         let Self { wire, ipv6, routed, .. } = self;
         let joins = links::Joins { plans: &plans, switch: &switch, wire, links: &self.links, ipv6, routed };
         let cables = joins.join(&hosts, &id, self.cores.rest)?;
+        for host in &hosts {
+            let own = self.sysctls.iter().filter(|(role, ..)| *role == host.role());
+            host.sysctls(&own.map(|(_, key, value)| (*key, *value)).collect::<Vec<_>>())?;
+        }
         let lab = Lab { cables, hosts, switch, wire: self.wire, cores: self.cores, id, _watchdog: watchdog };
         Description::write(&lab)?;
         lab.place(&self.placement)?;
@@ -148,6 +160,7 @@ impl Default for LabBuilder {
             links: Vec::new(),
             ipv6: false,
             routed: false,
+            sysctls: Vec::new(),
         }
     }
 }

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sha2::{Digest, Sha256};
+use shunt_sys::sockopt::set_max_segment;
 
 use crate::host::Host;
 use crate::http::{ResponseReader, get_request};
@@ -28,6 +30,10 @@ pub struct Fetch {
     pub pipeline: bool,
     /// Bytes of bodies that have come, for whoever watches.
     pub got: Arc<AtomicU64>,
+    /// Reads nothing for so long after each request: what it can take without that is its window.
+    pub stall: Duration,
+    /// Largest segment that it asks for (TCP_MAXSEG), in bytes with TCP's options.
+    pub mss: Option<u16>,
 }
 
 /// One response.
@@ -81,14 +87,17 @@ impl Fetch {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
         let timeout = Duration::from_secs(10);
+        let (pause, stall) = (Duration::ZERO, Duration::ZERO);
         Self {
             server,
             headers: Vec::new(),
             timeout,
-            pause: Duration::ZERO,
+            pause,
             read_bytes: 256 << 10,
             pipeline: false,
             got: Arc::default(),
+            stall,
+            mss: None,
         }
     }
 
@@ -101,7 +110,7 @@ impl Fetch {
     }
 
     fn fetch_all(&self, paths: &[impl AsRef<str>]) -> Result<Vec<Fetched>> {
-        let mut stream = TcpStream::connect(self.server).with_context(|| format!("connecting to {}", self.server))?;
+        let mut stream = self.connect().with_context(|| format!("connecting to {}", self.server))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(self.timeout))?;
         let mut buffer = Buffer { bytes: vec![0; self.read_bytes], filled: 0..0 };
@@ -116,12 +125,24 @@ impl Fetch {
             if !self.pipeline {
                 stream.write_all(request(path).as_bytes())?;
             }
+            if !self.stall.is_zero() {
+                std::thread::sleep(self.stall);
+            }
             let one = self.read_one(&mut stream, &mut buffer, path, begin);
             let one = one.with_context(|| format!("response {} ({path}) from {}", fetched.len() + 1, self.server))?;
             fetched.push(one);
         }
         ensure!(buffer.filled.is_empty(), "{} bytes after the last response", buffer.filled.len());
         Ok(fetched)
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let Some(mss) = self.mss else { return TcpStream::connect(self.server) };
+        let family = if self.server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        set_max_segment(&socket, mss)?;
+        rustix::net::connect(&socket, &self.server)?;
+        Ok(socket.into())
     }
 
     fn read_one(&self, stream: &mut TcpStream, buffer: &mut Buffer, path: &str, begin: Instant) -> Result<Fetched> {

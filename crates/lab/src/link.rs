@@ -5,6 +5,7 @@
 //! that moves frames between two TAP devices through two of them.
 
 pub(crate) mod cable;
+mod frame;
 mod line;
 
 use std::time::Duration;
@@ -32,6 +33,11 @@ pub struct Link {
     pub lateness: Duration,
     /// Part of the frames that arrive twice.
     pub duplicate: f64,
+    /// Part of the frames that a router marks as having met congestion, of those whose senders understand that (RFC 3168).
+    pub mark: f64,
+    /// Pure ACKs leave together, once in so long, and of each connection only the newest goes unless it says more than
+    /// that all has arrived: as modems and radios do that wait for their turn.
+    pub ack_slot: Duration,
     /// Bits a second; `None`: as fast as the machine is.
     pub rate: Option<u64>,
     /// Bytes that may wait for their turn at [`Self::rate`]; a frame that does not fit is lost (tail drop).
@@ -78,6 +84,8 @@ impl Default for Link {
             reorder: 0.0,
             lateness: Duration::ZERO,
             duplicate: 0.0,
+            mark: 0.0,
+            ack_slot: Duration::ZERO,
             rate: None,
             queue: 1 << 20,
             mtu: 1500,
@@ -125,6 +133,20 @@ impl Link {
         self
     }
 
+    /// Marks a part of the frames, see [`Self::mark`].
+    #[must_use]
+    pub fn marking(mut self, part: f64) -> Self {
+        self.mark = part;
+        self
+    }
+
+    /// See [`Self::ack_slot`].
+    #[must_use]
+    pub fn ack_slot(mut self, slot: Duration) -> Self {
+        self.ack_slot = slot;
+        self
+    }
+
     /// So many bits a second, before which so many bytes may wait.
     #[must_use]
     pub fn rate(mut self, bits_per_second: u64, queue_bytes: usize) -> Self {
@@ -148,7 +170,7 @@ impl Link {
     /// When a number means nothing.
     pub(crate) fn check(&self) -> Result<()> {
         let burst = self.burst.map_or([0.0; 3], |burst| [burst.begin, burst.end, burst.loss]);
-        for part in [self.loss, self.reorder, self.duplicate].into_iter().chain(burst) {
+        for part in [self.loss, self.reorder, self.duplicate, self.mark].into_iter().chain(burst) {
             ensure!((0.0..=1.0).contains(&part), "a link of {self:?}: {part} is no part of the frames");
         }
         ensure!(self.rate != Some(0), "a link of no bits a second");

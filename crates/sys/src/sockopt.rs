@@ -52,6 +52,14 @@ pub fn begin_with_send_buffer(socket: impl AsFd, bytes: usize) -> io::Result<()>
     set_i32(socket, libc::SOL_SOCKET, SO_BUF_LOCK, 0)
 }
 
+/// Largest segment, in bytes with TCP's options, that a socket asks its peer for when it connects (`TCP_MAXSEG`).
+///
+/// # Errors
+/// The kernel's: below 88 it takes none.
+pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
+    set_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into())
+}
+
 /// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors

@@ -13,6 +13,7 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use super::Link;
+use super::frame::{mark_congestion, pure_ack};
 use crate::random::Random;
 
 /// A direction of a link.
@@ -26,6 +27,8 @@ pub struct Line {
     free: Option<Instant>,
     /// When the last frame that is not late arrives.
     last_due: Option<Instant>,
+    /// Of pure ACKs.
+    first_slot: Option<Instant>,
     number: u64,
     waiting: BinaryHeap<Reverse<Waiting>>,
     counts: Counts,
@@ -42,6 +45,10 @@ pub struct Counts {
     pub overflowed: u64,
     pub late: u64,
     pub duplicated: u64,
+    /// See [`Link::mark`].
+    pub marked: u64,
+    /// Pure ACKs that a newer one made needless: see [`Link::ack_slot`].
+    pub thinned: u64,
 }
 
 /// By time, then in the order in which they came.
@@ -58,6 +65,7 @@ struct Fate {
     jitter: Duration,
     late: bool,
     twice: bool,
+    marked: bool,
 }
 
 impl Line {
@@ -70,6 +78,7 @@ impl Line {
             bad: None,
             free: None,
             last_due: None,
+            first_slot: None,
             number: 0,
             waiting: BinaryHeap::new(),
             counts: Counts::default(),
@@ -83,7 +92,7 @@ impl Line {
     }
 
     /// A frame comes in at one end. Times must not go backwards.
-    pub fn push(&mut self, now: Instant, frame: Vec<u8>) {
+    pub fn push(&mut self, now: Instant, mut frame: Vec<u8>) {
         self.counts.pushed += 1;
         let fate = self.fate(now);
         let Some(left) = self.transmit(now, frame.len()) else {
@@ -94,7 +103,13 @@ impl Line {
             self.counts.lost += 1;
             return;
         }
+        if fate.marked && mark_congestion(&mut frame) {
+            self.counts.marked += 1;
+        }
         let mut due = left + self.link.delay + fate.jitter;
+        if !self.link.ack_slot.is_zero() && pure_ack(&frame).is_some() {
+            due = self.slot_after(due);
+        }
         due = self.last_due.map_or(due, |last| due.max(last));
         self.last_due = Some(due);
         if fate.late {
@@ -111,8 +126,28 @@ impl Line {
     /// The next frame that has arrived at the other end.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.next_due().filter(|due| *due <= now)?;
+        let mut next = self.waiting.pop()?.0;
+        while self.is_needless(&next) {
+            self.counts.thinned += 1;
+            next = self.waiting.pop()?.0;
+        }
         self.counts.popped += 1;
-        self.waiting.pop().map(|Reverse(waiting)| waiting.frame)
+        Some(next.frame)
+    }
+
+    /// Whether what leaves after it, at the same time, says all that it says.
+    fn is_needless(&self, frame: &Waiting) -> bool {
+        let Some(Reverse(after)) = self.waiting.peek() else { return false };
+        !self.link.ack_slot.is_zero()
+            && after.due == frame.due
+            && pure_ack(&frame.frame).is_some_and(|ack| pure_ack(&after.frame).is_some_and(|newer| newer.covers(&ack)))
+    }
+
+    /// The beginning of the slot in which something leaves that could at `due`.
+    fn slot_after(&mut self, due: Instant) -> Instant {
+        let (first, slot) = (*self.first_slot.get_or_insert(due), self.link.ack_slot);
+        let slots = (due.saturating_duration_since(first)).as_nanos().div_ceil(slot.as_nanos());
+        first + slot * u32::try_from(slots).unwrap_or(u32::MAX)
     }
 
     /// When the next one arrives.
@@ -146,7 +181,7 @@ impl Line {
     }
 
     fn fate(&mut self, now: Instant) -> Fate {
-        let [lost, turned, lost_in_burst, jitter, late, twice] = std::array::from_fn(|_| self.random.part());
+        let [lost, turned, lost_in_burst, jitter, late, twice, marked] = std::array::from_fn(|_| self.random.part());
         let burst = self.link.burst.is_some_and(|burst| {
             let still = self.bad.filter(|since| now - *since <= burst.longest);
             let (goes_on, begins) = (turned >= burst.end, turned < burst.begin);
@@ -158,6 +193,7 @@ impl Line {
             jitter: self.link.jitter.mul_f64(jitter),
             late: late < self.link.reorder,
             twice: twice < self.link.duplicate,
+            marked: marked < self.link.mark,
         }
     }
 }

@@ -1,0 +1,37 @@
+//! Clients whose ACKs come late, and few of them: links that gather ACKs and let only the newest go.
+
+use std::time::Duration;
+
+use super::service::{may_run, start_on};
+use super::way::{FILES, PATHS, behind, check, patient};
+use anyhow::{Result, ensure};
+use shunt_lab::{Link, Options, Role};
+
+/// RTT 20 ms, ACKs once in `slot`; CUBIC, then BBR.
+fn acks_once_in(test: &str, slot: Duration) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    for control in ["cubic", "bbr"] {
+        let tiers = [Role::Frontend, Role::Backend].into_iter();
+        let lab = behind(Link::wan(Duration::from_millis(10)).ack_slot(slot));
+        let lab = tiers.fold(lab, |lab, role| lab.sysctl(role, "ipv4/tcp_congestion_control", control));
+        start_on(lab, FILES, Options::shunt(), |service| {
+            check(service, &patient(service), PATHS)?;
+            let acks = service.lab.cables()[0].sent();
+            ensure!(acks.thinned > 100, "the link thinned no ACKs: {acks:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn stretched_acks() -> Result<()> {
+    acks_once_in("stretched_acks", Duration::from_millis(5))
+}
+
+#[test]
+fn delayed_acks() -> Result<()> {
+    acks_once_in("delayed_acks", Duration::from_millis(40))
+}

@@ -1,0 +1,30 @@
+//! Explicit congestion notification (RFC 3168): client and frontend have agreed on it, and a router marks packets.
+//!
+//! A restored socket has no ECN (TCP_REPAIR knows nothing of it), so payload goes as packets that a router drops where it
+//! would mark others; the marks are on the headers, and the client's echoes of them come to the backend, too.
+
+use std::time::Duration;
+
+use super::service::{may_run, start_on};
+use super::way::{FILES, PATHS, TcpCounters, behind, check, patient};
+use anyhow::{Result, ensure};
+use shunt_lab::{Link, Options, Role};
+
+#[test]
+fn headers_that_meet_congestion() -> Result<()> {
+    if !may_run("headers_that_meet_congestion") {
+        return Ok(());
+    }
+    let lab = behind(Link::wan(Duration::from_millis(10)).marking(0.5));
+    let lab = [Role::Client, Role::Frontend, Role::Backend]
+        .iter()
+        .fold(lab, |lab, role| lab.sysctl(*role, "ipv4/tcp_ecn", "1"));
+    start_on(lab, FILES, Options::shunt(), |service| {
+        check(service, &patient(service), PATHS)?;
+        let marked = service.lab.cables()[0].received().marked;
+        ensure!(marked > 0, "the link marked nothing");
+        let seen = TcpCounters(service.lab.client()).read("InCEPkts")?;
+        ensure!(seen > 0, "the client saw no mark");
+        Ok(())
+    })
+}

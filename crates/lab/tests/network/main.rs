@@ -1,0 +1,14 @@
+//! A service with Shunt over networks as they are, for clients as they are: every byte arrives, and by the shortcut.
+
+#[path = "../service/mod.rs"]
+mod service;
+
+mod acks;
+mod bbr;
+mod ecn;
+mod links;
+mod path_mtu;
+mod tcp_options;
+mod times;
+mod way;
+mod windows;

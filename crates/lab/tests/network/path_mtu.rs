@@ -1,0 +1,56 @@
+//! The way to the client changes while a payload is on it: a router in between takes smaller packets than before, says so
+//! to the address that they come from, which is the frontend's, and drops them.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::service::{may_run, start_on};
+use super::way::{FILES, check, patient};
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Families, Family, Lab, Link, Options};
+
+/// Of the router's device towards the client.
+fn set_mtu(lab: &Lab, mtu: u16) -> Result<()> {
+    let router = lab.switch();
+    let device = router.ports().iter().find(|port| port.device.starts_with("cl-")).context("the client's link")?;
+    let mut ip = Command::new("ip");
+    ip.args(["link", "set", &device.device, "mtu", &mtu.to_string()]);
+    router.check(ip).map(drop)
+}
+
+/// 4 MiB take two seconds; the MTU goes down, further down, and up again meanwhile.
+fn changes(test: &str, family: Family, smaller: [u16; 2]) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    let link = Link::wan(Duration::from_millis(5)).rate(20_000_000, 200_000);
+    let lab = Lab::builder().routed().ipv6().client_link(link);
+    let options = Options { families: Families::all(family), ..Options::shunt() };
+    start_on(lab, FILES, options, |service| {
+        let service = &*service;
+        std::thread::scope(|scope| {
+            let fetching = scope.spawn(|| check(service, &patient(service), &["/4m", "/1m", "/4m"]));
+            for mtu in [smaller[0], smaller[1], 1500] {
+                sleep(Duration::from_millis(400));
+                set_mtu(service.lab, mtu)?;
+            }
+            fetching.join().expect("the client's thread")
+        })?;
+        let stats = service.service.all_stats()?;
+        let [passed_on, arrived] = ["frontend.fe_in_too_big", "backend.be_in_too_big"].map(|name| stats.count(name));
+        ensure!(passed_on >= 2 && arrived >= 2, "{passed_on} reports passed on, {arrived} arrived: {:#}", stats.0);
+        Ok(())
+    })
+}
+
+#[test]
+fn the_path_mtu_changes_over_ipv4() -> Result<()> {
+    changes("the_path_mtu_changes_over_ipv4", Family::V4, [1200, 700])
+}
+
+/// Its least is 1,280 bytes (RFC 8200, 5).
+#[test]
+fn the_path_mtu_changes_over_ipv6() -> Result<()> {
+    changes("the_path_mtu_changes_over_ipv6", Family::V6, [1400, 1280])
+}

@@ -1,0 +1,49 @@
+//! Clients whose TCP lacks what every TCP of today has: over a way with losses, because that is where it is missed.
+
+use std::time::Duration;
+
+use super::way::{SHORT_PATHS, behind, over, over_with};
+use anyhow::Result;
+use shunt_lab::{LabBuilder, Link, Role};
+
+const SACK: &str = "ipv4/tcp_sack";
+const TIMESTAMPS: &str = "ipv4/tcp_timestamps";
+const WINDOW_SCALING: &str = "ipv4/tcp_window_scaling";
+
+/// RTT 10 ms, 1% loss.
+fn without(options: &[&'static str]) -> LabBuilder {
+    let link = Link::wan(Duration::from_millis(5)).loss(0.01);
+    options.iter().fold(behind(link), |lab, option| lab.sysctl(Role::Client, option, "0"))
+}
+
+#[test]
+fn no_selective_acknowledgements() -> Result<()> {
+    over("no_selective_acknowledgements", without(&[SACK]), SHORT_PATHS)
+}
+
+#[test]
+fn no_timestamps() -> Result<()> {
+    over("no_timestamps", without(&[TIMESTAMPS]), SHORT_PATHS)
+}
+
+#[test]
+fn no_window_scaling() -> Result<()> {
+    over("no_window_scaling", without(&[WINDOW_SCALING]), SHORT_PATHS)
+}
+
+#[test]
+fn none_of_the_three() -> Result<()> {
+    over("none_of_the_three", without(&[SACK, TIMESTAMPS, WINDOW_SCALING]), SHORT_PATHS)
+}
+
+/// The smallest that Linux takes (TCP_MIN_MSS), with timestamps and without.
+#[test]
+fn tiny_segments() -> Result<()> {
+    for options in [&[][..], &[TIMESTAMPS]] {
+        let lab = options
+            .iter()
+            .fold(behind(Link::wan(Duration::from_millis(5))), |lab, option| lab.sysctl(Role::Client, option, "0"));
+        over_with("tiny_segments", lab, SHORT_PATHS, |fetch| fetch.mss = Some(88))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! What must hold of a service whatever lies between it and its clients: every byte arrives, long bodies by the shortcut,
+//! over one connection that is never reset.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Fetch, Fetched, Host, Lab, LabBuilder, Link, Options, file_sha256};
+
+use super::service::{Running, may_run, start_on};
+
+pub const FILES: &[(&str, u64)] =
+    &[("1k", 1 << 10), ("32k", 32 << 10), ("100k", 100 << 10), ("1m", 1 << 20), ("4m", 4 << 20)];
+
+/// Over one connection, one after the other: short and long windows, and a long body after a short one.
+pub const PATHS: &[&str] = &["/1k", "/32k", "/4m", "/100k", "/1k", "/1m", "/32k", "/32k", "/1m", "/100k"];
+
+/// The same without the longest, for ways over which that takes minutes.
+pub const SHORT_PATHS: &[&str] = &["/1k", "/32k", "/100k", "/1k", "/1m", "/32k", "/32k", "/100k"];
+
+/// A loss of a retransmission is found by a timeout, and those double.
+const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+
+/// RTT 100 ms.
+pub fn far() -> Link {
+    Link::wan(Duration::from_millis(50))
+}
+
+/// RTT 400 ms.
+pub fn farthest() -> Link {
+    Link::wan(Duration::from_millis(200))
+}
+
+/// RTT 40 ms, 1% loss.
+pub fn lossy() -> Link {
+    Link::wan(Duration::from_millis(20)).loss(0.01)
+}
+
+/// RTT 4 ms, 5% loss.
+pub fn very_lossy() -> Link {
+    Link::wan(Duration::from_millis(2)).loss(0.05)
+}
+
+/// RTT 20 ms; 3% loss in bursts of 4 frames; late and repeated frames.
+pub fn rough() -> Link {
+    let link = Link::wan(Duration::from_millis(10)).jitter(Duration::from_millis(2)).burst_loss(0.03, 4.0);
+    link.reorder(0.02, Duration::from_millis(4)).duplicate(0.01)
+}
+
+/// 20 Mbit/s, RTT 10 ms, and a queue of 40 ms.
+pub fn narrow() -> Link {
+    Link::wan(Duration::from_millis(5)).rate(20_000_000, 100_000)
+}
+
+/// The smallest MTU that IPv4 hosts must take (RFC 791).
+pub fn small_mtu() -> Link {
+    Link::wan(Duration::from_millis(5)).mtu(576)
+}
+
+/// A host's TCP counters since it began (proc_net_netstat and proc_net_snmp of proc(5)).
+pub struct TcpCounters<'a>(pub &'a Host);
+
+impl TcpCounters<'_> {
+    pub fn read(&self, name: &str) -> Result<u64> {
+        let table = self.0.run(|| -> std::io::Result<String> {
+            let read = |file| std::fs::read_to_string(format!("/proc/thread-self/net/{file}"));
+            Ok(read("netstat")? + &read("snmp")?)
+        })??;
+        let lines: Vec<&str> = table.lines().collect();
+        // A line of names, then a line of values.
+        let values = lines.chunks(2).flat_map(|pair| pair[0].split(' ').zip(pair[1].split(' ')));
+        let found = values.into_iter().find(|(key, _)| *key == name);
+        found.with_context(|| format!("TCP counts no {name}"))?.1.parse().context("a number")
+    }
+}
+
+const SENDERS_COUNTERS: &[&str] = &[
+    "OutSegs",
+    "RetransSegs",
+    "TCPTimeouts",
+    "TCPLossProbes",
+    "TCPLossProbeRecovery",
+    "TCPSlowStartRetrans",
+    "TCPSpuriousRtxHostQueues",
+    "TCPDSACKRecv",
+];
+
+/// Prints what the backend's TCP, the frontend's steering and the links did.
+fn tell(service: &Running<'_>) -> Result<()> {
+    let tcp = TcpCounters(service.lab.backend());
+    for name in SENDERS_COUNTERS {
+        eprint!("{name} {} ", tcp.read(name)?);
+    }
+    let stats = service.frontend_stats()?;
+    for name in ["fe_in_held", "fe_in_backend", "fe_in_both"] {
+        eprint!("{name} {} ", stats.count(&format!("frontend.{name}")));
+    }
+    for cable in service.lab.cables() {
+        eprint!("\nfrom the client {:?}\nto the client {:?}", cable.sent(), cable.received());
+    }
+    eprintln!();
+    Ok(())
+}
+
+/// Fetches and compares every byte.
+pub fn get(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<Vec<Fetched>> {
+    let fetched = fetch.run(service.lab.client(), paths)?;
+    for one in &fetched {
+        ensure!(one.status == 200, "{}: status {}", one.path, one.status);
+        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+    }
+    Ok(fetched)
+}
+
+/// A client as patient as these ways want it.
+pub fn patient(service: &Running<'_>) -> Fetch {
+    let mut fetch = Fetch::new(service.service.chain().server());
+    fetch.timeout = SILENCE_LIMIT;
+    fetch
+}
+
+/// All responses over one connection: whole, by the shortcut where they are long, and without a reset.
+pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()> {
+    let begin = Instant::now();
+    let fetched = get(service, fetch, paths);
+    eprintln!("{:?}", begin.elapsed());
+    tell(service)?;
+    for one in fetched.with_context(|| service.service.explain())? {
+        eprint!("{} {} ms; ", one.path, one.elapsed.as_millis());
+    }
+    eprintln!();
+    let long = paths.iter().filter(|path| **path != "/1k").count() as u64;
+    let stats = service.frontend_stats()?;
+    let shortcuts = stats.count("servers.shortcuts");
+    ensure!(shortcuts == long, "{shortcuts} shortcuts for {long} long bodies: {:#}", stats.0);
+    service.no_fallback()?;
+    let resets = TcpCounters(service.lab.client()).read("EstabResets")?;
+    ensure!(resets == 0, "{resets} connections of the client were reset");
+    ensure!(stats.count("frontend.fe_client_reset") == 0, "the client reset: {:#}", stats.0);
+    Ok(())
+}
+
+/// [`check`] in a lab of its own.
+pub fn over(test: &str, builder: LabBuilder, paths: &[&str]) -> Result<()> {
+    over_with(test, builder, paths, |_| ())
+}
+
+/// The same with another client.
+pub fn over_with(test: &str, builder: LabBuilder, paths: &[&str], client: impl FnOnce(&mut Fetch)) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start_on(builder, FILES, Options::shunt(), |service| {
+        let mut fetch = patient(service);
+        client(&mut fetch);
+        check(service, &fetch, paths)
+    })
+}
+
+/// A lab whose client has this link.
+pub fn behind(link: Link) -> LabBuilder {
+    Lab::builder().client_link(link)
+}

@@ -1,0 +1,73 @@
+//! Clients that read slowly, or for a time not at all: their windows close and open again.
+
+use std::time::Duration;
+
+use super::service::{may_run, start_on};
+use super::way::{FILES, behind, check, far, get, patient};
+use anyhow::{Result, ensure};
+use shunt_lab::{Link, Options, Settings, file_sha256};
+
+#[test]
+fn a_slow_reader_far_away() -> Result<()> {
+    if !may_run("a_slow_reader_far_away") {
+        return Ok(());
+    }
+    start_on(behind(far()), FILES, Options::shunt(), |service| {
+        let mut fetch = patient(service);
+        (fetch.read_bytes, fetch.pause) = (32 << 10, Duration::from_millis(10));
+        check(service, &fetch, &["/4m", "/1k", "/100k"])
+    })
+}
+
+/// Window probes go out and are answered; twice, because the second response finds a parked socket.
+#[test]
+fn a_window_that_is_closed_for_seconds() -> Result<()> {
+    if !may_run("a_window_that_is_closed_for_seconds") {
+        return Ok(());
+    }
+    start_on(behind(Link::wan(Duration::from_millis(5)).loss(0.01)), FILES, Options::shunt(), |service| {
+        let mut fetch = patient(service);
+        fetch.stall = Duration::from_secs(12);
+        check(service, &fetch, &["/4m", "/1m"])
+    })
+}
+
+/// Longer than nginx waits by itself, where it is told to be patient, and so is the agent.
+#[test]
+#[ignore = "takes minutes"]
+fn a_window_that_is_closed_for_minutes() -> Result<()> {
+    if !may_run("a_window_that_is_closed_for_minutes") {
+        return Ok(());
+    }
+    let settings =
+        Settings { agent_backend: "progress = \"10m\"", http: &["send_timeout 600s"], ..Settings::default() };
+    let options = Options { settings, ..Options::shunt() };
+    start_on(behind(Link::wan(Duration::from_millis(5))), FILES, options, |service| {
+        let mut fetch = patient(service);
+        fetch.stall = Duration::from_secs(180);
+        check(service, &fetch, &["/4m", "/1m"])
+    })
+}
+
+/// Past send_timeout the client is cut off, with Shunt as without.
+#[test]
+fn a_window_that_stays_closed_ends_as_with_plain_nginx() -> Result<()> {
+    if !may_run("a_window_that_stays_closed_ends_as_with_plain_nginx") {
+        return Ok(());
+    }
+    const LONG: &[(&str, u64)] = &[("40m", 40 << 20)];
+    for options in [Options::plain(), Options::shunt()] {
+        let settings = Settings { http: &["send_timeout 5s"], ..Settings::default() };
+        start_on(behind(Link::wan(Duration::from_millis(5))), LONG, Options { settings, ..options }, |service| {
+            let mut fetch = patient(service);
+            fetch.stall = Duration::from_secs(15);
+            let ended = fetch.run(service.lab.client(), &["/40m"]);
+            ensure!(ended.is_err(), "a client that took nothing for 15 s got the rest");
+            // And nobody else's connection suffers.
+            let fetched = get(service, &patient(service), &["/40m"])?;
+            ensure!(fetched[0].sha256 == file_sha256(service.files.join("40m"))?, "other bytes");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
