@@ -454,8 +454,10 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
+    /* of a file that was written to meanwhile the ETag may be the same: nginx's is as coarse as
+       the seconds of its time */
     if (reason == SHUNT_REASON_CLIENT_GONE || reason == SHUNT_REASON_NO_PROGRESS ||
-        reason == SHUNT_REASON_ABORTED) {
+        reason == SHUNT_REASON_ABORTED || reason == SHUNT_REASON_FILE_CHANGED) {
         return NGX_DECLINED;
     }
 

@@ -92,6 +92,11 @@ class Recovery(Lost):
         self.assertEqual(self.handoffs(), [len(BIG)] * 4)
         self.assertEqual(self.agent.counters()["failover_failed"], 1)
 
+    def test_a_file_that_was_written_to_is_not_gone_on_with(self):
+        self.lose(100_000, reason=FILE_CHANGED)  # the ETag is as it was
+        self.ends_in_a_reset()
+        self.assertEqual(self.handoffs(), [len(BIG)])
+
     def test_a_client_that_is_gone_is_not_served_on(self):
         for reason in 8, 14:
             self.lose(0, reason=reason)
