@@ -280,11 +280,13 @@ static __noinline int sack_to_region(struct __sk_buff *skb, const struct packet 
 
 /*
  * Turns the packet into the ACK that a backend gets: of its region alone, without data, and with
- * the frontend's newest ACK number in the sequence field, from where be_in takes it.
+ * the frontend's newest ACK number in the sequence field, from where be_in takes it. Not a function
+ * of its own: with one more on the way to store_sack, their stacks would exceed the verifier's 512
+ * bytes.
  */
-static __noinline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
-                                    const struct steer_peer *peer, const struct region *region,
-                                    __u32 server_ack)
+static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
+                                         const struct steer_peer *peer, const struct region *region,
+                                         __u32 server_ack)
 {
     struct edit e = {};
     __u32 ack = clamp_to(region, p->ack);
