@@ -88,7 +88,7 @@ fn a_killed_backends_kernel_sends_what_it_has() -> Result<()> {
         return Ok(());
     }
     start(two(), |failover| {
-        let download = failover.download(&[Loss { at: BODY_BYTES - (1 << 20), how: How::Kill }])?;
+        let download = failover.download(&[Loss { at: BODY_BYTES - (128 << 10), how: How::Kill }])?;
         ensure!(download.failovers == 0, "{download:?}");
         failover.bring_back(&download.lost, How::Kill)
     })

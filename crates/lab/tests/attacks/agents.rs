@@ -14,10 +14,13 @@ use crate::service::impostor::{Connection, Impostor, Listening};
 use crate::service::{FILES, Running, may_run, start, start_on};
 use crate::{still_good, whole};
 
-fn hello(name: &str, sender_port: u16) -> Vec<u8> {
+fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     let mut hello = Hello::new_zeroed();
     (hello.magic, hello.version, hello.name) = (MAGIC, VERSION.into(), padded_name(name));
-    (hello.sender_port, hello.offer_key) = (sender_port.into(), [7; 16]);
+    hello.offer_key = [7; 16];
+    if let Some(senders) = senders {
+        (hello.sender_ipv4, hello.sender_port) = (Address::from(senders.ip()), senders.port().into());
+    }
     let mut frame = Vec::new();
     hello.emit(&mut frame);
     frame
@@ -45,13 +48,13 @@ fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
         let (frontend, backend, lab) = (service.lab.frontend(), service.lab.backend(), service.lab);
         // An authority of its own, or no certificate: TLS ends it, and no frame is read.
         for stranger in [Impostor::with_own_authority(lab, "frontend")?, Impostor::without_certificate(lab)?] {
-            let answer = stranger.connect(frontend, backend)?.ask(&hello("frontend", 0)).unwrap_or_default();
+            let answer = stranger.connect(frontend, backend)?.ask(&hello("frontend", None)).unwrap_or_default();
             ensure!(answer.is_empty(), "a stranger was answered: {answer:?}");
         }
         // A certificate of the right authority with another name: told that it is refused, whatever it says it is.
         let tenant = Impostor::with_certificate_of(lab, "tenant")?;
         for name in ["tenant", "frontend", "backend"] {
-            let answer = tenant.connect(frontend, backend)?.ask(&hello(name, 0))?;
+            let answer = tenant.connect(frontend, backend)?.ask(&hello(name, None))?;
             ensure!(matches!(Frame::parse(&answer), Ok(Some((Frame::Refused(_), _)))), "{name}: {answer:?}");
         }
         let stats = service.service.stats(backend)?;
@@ -84,7 +87,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
         service.service.kill_agent(frontend)?;
         let mut session = Listening::at(service.lab, frontend)?.accept()?;
         session.frame()?.context("the backend's agent says HELLO first")?;
-        session.send(&hello(frontend.name(), 0))?;
+        session.send(&hello(frontend.name(), None))?;
         session.wait_for_ping()?;
         let offer = Seen::made_for(frontend, backend, "/64k")?;
 
@@ -129,7 +132,7 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
         service.service.kill_agent(other)?;
         let rogue = Impostor::with_certificate_of(service.lab, other.name())?;
         let mut session = rogue.connect(other, frontend)?;
-        session.send(&hello(other.name(), 61_000))?;
+        session.send(&hello(other.name(), Some(SocketAddr::new(other.address().into(), 61_000))))?;
         session.frame()?.context("the frontend's agent answers with HELLO")?;
         meddle(service, &mut session)
     })
@@ -154,7 +157,7 @@ fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
                     Ended { worker: worker.into(), reason, handoff: handoff.into(), trace }.emit(&mut frames);
                 }
             }
-            session.send(&frames).context("the session ended")?;
+            session.send(&frames).with_context(|| format!("the session ended: {}", service.service.explain()))?;
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         reader.join().expect("the reader's thread")

@@ -100,7 +100,8 @@ fn silent_processes_lose_their_connections() -> Result<()> {
             let received = rustix::io::retry_on_intr(receive);
             ensure!(matches!(received, Ok((0, _))), "kept, or told something: {received:?}");
         }
-        let refused = service.frontend_stats()?.count("agent.refused_callers");
+        let stats = service.frontend_stats()?;
+        let refused = stats.count("agent.refused_callers") + stats.count("agent.servers_refused");
         ensure!(refused > 0, "600 connections of one user, and none too many");
         still_good(service)
     })
