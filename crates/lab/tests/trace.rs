@@ -35,7 +35,6 @@ fn agent_log(service: &Running<'_>, host: &Host) -> Result<String> {
 }
 
 #[test]
-#[ignore = "in a loaded run nginx sometimes logs nothing of the failure: to be understood"]
 fn a_trace_id_is_in_the_logs_of_agents_and_nginx() -> Result<()> {
     if !may_run("a_trace_id_is_in_the_logs_of_agents_and_nginx") {
         return Ok(());
@@ -48,7 +47,7 @@ fn a_trace_id_is_in_the_logs_of_agents_and_nginx() -> Result<()> {
             Held::ask(service, "good", &traceparent(GOOD))?.finish(service)?;
             let failing = Held::ask(service, "failing", &traceparent(FAILING))?;
             OpenOptions::new().write(true).open(service.files.join("failing"))?.set_len(1 << 20)?;
-            ensure!(failing.finish(service).is_err(), "a truncated file was taken for the whole");
+            ensure!(failing.ends_early()?, "a truncated file was taken for the whole");
             Ok(())
         })??;
         has_line(|| agent_log(service, frontend), GOOD, "claimed")?;

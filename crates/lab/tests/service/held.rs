@@ -1,7 +1,7 @@
 //! A client that has asked for a long body and reads no more of it for now: its handoff goes on and on.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -50,6 +50,22 @@ impl Held {
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
         let length = length.context("no Content-Length")?.parse()?;
         Ok(Self { stream, path: name.to_owned(), begun, length })
+    }
+
+    /// Reads on, whatever the bytes are: whether the connection ends before all have come. Silence is an error.
+    pub fn ends_early(mut self) -> Result<bool> {
+        let mut left = self.length - self.begun.len();
+        let mut buffer = [0; 64 << 10];
+        while left > 0 {
+            let most = buffer.len().min(left);
+            match self.stream.read(&mut buffer[..most]) {
+                Ok(0) => return Ok(true),
+                Ok(read) => left -= read,
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(true),
+                Err(error) => return Err(error).with_context(|| format!("{}: {left} bytes missing", self.path)),
+            }
+        }
+        Ok(false)
     }
 
     /// Reads the rest, and compares every byte with the file.
