@@ -148,16 +148,11 @@ SEC("tc")
 int fe_out(struct __sk_buff *skb)
 {
     struct packet p;
-    struct flow_key key = {};
 
     /* What this machine forwards may be a backend's segment: it has its place already. */
     if (skb->ingress_ifindex || !parse(skb, &p))
         return PASS;
-    __builtin_memcpy(key.client_address, p.destination, sizeof(key.client_address));
-    __builtin_memcpy(key.server_address, p.source, sizeof(key.server_address));
-    key.client_port = p.destination_port;
-    key.server_port = p.source_port;
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    struct flow *flow = flow_of_servers(p.source, p.source_port, p.destination, p.destination_port);
     if (!flow || p.flags & TH_SYN)
         return PASS;
 

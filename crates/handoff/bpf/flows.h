@@ -20,6 +20,17 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } peers SEC(".maps");
 
+/* Of a packet from the server to the client. */
+static __always_inline struct flow *flow_of_servers(const __u8 *server, __be16 server_port,
+                                                    const __u8 *client, __be16 client_port)
+{
+    struct flow_key key = {.server_port = server_port, .client_port = client_port};
+
+    __builtin_memcpy(key.client_address, client, sizeof(key.client_address));
+    __builtin_memcpy(key.server_address, server, sizeof(key.server_address));
+    return bpf_map_lookup_elem(&flows, &key);
+}
+
 struct ring {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
     __uint(max_entries, RING_BYTES);

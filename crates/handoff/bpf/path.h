@@ -62,15 +62,10 @@ static __always_inline int report_to_server(struct __sk_buff *skb, const struct 
 static __noinline int steer_report(struct __sk_buff *skb)
 {
     struct too_big t = {};
-    struct flow_key key = {};
 
     if (!load_too_big(skb, &t))
         return PASS;
-    __builtin_memcpy(key.client_address, t.destination, sizeof(key.client_address));
-    __builtin_memcpy(key.server_address, t.source, sizeof(key.server_address));
-    key.client_port = t.destination_port;
-    key.server_port = t.source_port;
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    struct flow *flow = flow_of_servers(t.source, t.source_port, t.destination, t.destination_port);
     if (!flow)
         return PASS;
     bpf_spin_lock(&flow->lock);

@@ -91,17 +91,45 @@ static __always_inline bool is_elsewhere(const struct flow_key *key)
     return !is_link_local(key->client_address) && !is_link_local(key->server_address);
 }
 
-/* 0, or why not. */
-static __always_inline enum steer_counter why_not(__u32 index, const struct flow_key *key)
+/* What a region needs to know of the socket that it is asked for on. */
+struct asked {
+    struct flow_key key;
+    void *ring; /* where the caller waits */
+    struct bpf_tcp_sock *tcp;
+    struct connection connection;
+};
+
+/* Whether `peer` may send a region of this socket; else why not. */
+static __always_inline bool may_send(__u32 index, const struct flow_key *key,
+                                     enum steer_counter *refusal)
 {
     struct steer_peer *peer = bpf_map_lookup_elem(&peers, &index);
+
     if (!peer || !peer->up)
-        return FE_REFUSED_PEER;
-    if (!is_elsewhere(key))
-        return FE_REFUSED_CLIENT;
-    if (!(is_mapped(key->client_address) ? peer->ipv4_ifindex : peer->ipv6_ifindex))
-        return FE_REFUSED_FAMILY;
-    return 0;
+        *refusal = FE_REFUSED_PEER;
+    else if (!is_elsewhere(key))
+        *refusal = FE_REFUSED_CLIENT;
+    else if (!(is_mapped(key->client_address) ? peer->ipv4_ifindex : peer->ipv6_ifindex))
+        *refusal = FE_REFUSED_FAMILY;
+    else
+        return true;
+    return false;
+}
+
+static __always_inline bool load_asked(struct bpf_sock *sk, __u32 ring, __u32 peer, struct asked *a,
+                                       enum steer_counter *refusal)
+{
+    *refusal = FE_REFUSED_ARGUMENT;
+    if (!flow_key_of(sk, &a->key))
+        return false;
+    a->ring = ring_of_caller(ring);
+    if (!a->ring || !may_send(peer, &a->key, refusal))
+        return false;
+    a->tcp = bpf_tcp_sock(sk);
+    if (!a->tcp)
+        return false;
+    load_connection(sk, &a->connection);
+    return a->connection.usable;
 }
 
 /* A flow whose sequence spaces are still the same. */
@@ -151,12 +179,24 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
         tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
 }
 
-/* Under the flow's lock. */
-static __always_inline enum steer_counter begin_region(struct flow *flow,
-                                                       const struct shunt_begin *begin,
-                                                       const struct bpf_tcp_sock *tcp,
-                                                       const struct connection *c)
+/* Whose completion `ring` hears of, and from where on its backend sends. */
+static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32 ring, __u32 start,
+                                         const struct asked *a)
 {
+    flow->handoff = handoff;
+    flow->ring = ring;
+    flow->start = start;
+    flow->hold_until = 0;
+    note_socket(flow, a->tcp);
+    note_connection(flow, &a->connection);
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter
+begin_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
+{
+    const struct bpf_tcp_sock *tcp = a->tcp;
+    const struct connection *c = &a->connection;
     struct spaces *s = &flow->spaces;
     __u32 local = tcp->snd_nxt;
     __u32 start = local;
@@ -183,14 +223,9 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     b->peer = begin->peer;
     s->acked = 0;
     s->status = SHUNT_REGION_ACTIVE;
-    flow->hold_until = 0;
 
     flow->regions++;
-    flow->handoff = begin->handoff;
-    flow->ring = begin->ring;
-    flow->start = start;
-    note_socket(flow, tcp);
-    note_connection(flow, c);
+    note_handoff(flow, begin->handoff, begin->ring, start, a);
     flow->flags &= ~FLOW_START_ACKED;
     if (tcp->snd_una == local)
         flow->flags |= FLOW_START_ACKED;
@@ -198,10 +233,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
 }
 
 /* Under the flow's lock. */
-static __always_inline enum steer_counter move_region(struct flow *flow,
-                                                      const struct shunt_move *move,
-                                                      const struct bpf_tcp_sock *tcp,
-                                                      const struct connection *c)
+static __always_inline enum steer_counter
+move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
 {
     struct spaces *s = &flow->spaces;
 
@@ -209,15 +242,10 @@ static __always_inline enum steer_counter move_region(struct flow *flow,
         return FE_REFUSED_ENDED;
     if (move->from > s->acked)
         return FE_REFUSED_ARGUMENT;
-    struct flow_break *b = &s->breaks[(s->made - 1) & (BREAKS - 1)];
+    struct flow_break *b = newest_break(s);
     b->peer = move->peer;
-    flow->handoff = move->handoff;
-    flow->ring = move->ring;
-    flow->start = b->start + (__u32) move->from;
     flow->ack_spacing = 0;
-    flow->hold_until = 0;
-    note_socket(flow, tcp);
-    note_connection(flow, c);
+    note_handoff(flow, move->handoff, move->ring, b->start + (__u32) move->from, a);
     return FE_MOVED;
 }
 
@@ -265,67 +293,47 @@ static __always_inline void report_state(void *ring, const struct flow_key *key,
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     struct shunt_begin *value = ctx->optval;
+    enum steer_counter result;
+    struct asked asked = {};
+
     if ((void *) (value + 1) > ctx->optval_end)
         return FE_REFUSED_ARGUMENT;
     struct shunt_begin begin = *value;
-    struct flow_key key = {};
-    if (begin.length == 0 || begin.length >= LENGTH_MAX || !flow_key_of(sk, &key))
+    if (begin.length == 0 || begin.length >= LENGTH_MAX)
         return FE_REFUSED_ARGUMENT;
-    void *ring = ring_of_caller(begin.ring);
-    if (!ring)
-        return FE_REFUSED_ARGUMENT;
-    enum steer_counter refusal = why_not(begin.peer, &key);
-    if (refusal)
-        return refusal;
-    struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
-    if (!tcp)
-        return FE_REFUSED_ARGUMENT;
-    struct connection connection;
-    load_connection(sk, &connection);
-    if (!connection.usable)
-        return FE_REFUSED_ARGUMENT;
-
-    struct flow *flow = find_or_insert(&key);
+    if (!load_asked(sk, begin.ring, begin.peer, &asked, &result))
+        return result;
+    struct flow *flow = find_or_insert(&asked.key);
     if (!flow)
         return FE_REFUSED_FULL;
     flow->last_seen_ns = bpf_ktime_get_ns();
     bpf_spin_lock(&flow->lock);
-    enum steer_counter result = begin_region(flow, &begin, tcp, &connection);
+    result = begin_region(flow, &begin, &asked);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_BEGUN)
-        report_state(ring, &key, flow);
+        report_state(asked.ring, &asked.key, flow);
     return result;
 }
 
 static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct bpf_sock *sk)
 {
     struct shunt_move *value = ctx->optval;
+    enum steer_counter result;
+    struct asked asked = {};
+
     if ((void *) (value + 1) > ctx->optval_end)
         return FE_REFUSED_ARGUMENT;
     struct shunt_move move = *value;
-    struct flow_key key = {};
-    if (!flow_key_of(sk, &key))
+    if (!load_asked(sk, move.ring, move.peer, &asked, &result))
+        return result;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &asked.key);
+    if (!flow)
         return FE_REFUSED_ARGUMENT;
-    void *ring = ring_of_caller(move.ring);
-    if (!ring)
-        return FE_REFUSED_ARGUMENT;
-    enum steer_counter refusal = why_not(move.peer, &key);
-    if (refusal)
-        return refusal;
-    struct bpf_tcp_sock *tcp = bpf_tcp_sock(sk);
-    if (!tcp)
-        return FE_REFUSED_ARGUMENT;
-    struct connection connection;
-    load_connection(sk, &connection);
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-    if (!connection.usable || !flow)
-        return FE_REFUSED_ARGUMENT;
-
     bpf_spin_lock(&flow->lock);
-    enum steer_counter result = move_region(flow, &move, tcp, &connection);
+    result = move_region(flow, &move, &asked);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_MOVED)
-        report_state(ring, &key, flow);
+        report_state(asked.ring, &asked.key, flow);
     return result;
 }
 

@@ -14,15 +14,26 @@
 #define ANCHOR_BYTES (1u << 30)
 #define NO_BREAK     (-1)
 
+static __always_inline __u32 slot_of(const struct spaces *s, __u32 n)
+{
+    return (s->made - 1 - n) & (BREAKS - 1);
+}
+
 /* The n-th newest break. */
 static __always_inline const struct flow_break *nth_break(const struct spaces *s, __u32 n)
 {
-    return &s->breaks[(s->made - 1 - n) & (BREAKS - 1)];
+    return &s->breaks[slot_of(s, n)];
+}
+
+static __always_inline struct flow_break *newest_break(struct spaces *s)
+{
+    return &s->breaks[slot_of(s, 0)];
 }
 
 static __always_inline struct flow_break *next_break(struct spaces *s)
 {
-    return &s->breaks[s->made++ & (BREAKS - 1)];
+    s->made++;
+    return newest_break(s);
 }
 
 /* Whether the newest break's payload is not all with the client. */
