@@ -3,6 +3,8 @@ SHELL := /bin/bash
 CARGO := cargo
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH")
 BIN := target/release
+# Cargo builds as the user who asks; what it built runs as root.
+AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
 .PHONY: demo fuzz test soak nginx-tests check bench build clean packages rust
 .DEFAULT_GOAL := build
@@ -15,7 +17,7 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 	$(SUDO) $(BIN)/shunt demo
 
 test: build            ## all tests; those that need root get it by sudo
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release --workspace --no-fail-fast
+	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test
 
 soak: build            ## what takes long: every cell of the fault table, 100 lost backends, and MINUTES=30 of everything at once
@@ -34,11 +36,12 @@ fuzz: build            ## every fuzzer, SECONDS_EACH=20
 bench: build           ## all benchmarks, one HTML report
 	$(SUDO) $(BIN)/shunt bench all --html target/bench.html
 
-check: packages rust   ## formatting, lints, licences
+check: packages rust   ## formatting, lints, licences, and whether the kernel's verifier takes the BPF programs
 	$(CARGO) fmt --all --check
 	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/cargo-deny
+	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
 
 clean:
 	$(CARGO) clean
