@@ -187,7 +187,7 @@ struct shunt_board {
     X(12, relayed_not_file, "relayed by the backend: the body is not one range of a file")          \
     X(13, relayed_agent_busy, "relayed by the backend: the agent does not take offers fast enough") \
     X(14, relayed_cache, "not consented: the response may be stored here")                          \
-    X(15, relayed_protocol, "not consented: TLS, HTTP/2 or not a TCP client")                       \
+    X(15, relayed_protocol, "not consented: HTTP/2 or not a TCP client")                            \
     X(16, relayed_limit_rate_after, "not consented: limit_rate_after is set")                       \
     X(17, fetched_filter, "fetched: a filter needs the body")                                       \
     X(18, fetched_unsent, "fetched: the connection had unsent bytes")                               \
@@ -211,7 +211,13 @@ struct shunt_board {
     X(44, aborted_timeout, "of the aborted: the client acknowledged nothing for send_timeout")      \
     X(45, aborted_agent, "of the aborted: an agent ended it, agent.ended says why")                 \
     X(46, aborted_closed, "of the aborted: the request ended: the client closed, or nginx did") \
-    X(48, relayed_family, "not consented: no backend sends to clients of that IP version")
+    X(48, relayed_family, "not consented: no backend sends to clients of that IP version")            \
+    X(50, relayed_tls_version, "not consented: TLS before 1.3")                                     \
+    X(51, relayed_tls_early, "not consented: the TLS handshake is not complete (0-RTT)")            \
+    X(52, relayed_tls_suite, "not consented: a cipher suite that cannot be handed over")            \
+    X(53, relayed_tls_kernel, "not consented: the kernel encrypts this connection (kTLS)")          \
+    X(54, relayed_tls_budget, "not consented: the client would take more KeyUpdates amiss")         \
+    X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")
 /* clang-format on */
 
 struct shunt_counters {
@@ -291,6 +297,22 @@ struct shunt_offer {
     shunt_u64 size;     /* of the file then */
 };
 
+/*
+ * One generation of a TLS 1.3 connection's write keys (RFC 8446, 7.3), for the records of a
+ * payload. The KeyUpdate that ends the generation is the frontend's. Whoever has one keeps it no
+ * longer than it takes to use it or to pass it on, and then overwrites it.
+ */
+struct shunt_tls {
+    shunt_u16 suite;         /* number at IANA; 0: the connection is not encrypted */
+    shunt_u16 content_bytes; /* most content of a record, its inner type not counted */
+    shunt_u16 skip; /* bytes of the first record that the client has from another backend */
+    shunt_u16 pad;
+    shunt_u64 record; /* number of the payload's first record */
+    shunt_u8 iv[12];
+    shunt_u8 key[32]; /* the suite says how many bytes of it count; the rest is 0 */
+    shunt_u8 pad2[4];
+};
+
 struct shunt_handoff {
     struct shunt_header header;
     shunt_u32 peer;  /* the backend's agent: index into the board */
@@ -320,6 +342,7 @@ struct shunt_handoff {
     shunt_u8 options; /* SHUNT_OPTION_* */
     shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
     shunt_u8 pad[2];
+    struct shunt_tls tls; /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
 };
 
 struct shunt_abort {

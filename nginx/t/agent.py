@@ -24,7 +24,7 @@ with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../includ
     COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", header.read())}
 
 OFFER_FORMAT = "=IIIIQQQ16s16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIHBBBB2s"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIHBBBB2sHHHHQ12s32s4x"
 FETCH_FORMAT = "=IIIIQQQ16s16s"
 
 
@@ -208,7 +208,7 @@ class Agent:
             f = struct.unpack(HANDOFF_FORMAT, data)
             names = "kind size peer epoch handoff offer length rate tag trace client_address server_address client_port " \
                 "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing mss snd_wscale rcv_wscale " \
-                "options first pad".split()
+                "options first pad tls_suite tls_content_bytes tls_skip tls_pad tls_record tls_iv tls_key".split()
             h = dict(zip(names, f))
             h["handoff"] |= self.ring_of.get(s, 0) << 64
             self.note("handoff", h)

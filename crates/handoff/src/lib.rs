@@ -3,12 +3,14 @@
 //! * [`frontend`], [`backend`]: the steering programs (bpf/), loaded, attached and talked to. They outlive their
 //!   loader: a restarted agent takes them over.
 //! * [`sender`], [`payload`]: the backend's socket for a client that is not its own.
+//! * [`tls13`]: the payload on a TLS 1.3 connection.
 
 #[doc(hidden)]
 pub mod bpf;
 
 mod attach;
 pub mod backend;
+mod body;
 pub mod counters;
 pub mod error;
 pub mod frontend;
@@ -16,6 +18,7 @@ pub mod payload;
 mod pins;
 pub mod sender;
 mod spacing;
+pub mod tls13;
 
 pub use attach::{detach_all, until_not_interrupted};
 pub use backend::{Backend, BackendConfig};

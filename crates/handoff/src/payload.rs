@@ -1,10 +1,11 @@
 //! The bytes of an offer: a range of an open file, and what the file was when its header was made.
 
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use rustix::io::Errno;
+use rustix::io::{Errno, preadv};
 use shunt_wire::local::{Offer, Reason};
 
 /// What is left to send of a file's range.
@@ -79,6 +80,27 @@ impl Payload {
         self.still_good(true).map(|_| bytes)
     }
 
+    /// Reads bytes of what is left to send, from its byte `at` on, into one slice after the other.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] where the file ends before, or cannot be read.
+    pub fn read_exactly(&self, at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
+        let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
+        let (mut slices, mut at) = (slices.as_mut_slice(), self.offset + at);
+        while !slices.is_empty() {
+            match preadv(&self.file, slices, at) {
+                Ok(0) => return Err(Reason::FileChanged),
+                Ok(bytes) => {
+                    IoSliceMut::advance_slices(&mut slices, bytes);
+                    at += bytes as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(reason_of(errno)),
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
     /// client's connection must not end well.
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
@@ -87,7 +109,7 @@ impl Payload {
 }
 
 /// What the kernel's answer to a send means for a handoff.
-fn reason_of(errno: Errno) -> Reason {
+pub(crate) fn reason_of(errno: Errno) -> Reason {
     match errno {
         Errno::PIPE | Errno::CONNRESET => Reason::ClientGone,
         Errno::TIMEDOUT => Reason::NoProgress,

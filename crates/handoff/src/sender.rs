@@ -27,7 +27,9 @@ use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Spacing};
 use shunt_wire::{Endpoint, TraceId};
 
+use crate::body::Body;
 use crate::payload::Payload;
+use crate::tls13::stream::Workbench;
 use connection::{Sender, State, Verdict, first_slot};
 
 pub use load::Load;
@@ -98,6 +100,7 @@ pub struct Senders<T> {
     swept: usize,
     /// Senders that were not parked when that was counted last.
     busy: u64,
+    workbench: Workbench,
 }
 
 /// A sweep looks at so many slots at least, and at a tenth of all.
@@ -135,6 +138,7 @@ impl<T: SenderTable> Senders<T> {
             advice: Vec::new(),
             swept: 0,
             busy: 0,
+            workbench: Workbench::default(),
         }
     }
 
@@ -204,6 +208,7 @@ impl<T: SenderTable> Senders<T> {
         if !payload.is_unchanged() {
             return Err(Reason::FileChanged);
         }
+        let body = Body::of(payload, claim)?;
         let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
         let key = SenderKey { client, port: local.port() };
         let index = match self.parked(&key, claim)? {
@@ -215,7 +220,7 @@ impl<T: SenderTable> Senders<T> {
         if sender.note_spacing(claim) {
             self.advise(index);
         }
-        self.slots[index].state = State::Sending(payload);
+        self.slots[index].state = State::Sending(body);
         self.resume(index, now).map_err(|failure| failure.reason)
     }
 
@@ -224,7 +229,7 @@ impl<T: SenderTable> Senders<T> {
     /// # Errors
     /// How it ended: the sender is gone.
     pub fn resume(&mut self, index: usize, now: Instant) -> Result<Progress, Failure> {
-        let (sent, outcome) = self.slots[index].send(now);
+        let (sent, outcome) = self.slots[index].send(&mut self.workbench, now);
         self.counts.queued_bytes += sent;
         match outcome {
             Ok(true) => Ok(Progress::Queued),

@@ -1,6 +1,7 @@
 //! The one home of raw kernel interfaces that no library wraps.
 
 pub mod cgroup;
+pub mod erase;
 pub mod mapped;
 pub mod netns;
 pub mod repair;

@@ -4,12 +4,14 @@
 //! * [`peer`]: between two agents.
 //! * [`trace`]: which request of a client's something belongs to.
 //! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
+//! * [`tls`]: TLS 1.3 records, as far as two tiers have to agree on them.
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod local;
 pub mod peer;
 pub mod tag;
+pub mod tls;
 pub mod trace;
 
 pub use address::{Address, Endpoint};

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::address::{Address, Endpoint};
 use crate::tag::Tag;
+use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
@@ -164,7 +165,7 @@ Handoff, kind::HANDOFF, {
     peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
     start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-    srtt_us: u32, ack_spacing: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2],
+    srtt_us: u32, ack_spacing: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2], tls: Tls,
 });
 message!(
     /// The server gave a handoff up.
@@ -178,6 +179,27 @@ message!(
 message!(
     /// Its answer; one descriptor, a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });
+
+/// One generation of a TLS 1.3 connection's write keys (`struct shunt_tls`). All zeros: the connection is not encrypted.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Tls {
+    pub suite: u16,
+    pub content_bytes: u16,
+    pub skip: u16,
+    pub pad: u16,
+    pub record: u64,
+    pub keys: Keys,
+    pub pad2: [u8; 4],
+}
+
+impl Tls {
+    fn generation(&self) -> Generation {
+        let Self { suite, content_bytes, skip, record, .. } = *self;
+        Generation { suite, content_bytes, skip, record }
+    }
+}
 
 impl Handoff {
     /// `SHUNT_OPTION_TIMESTAMPS`.
@@ -267,6 +289,7 @@ impl Handoff {
         require(self.client_port != [0; 2] && self.server_port != [0; 2])?;
         require(self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss >= 1)?;
         require(self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4())?;
+        require(self.tls.generation().region_bytes(self.length).is_some())?;
         Ok(self)
     }
 }

@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::address::Address;
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::tag::Tag;
+use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
@@ -149,8 +150,17 @@ body!(
         snd_wscale: u8,
         /// Shift of ours.
         rcv_wscale: u8,
-        /// Zero.
-        zero: U16,
+        /// Of the generation of write keys for this payload, where the connection is encrypted; else 0, as all of
+        /// the rest. See [`Generation`].
+        suite: U16,
+        /// See [`Generation::record`].
+        record: U64,
+        /// See [`Generation::content_bytes`].
+        content_bytes: U16,
+        /// See [`Generation::skip`].
+        skip: U16,
+        /// Secret: only over a session that nobody else can read.
+        keys: Keys,
     }
 );
 body!(
@@ -364,15 +374,34 @@ impl Claim {
             ack_spacing: handoff.ack_spacing.into(),
             snd_wscale: handoff.snd_wscale,
             rcv_wscale: handoff.rcv_wscale,
-            zero: U16::ZERO,
+            suite: handoff.tls.suite.into(),
+            record: handoff.tls.record.into(),
+            content_bytes: handoff.tls.content_bytes.into(),
+            skip: handoff.tls.skip.into(),
+            keys: handoff.tls.keys,
         }
+    }
+
+    /// How the connection is encrypted for this payload.
+    pub fn generation(&self) -> Generation {
+        Generation {
+            suite: self.suite.get(),
+            content_bytes: self.content_bytes.get(),
+            skip: self.skip.get(),
+            record: self.record.get(),
+        }
+    }
+
+    /// Bytes of the region: of the payload, or of its records. A claim that was read has them.
+    pub fn region_bytes(&self) -> Option<u64> {
+        self.generation().region_bytes(self.length.get())
     }
 
     fn checked(self) -> Result<Self, Reason> {
         let scales = self.snd_wscale <= 14 && self.rcv_wscale <= 14;
         let ports = self.client_port != [0; 2] && self.server_port != [0; 2];
         let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
-        let sizes = self.length.get() > 0 && self.mss.get() > 0;
+        let sizes = self.length.get() > 0 && self.mss.get() > 0 && self.region_bytes().is_some();
         if scales && ports && families && sizes { Ok(self) } else { Err(Reason::Malformed) }
     }
 }

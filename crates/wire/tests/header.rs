@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use shunt_wire::local::*;
+use shunt_wire::tls::Keys;
 
 /// Appends assertions that a C struct has this type's size and fields at this type's offsets.
 macro_rules! same_layout {
@@ -90,8 +91,14 @@ fn the_c_header_has_the_same_layout() {
             rcv_wscale,
             options,
             first,
+            tls,
         ]
     );
+    same_layout!(c, "shunt_tls", Tls, [suite, content_bytes, skip, record]);
+    for (field, offset) in [("iv", offset_of!(Keys, iv)), ("key", offset_of!(Keys, key))] {
+        let offset = offset_of!(Tls, keys) + offset;
+        writeln!(c, "_Static_assert(offsetof(struct shunt_tls, {field}) == {offset}, \"{field}\");").unwrap();
+    }
     same_layout!(c, "shunt_abort", Abort, [header, handoff]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);

@@ -14,8 +14,9 @@ use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::{Claim, Spacing};
 
 use super::{Claimant, SenderKey, SenderLimits, Slot};
-use crate::payload::Payload;
+use crate::body::Body;
 use crate::spacing;
+use crate::tls13::stream::Workbench;
 
 /// Bytes that a sender's socket says it could receive: it never does, and a window that a client has seen may not
 /// become smaller than this.
@@ -25,9 +26,9 @@ const LOOK_EVERY: u32 = 16;
 
 pub(super) enum State {
     /// A payload's bytes are being queued.
-    Sending(Payload),
-    /// All queued, not known to be acknowledged. The payload stays for the last look at its file.
-    Draining(Payload),
+    Sending(Body),
+    /// All queued, not known to be acknowledged. The body stays for the last look at its file.
+    Draining(Body),
     /// Nothing outstanding.
     Parked,
 }
@@ -203,7 +204,7 @@ impl Sender {
     fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
         let scale = if claim.options & Handoff::WSCALE != 0 { claim.snd_wscale } else { 0 };
         let (believed, really) = (u64::from(field) << scale, u64::from(claim.snd_wnd.get()));
-        let length = claim.length.get();
+        let length = claim.region_bytes().unwrap_or(u64::MAX);
         if believed.min(length) == really.min(length) {
             return Ok(());
         }
@@ -236,20 +237,20 @@ impl Sender {
     }
 
     /// Gives the socket what it takes: how many bytes that were, and whether the payload is queued as a whole.
-    pub(super) fn send(&mut self, now: Instant) -> (u64, Result<bool, Reason>) {
-        let State::Sending(payload) = &mut self.state else {
+    pub(super) fn send(&mut self, workbench: &mut Workbench, now: Instant) -> (u64, Result<bool, Reason>) {
+        let State::Sending(body) = &mut self.state else {
             return (0, Ok(true));
         };
-        let before = payload.remaining();
-        let outcome = payload.send_to(&self.socket);
-        let sent = before - payload.remaining();
+        let before = body.remaining();
+        let outcome = body.send_to(&self.socket, workbench);
+        let sent = before - body.remaining();
         self.write_seq = self.write_seq.wrapping_add(sent as u32);
         self.progress.1 = now;
         if outcome == Ok(true) {
-            let State::Sending(payload) = std::mem::replace(&mut self.state, State::Parked) else {
+            let State::Sending(body) = std::mem::replace(&mut self.state, State::Parked) else {
                 unreachable!("just matched")
             };
-            self.state = State::Draining(payload);
+            self.state = State::Draining(body);
         }
         (sent, outcome)
     }
@@ -266,8 +267,8 @@ impl Sender {
         match &self.state {
             State::Parked if waited > limits.park => Verdict::Close,
             State::Parked => Verdict::Keep,
-            State::Draining(payload) if outstanding == 0 => {
-                let unchanged = payload.is_unchanged();
+            State::Draining(body) if outstanding == 0 => {
+                let unchanged = body.is_unchanged();
                 self.state = State::Parked;
                 if unchanged { Verdict::Keep } else { Verdict::Fail(Reason::FileChanged) }
             }

@@ -1,0 +1,65 @@
+//! What a sender has left to send: a file's bytes as they are, or their records on an encrypted connection.
+
+use std::os::fd::AsFd;
+
+use shunt_wire::local::Reason;
+use shunt_wire::peer::Claim;
+
+use crate::payload::Payload;
+use crate::tls13::stream::{Generation, SealedPayload, Workbench};
+
+/// The bytes of one region.
+#[derive(Debug)]
+pub(crate) enum Body {
+    Plain(Payload),
+    Sealed(Box<SealedPayload>),
+}
+
+impl Body {
+    /// As the claim has it.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] for keys that cannot be.
+    pub(crate) fn of(payload: Payload, claim: &Claim) -> Result<Self, Reason> {
+        let generation = claim.generation();
+        let Some((suite, _)) = generation.records(payload.remaining()) else {
+            return if generation.suite == 0 { Ok(Self::Plain(payload)) } else { Err(Reason::Malformed) };
+        };
+        let generation = Generation {
+            suite,
+            key: &claim.keys.key[..suite.key_bytes()],
+            iv: &claim.keys.iv,
+            first_record: generation.record,
+            content_bytes: generation.content_bytes,
+            skip: generation.skip,
+        };
+        SealedPayload::new(payload, generation).map(|sealed| Self::Sealed(Box::new(sealed)))
+    }
+
+    /// Bytes of the region that the kernel does not have yet.
+    pub(crate) fn remaining(&self) -> u64 {
+        match self {
+            Self::Plain(payload) => payload.remaining(),
+            Self::Sealed(sealed) => sealed.remaining(),
+        }
+    }
+
+    /// See [`Payload::is_unchanged`].
+    pub(crate) fn is_unchanged(&self) -> bool {
+        match self {
+            Self::Plain(payload) => payload.is_unchanged(),
+            Self::Sealed(sealed) => sealed.is_unchanged(),
+        }
+    }
+
+    /// Gives the socket what it takes: `true` when it has everything.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
+    pub(crate) fn send_to(&mut self, socket: impl AsFd, workbench: &mut Workbench) -> Result<bool, Reason> {
+        match self {
+            Self::Plain(payload) => payload.send_to(socket),
+            Self::Sealed(sealed) => sealed.send_to(socket, workbench),
+        }
+    }
+}

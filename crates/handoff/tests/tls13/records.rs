@@ -1,0 +1,133 @@
+//! The stream's bytes: every record opened again, cut anywhere, begun anywhere.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use proptest::prelude::*;
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use shunt_handoff::tls13::stream::{SealedPayload, Workbench};
+use shunt_wire::local::Reason;
+use shunt_wire::tls::Suite;
+
+use crate::sources::{Keys, bytes, file_of, payload, rest, sent};
+
+/// What is in the records of a stream.
+fn opened(keys: &Keys, mut wire: &[u8]) -> Vec<u8> {
+    let algorithm = match keys.suite {
+        Suite::Aes128GcmSha256 => &AES_128_GCM,
+        Suite::Aes256GcmSha384 => &AES_256_GCM,
+        Suite::ChaCha20Poly1305Sha256 => &CHACHA20_POLY1305,
+    };
+    let key = LessSafeKey::new(UnboundKey::new(algorithm, &keys.key).unwrap());
+    let (mut data, mut number) = (Vec::new(), keys.first_record);
+    while !wire.is_empty() {
+        assert_eq!(wire[..3], [23, 3, 3]);
+        let (record, rest) = wire.split_at(5 + usize::from(u16::from_be_bytes([wire[3], wire[4]])));
+        let mut body = record[5..].to_vec();
+        let mut nonce = keys.iv;
+        let wide = u64::from_be_bytes(nonce[4..].try_into().unwrap()) ^ number;
+        nonce[4..].copy_from_slice(&wide.to_be_bytes());
+        let aad = Aad::from(&record[..5]);
+        let content = key.open_in_place(Nonce::assume_unique_for_key(nonce), aad, &mut body).expect("authentic");
+        let (content_type, content) = content.split_last().unwrap();
+        assert!(content.len() <= usize::from(keys.content_bytes));
+        assert_eq!(*content_type, 23);
+        data.extend_from_slice(content);
+        (wire, number) = (rest, number + 1);
+    }
+    data
+}
+
+fn suites() -> impl Strategy<Value = Suite> {
+    prop::sample::select(Suite::ALL.to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_byte_of_the_file_is_in_the_records(
+        suite in suites(), length in 1usize..300_000, offset in 0.0..1.0f64, content_bytes in 63u16..=1 << 14,
+        first_record in 0u64..1 << 20, step in 1usize..70_000,
+    ) {
+        let content_bytes = content_bytes.max((length / 2000) as u16).max(63);
+        let keys = Keys { first_record, content_bytes, ..Keys::of(suite) };
+        let (all, offset) = (bytes(length), (length as f64 * offset) as usize);
+        let stream = SealedPayload::new(payload(&file_of(&all), offset as u64), keys.generation()).unwrap();
+        prop_assert!(opened(&keys, &sent(stream, step)) == all[offset..]);
+    }
+
+    #[test]
+    fn a_second_sender_goes_on_at_any_byte_with_the_same_bytes(
+        suite in suites(), length in 1usize..200_000, content_bytes in 63u16..=1 << 14, cut in 0.0..1.0f64,
+    ) {
+        let content_bytes = content_bytes.max((length / 2000) as u16).max(63);
+        let keys = Keys { first_record: 7, content_bytes, ..Keys::of(suite) };
+        let file = file_of(&bytes(length));
+        let whole = sent(SealedPayload::new(payload(&file, 0), keys.generation()).unwrap(), 1 << 16);
+        let cut = (whole.len() as f64 * cut) as usize;
+        let (from, keys) = rest(&keys, cut);
+        let stream = SealedPayload::new(payload(&file, from), keys.generation()).unwrap();
+        prop_assert_eq!(stream.remaining(), (whole.len() - cut) as u64);
+        prop_assert!(sent(stream, 1 << 16) == whole[cut..]);
+    }
+}
+
+#[test]
+fn what_a_claim_cannot_mean_is_malformed() {
+    let good = Keys::of(Suite::Aes128GcmSha256);
+    let file = file_of(&bytes(100_000));
+    let stream = |keys: &Keys| SealedPayload::new(payload(&file, 0), keys.generation()).map(drop);
+    for good in
+        [good.clone(), Keys { first_record: (1 << 24) - 8, ..good.clone() }, Keys { skip: 16405, ..good.clone() }]
+    {
+        assert_eq!(stream(&good), Ok(()), "7 records, and one more for the KeyUpdate");
+    }
+    for bad in [
+        Keys { skip: 16406, ..good.clone() },
+        Keys { content_bytes: 0, ..good.clone() },
+        Keys { content_bytes: (1 << 14) + 1, ..good.clone() },
+        Keys { first_record: (1 << 24) - 7, ..good.clone() },
+        Keys { first_record: u64::MAX, ..good.clone() },
+        Keys { key: bytes(32), ..good.clone() },
+    ] {
+        assert_eq!(stream(&bad), Err(Reason::Malformed), "{} {} {}", bad.first_record, bad.content_bytes, bad.skip);
+    }
+}
+
+/// A file that is written while it is sent must not end in two plaintexts under one nonce: what was sealed once is sent
+/// as it is, or not at all.
+#[test]
+fn a_file_that_changes_ends_the_stream_and_nothing_is_sealed_again() {
+    let mut file = file_of(&bytes(1 << 20));
+    let keys = Keys::of(Suite::Aes128GcmSha256);
+    let mut stream = SealedPayload::new(payload(&file, 0), keys.generation()).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut workbench = Workbench::default();
+    assert_eq!(stream.send_to(&ours, &mut workbench), Ok(false));
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::io::Seek::rewind(&mut file).unwrap();
+    file.write_all(&[0; 1 << 20]).unwrap();
+    let mut early = vec![0; 1 << 20];
+    let early = std::io::Read::read(&mut theirs, &mut early).map(|taken| early[..taken].to_vec()).unwrap();
+    assert_eq!(stream.send_to(&ours, &mut workbench), Err(Reason::FileChanged));
+    drop((ours, stream));
+    let mut late = Vec::new();
+    std::io::Read::read_to_end(&mut theirs, &mut late).unwrap();
+    let all = [early, late].concat();
+    let whole = all.len() / ((1 << 14) + 22) * ((1 << 14) + 22);
+    let data = opened(&keys, &all[..whole]);
+    let sealed_before = data.iter().zip(bytes(1 << 20)).take_while(|(ours, before)| *ours == before).count();
+    assert!(data[sealed_before..].iter().all(|byte| *byte == 0), "old records, then new ones, and none mixed");
+    assert_eq!(sealed_before % (1 << 14), 0);
+}
+
+#[test]
+fn a_file_that_ends_early_ends_the_stream() {
+    let file = file_of(&bytes(1 << 20));
+    let stream = payload(&file, 0);
+    file.set_len(1000).unwrap();
+    let mut stream = SealedPayload::new(stream, Keys::of(Suite::Aes256GcmSha384).generation(), 0).unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    assert_eq!(stream.send_to(&ours, &mut Workbench::default()), Err(Reason::FileChanged));
+}

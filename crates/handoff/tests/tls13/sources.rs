@@ -1,0 +1,87 @@
+//! Payloads, keys and sockets for these tests.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+
+use shunt_handoff::payload::Payload;
+use shunt_handoff::tls13::stream::{Generation, SealedPayload, Workbench};
+use shunt_wire::local::Offer;
+use shunt_wire::tls::Suite;
+use zerocopy::FromZeros;
+
+/// Bytes without a period that a record or a buffer could have.
+pub fn bytes(length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+pub fn file_of(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+/// All of a file from `offset` on.
+pub fn payload(file: &File, offset: u64) -> Payload {
+    let meta = file.metadata().unwrap();
+    let mut offer = Offer::new_zeroed();
+    (offer.offset, offer.length, offer.size) = (offset, meta.len() - offset, meta.len());
+    offer.mtime_ns = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
+    Payload::new(file.try_clone().unwrap(), &offer)
+}
+
+/// Keys as they come with a claim.
+#[derive(Clone)]
+pub struct Keys {
+    pub suite: Suite,
+    pub key: Vec<u8>,
+    pub iv: [u8; 12],
+    pub first_record: u64,
+    pub content_bytes: u16,
+    pub skip: u16,
+}
+
+impl Keys {
+    pub fn of(suite: Suite) -> Self {
+        let key = bytes(suite.key_bytes());
+        Self { suite, key, iv: *b"initialisati", first_record: 0, content_bytes: 1 << 14, skip: 0 }
+    }
+
+    pub fn generation(&self) -> Generation<'_> {
+        let Self { suite, ref key, ref iv, first_record, content_bytes, skip } = *self;
+        Generation { suite, key, iv, first_record, content_bytes, skip }
+    }
+}
+
+/// What the socket of a sender carries, where its reader takes `step` bytes at a time out of a send buffer of the
+/// kernel's least.
+pub fn sent(mut stream: SealedPayload, step: usize) -> Vec<u8> {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let (mut workbench, mut all, mut step) = (Workbench::default(), Vec::new(), vec![0; step]);
+    let length = stream.remaining();
+    loop {
+        let done = stream.send_to(&ours, &mut workbench).unwrap();
+        while let Ok(taken @ 1..) = theirs.read(&mut step) {
+            all.extend_from_slice(&step[..taken]);
+            if !done && all.len() % 3 != 0 {
+                break; // the sender goes on with whatever room that made
+            }
+        }
+        if done {
+            assert_eq!(stream.remaining(), 0);
+            assert_eq!(all.len() as u64, length, "as long as it was said to be");
+            return all;
+        }
+    }
+}
+
+/// For a sender that goes on after `wire` bytes of the records of a payload: where in the payload, and with which keys.
+pub fn rest(keys: &Keys, wire: usize) -> (u64, Keys) {
+    let each = usize::from(keys.content_bytes) + 22;
+    let (whole, skip) = ((wire / each) as u64, (wire % each) as u16);
+    let first_record = keys.first_record + whole;
+    (whole * u64::from(keys.content_bytes), Keys { first_record, skip, ..keys.clone() })
+}
