@@ -114,6 +114,7 @@ typedef struct {
     unsigned passed : 1;      /* and went on to the upstream */
     unsigned given : 1;       /* the consent is ours */
     unsigned header_held : 1; /* by the late header filter */
+    unsigned tls_fresh : 1;   /* nothing went out under the present key before this response */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
@@ -124,12 +125,16 @@ typedef struct {
     off_t complete; /* the whole's length */
     ngx_http_shunt_recovery_t *recovery;
 
+    uint64_t region;        /* bytes on the wire: the payload's, or those of its records */
+    uint16_t content_bytes; /* of each record; 0: not encrypted */
+
     uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;
     ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
     ngx_event_t progress; /* timer: has the client acknowledged anything lately? */
+    ngx_event_t watch;    /* posted: look at what a client on TLS says meanwhile */
     ngx_event_t failure;  /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
 } ngx_http_shunt_ctx_t;
@@ -193,6 +198,21 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
+
+/* ssl: TLS connections; without TLS they are as other connections */
+ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf);
+ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c);
+ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c);
+ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                        struct shunt_tls *keys);
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r);
+void ngx_http_shunt_ssl_watch(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
+                                  struct shunt_tls *keys);
+ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r);
+void ngx_http_shunt_ssl_give_up(ngx_connection_t *c);
+uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
+void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
 
 /* fetch */
 ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,

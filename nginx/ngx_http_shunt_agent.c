@@ -157,11 +157,17 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size)
     if (ngx_http_shunt_nmessages == ngx_http_shunt_messages_room) {
         room = ngx_http_shunt_messages_room ? 2 * ngx_http_shunt_messages_room : 64;
 
-        messages = realloc(ngx_http_shunt_messages, room * sizeof(ngx_http_shunt_message_t));
+        messages = malloc(room * sizeof(ngx_http_shunt_message_t));
         if (messages == NULL) {
             return NGX_ERROR;
         }
 
+        /* not realloc(): messages may hold keys */
+        ngx_memcpy(messages, ngx_http_shunt_messages,
+                   ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
+        explicit_bzero(ngx_http_shunt_messages,
+                       ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
+        free(ngx_http_shunt_messages);
         ngx_http_shunt_messages = messages;
         ngx_http_shunt_messages_room = room;
     }
@@ -220,6 +226,8 @@ static void ngx_http_shunt_flush_handler(ngx_event_t *ev)
         ngx_http_shunt_nmessages -= sent;
         ngx_memmove(ngx_http_shunt_messages, ngx_http_shunt_messages + sent,
                     ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
+        explicit_bzero(ngx_http_shunt_messages + ngx_http_shunt_nmessages,
+                       sent * sizeof(ngx_http_shunt_message_t));
 
         if (sent == 0) {
             c->write->ready = 0;

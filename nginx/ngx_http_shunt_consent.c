@@ -263,6 +263,7 @@ static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, const struct
 /* 0, or the counter of the reason why this client's connection cannot be handed off */
 static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
 {
+    ngx_uint_t reason;
     ngx_connection_t *c = r->connection;
     const struct shunt_board *board = ngx_http_shunt_board();
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
@@ -286,11 +287,11 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_protocol;
     }
 
-#if (NGX_HTTP_SSL)
-    if (c->ssl) {
-        return SHUNT_COUNT_relayed_protocol;
+    reason = ngx_http_shunt_ssl_not_eligible(c);
+
+    if (reason) {
+        return reason;
     }
-#endif
 
     if (!ngx_http_shunt_family_served(c, board)) {
         return SHUNT_COUNT_relayed_family;
@@ -332,6 +333,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ctx->consent.rest = 0;
     ctx->given = 1;
     ctx->given_at = ngx_current_msec;
+    ctx->tls_fresh = ngx_http_shunt_ssl_is_fresh(r->connection);
     ctx->outcome = -1;
 
     return ngx_http_shunt_add_consent(r, &ctx->consent);

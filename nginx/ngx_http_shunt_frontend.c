@@ -115,6 +115,8 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
 
 static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
+    ngx_int_t rc;
+    ngx_uint_t in_memory;
     const struct shunt_board *board = ngx_http_shunt_board();
 
     ngx_http_shunt_worth_note(ngx_http_get_module_loc_conf(r, ngx_http_shunt_module),
@@ -135,7 +137,21 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
         ctx->mode = SHUNT_MODE_FETCH_EARLY;
     }
 
-    return ngx_http_shunt_next_early_header(r);
+    /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
+     * wants this one */
+    in_memory = r->connection->ssl && r->main_filter_need_in_memory;
+
+    if (in_memory) {
+        r->main_filter_need_in_memory = 0;
+    }
+
+    rc = ngx_http_shunt_next_early_header(r);
+
+    if (in_memory) {
+        r->main_filter_need_in_memory = 1;
+    }
+
+    return rc;
 }
 
 static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)

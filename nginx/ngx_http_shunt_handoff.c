@@ -124,11 +124,20 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     return NGX_OK;
 }
 
-/* 0: the region has begun, else the counter of why not */
-static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+/* 0: the region has begun, else the counter of why not. `keys` are those of its records. */
+static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                              struct shunt_tls *keys)
 {
+    ngx_uint_t reason;
     ngx_connection_t *c = r->connection;
     struct shunt_begin begin;
+
+    ctx->region = ctx->payload.length;
+    reason = ngx_http_shunt_ssl_hand_over(r, ctx, keys);
+
+    if (reason) {
+        return reason;
+    }
 
     ctx->ring = ngx_http_shunt_agent_ring();
 
@@ -142,7 +151,7 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     begin.peer = ctx->peer.index;
     begin.ring = ngx_http_shunt_ring_index(ctx->ring);
     begin.handoff = ctx->id;
-    begin.length = ctx->payload.length;
+    begin.length = ctx->region;
 
     if (ctx->id == 0 || ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
         ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused%V",
@@ -173,21 +182,50 @@ static void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_
     ngx_add_timer(&ctx->progress, clcf->send_timeout / 4 + 1);
 }
 
+static void ngx_http_shunt_watch_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        ngx_http_shunt_ssl_watch(ctx->request);
+    }
+}
+
+/* Tells the agent. NGX_ERROR: the region has begun, and nobody will send it. */
+static ngx_int_t ngx_http_shunt_claim(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                      const struct shunt_tls *keys)
+{
+    ngx_int_t rc;
+    struct shunt_handoff msg;
+
+    if (ngx_http_shunt_ssl_freeze(r) != NGX_OK ||
+        ngx_http_shunt_describe(ctx, ctx->payload.length, &msg) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    msg.tls = *keys;
+    rc = ngx_http_shunt_agent_post(&msg, sizeof(msg));
+    ngx_http_shunt_ssl_forget(&msg.tls);
+
+    return rc;
+}
+
 /* The late body filter has the end of the response, and the payload before it is the backend's. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {
     ngx_int_t rc;
     ngx_uint_t reason;
-    struct shunt_handoff msg;
+    struct shunt_tls keys;
 
+    ngx_memzero(&keys, sizeof(keys));
     rc = ngx_http_shunt_flush_header(r, output);
 
     if (rc == NGX_ERROR) {
         return NGX_ERROR;
     }
 
-    reason = rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx) : SHUNT_COUNT_fetched_unsent;
+    reason = rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx, &keys) : SHUNT_COUNT_fetched_unsent;
 
     /* a client that has gone since: there is nobody to fetch the payload for */
     if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
@@ -196,6 +234,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     }
 
     if (reason) {
+        ngx_http_shunt_ssl_forget(&keys);
         ngx_http_shunt_outcome(r, reason);
         ctx->mode = SHUNT_MODE_FETCH_LATE;
         return ngx_http_shunt_fetch_begin(ctx, output);
@@ -205,11 +244,20 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_watch_progress(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    if (ngx_http_shunt_describe(ctx, ctx->payload.length, &msg) != NGX_OK ||
-        ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
+    rc = ngx_http_shunt_claim(r, ctx, &keys);
+    ngx_http_shunt_ssl_forget(&keys);
+
+    if (rc != NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning%V",
                       ngx_http_shunt_trace_text(r));
         ngx_http_shunt_fail(ctx);
+    }
+
+    if (ctx->content_bytes) {
+        ctx->watch.data = ctx;
+        ctx->watch.handler = ngx_http_shunt_watch_handler;
+        ctx->watch.log = r->connection->log;
+        ngx_post_event(&ctx->watch, &ngx_posted_events);
     }
 
     return NGX_AGAIN;
@@ -217,6 +265,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
 /* ---- ending ---- */
 
+/* `acked` bytes of the payload */
 static void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     ctx->bytes = acked;
@@ -227,6 +276,11 @@ static void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked
 static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_request_t *r = ctx->request;
+
+    if (ngx_http_shunt_ssl_take_back(r) != NGX_OK) {
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
 
     ngx_log_error(NGX_LOG_INFO, r->connection->log, 0,
                   "shunt: handoff complete, %uL payload bytes, offer %016xL of \"%V\"%V",
@@ -290,7 +344,8 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
 
     ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
                   "shunt: client reset the connection after %uL of %uL payload bytes%V",
-                  event->acked, ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
+                  ngx_http_shunt_ssl_payload_bytes(ctx, event->acked), ctx->payload.length,
+                  ngx_http_shunt_trace_text(ctx->request));
 
     ctx->why = SHUNT_COUNT_aborted_reset;
     ngx_http_shunt_fail(ctx);
@@ -312,8 +367,8 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         ngx_http_shunt_recover(ctx, reason) == NGX_OK) {
         ngx_log_error(NGX_LOG_WARN, c->log, 0,
                       "shunt: handoff ended, reason %ui, after byte %uL of %uL of \"%V\"%V", reason,
-                      ctx->acked, ctx->payload.length, &ctx->payload.backend,
-                      ngx_http_shunt_trace_text(ctx->request));
+                      ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked), ctx->payload.length,
+                      &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
         return;
     }
 
@@ -377,7 +432,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
 
     state = ngx_http_shunt_state(ctx);
     if (state) {
-        ngx_http_shunt_count_acked(ctx, state->acked);
+        ngx_http_shunt_count_acked(ctx, ngx_http_shunt_ssl_payload_bytes(ctx, state->acked));
     }
 
     ngx_http_shunt_count(SHUNT_COUNT_aborted, 1);
@@ -385,6 +440,7 @@ static void ngx_http_shunt_give_up_active(ngx_http_shunt_ctx_t *ctx)
 
     (void) ngx_http_shunt_kernel_cancel(c->fd);
     (void) ngx_http_shunt_kernel_give_up_soon(c->fd);
+    ngx_http_shunt_ssl_give_up(c);
     (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
 }
 
@@ -397,6 +453,10 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 
     if (ctx->failure.posted) {
         ngx_delete_posted_event(&ctx->failure);
+    }
+
+    if (ctx->watch.posted) {
+        ngx_delete_posted_event(&ctx->watch);
     }
 
     if (ctx->progress.timer_set) {

@@ -226,6 +226,10 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 
     *h = ngx_http_shunt_precontent_handler;
 
+    if (ngx_http_shunt_ssl_init(cf) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     return ngx_http_shunt_early_init(cf);
 }
 

@@ -31,7 +31,9 @@ struct ngx_http_shunt_recovery_s {
     ngx_uint_t in_all;
     uint64_t got; /* what the client had then */
 
-    uint64_t from; /* the byte of the payload that was asked for first */
+    uint64_t acked; /* of the region: where the new peer goes on */
+    uint64_t
+        from; /* the byte of the payload that was asked for first; on TLS that of acked's record */
     ngx_msec_t asked_at;
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
@@ -201,6 +203,8 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
 static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
 {
+    ngx_int_t rc;
+    struct shunt_tls keys;
     ngx_http_request_t *sr, *r = ctx->request;
     ngx_http_post_subrequest_t *ps;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
@@ -208,9 +212,16 @@ static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
     rec->times++;
     rec->in_all++;
     rec->got = ctx->acked;
-    rec->from = ctx->acked;
+    rec->acked = ctx->acked;
     rec->verdict = NGX_AGAIN;
     rec->asked_at = ngx_current_msec;
+
+    rc = ngx_http_shunt_ssl_rest(ctx, rec->acked, &rec->from, &keys);
+    ngx_http_shunt_ssl_forget(&keys);
+
+    if (rc != NGX_OK) {
+        return NGX_ERROR;
+    }
 
     ps = ngx_palloc(r->pool, sizeof(ngx_http_post_subrequest_t));
     if (ps == NULL) {
@@ -333,6 +344,8 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
 
 static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
 {
+    ngx_int_t rc;
+    uint64_t from;
     struct shunt_handoff msg;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
     uint64_t whole = ctx->payload.length;
@@ -347,8 +360,19 @@ static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
         return NGX_ERROR;
     }
 
-    /* complete: its acknowledgement has come with the kernel's answer */
-    return ctx->mode == SHUNT_MODE_ACTIVE ? ngx_http_shunt_agent_post(&msg, sizeof(msg)) : NGX_OK;
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
+        return NGX_OK; /* complete: its acknowledgement has come with the kernel's answer */
+    }
+
+    rc = ngx_http_shunt_ssl_rest(ctx, rec->acked, &from, &msg.tls);
+
+    if (rc == NGX_OK) {
+        rc = ngx_http_shunt_agent_post(&msg, sizeof(msg));
+    }
+
+    ngx_http_shunt_ssl_forget(&msg.tls);
+
+    return rc;
 }
 
 /* NGX_OK: the new peer goes on, or nobody needs to. NGX_AGAIN: not now. */
@@ -370,7 +394,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     move.peer = rec->peer.index;
     move.ring = ngx_http_shunt_ring_index(ring);
     move.handoff = id;
-    move.from = rec->from;
+    move.from = rec->acked;
 
     if (id == 0 || ngx_http_shunt_kernel_move(ctx->request->connection->fd, &move) == -1) {
         ngx_http_shunt_pending_remove(id);

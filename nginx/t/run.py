@@ -2,7 +2,7 @@
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
 configurations.py has more of them, with other parts of nginx, limits.py those of what the agent says and learns without
-messages, and recovery.py those of handoffs that another backend goes on with.
+messages, recovery.py those of handoffs that another backend goes on with, and tls.py those of TLS connections.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
@@ -159,6 +159,7 @@ class Base(unittest.TestCase):
         for name, data in ("big", BIG), ("text.html", TEXT), ("small", b"s" * 100), ("empty", b""):
             with open(f"{self.dir}/www/{name}", "wb") as f:
                 f.write(data)
+        self.prepare()
         self.agent = agents.Agent(self.dir, **self.agent_options) if self.start_agent else None
         with open(self.dir + "/conf", "w") as f:
             f.write(self.conf.format(module=self.module, dir=self.dir, send_timeout=self.send_timeout,
@@ -176,6 +177,9 @@ class Base(unittest.TestCase):
                 time.sleep(0.05)
         if self.agent:
             self.until(lambda: self.agent.workers >= 2 * self.workers)
+
+    def prepare(self):
+        """What the configuration names, before nginx starts."""
 
     def tearDown(self):
         self.nginx.send_signal(signal.SIGQUIT)
@@ -754,4 +758,5 @@ if __name__ == "__main__":
     from configurations import *
     from limits import *
     from recovery import *
+    from tls import *
     unittest.main(verbosity=1)

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Resource, Rlimit};
 use shunt_handoff::sender::{SenderLimits, Senders};
+use shunt_sys::erase::wipe_stack;
 use shunt_wire::local::Reason;
 use slab::Slab;
 
@@ -110,6 +111,8 @@ pub struct Agent {
     /// Peers with frames to send at the end of this turn.
     pub(crate) unsent: Vec<usize>,
     pub(crate) now: Instant,
+    /// Keys of a TLS connection went through this turn.
+    pub(crate) keys_passed: bool,
     local_listener: OwnedFd,
     peer_listener: TcpListener,
     /// Nothing could be accepted: the listeners are not watched until the next tick, or the loop would spin.
@@ -181,6 +184,7 @@ impl Agent {
             fetches_in: Slab::new(),
             unsent: Vec::new(),
             now,
+            keys_passed: false,
             local_listener,
             peer_listener,
             is_deaf: false,
@@ -233,6 +237,9 @@ impl Agent {
             self.abort_given_up();
             if self.pressure.is_look_due() {
                 self.look_at_limits();
+            }
+            if std::mem::take(&mut self.keys_passed) {
+                wipe_stack();
             }
         }
     }

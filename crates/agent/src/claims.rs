@@ -15,6 +15,7 @@ impl Agent {
     pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
         self.counts.claims += 1;
         self.abort_given_up();
+        self.keys_passed |= claim.suite.get() != 0;
         let claimant = Claimant::of(peer as u32, claim);
         match self.send_payload(peer, claim, claimant) {
             Ok(progress) => {

@@ -13,6 +13,7 @@ impl Agent {
     pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff) {
         self.counts.handoffs += 1;
         self.pressure.note_handoff();
+        self.keys_passed |= handoff.tls.suite != 0;
         let peer = handoff.peer as usize;
         let worker = self.servers[server].worker;
         // Of another session: the offer is gone with it, and nobody sends anything.

@@ -9,6 +9,7 @@ use shunt_agent::Agent;
 use shunt_agent::config::Config;
 use shunt_agent::credentials::Credentials;
 use shunt_agent::{privileges, seccomp};
+use shunt_sys::erase::ErasingAllocator;
 use tracing_subscriber::EnvFilter;
 
 /// Shunt's agent: one per machine, beside its servers.
@@ -28,6 +29,10 @@ struct Arguments {
     #[arg(long, conflicts_with = "check")]
     detach: bool,
 }
+
+/// Keys of clients' TLS connections go through this program, and through libraries that free them as they are.
+#[global_allocator]
+static ALLOCATOR: ErasingAllocator = ErasingAllocator;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

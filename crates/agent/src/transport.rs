@@ -170,7 +170,9 @@ impl Transport {
             if let Some((frame, length)) =
                 Frame::parse(&self.input[self.unread.clone()]).map_err(TransportError::Refused)?
             {
-                self.unread.start += length;
+                let end = self.unread.start + length;
+                self.input[self.unread.start..end].fill(0); // it may hold keys
+                self.unread.start = end;
                 return Ok(Some(frame));
             }
             if !self.take_plaintext()? {
@@ -202,8 +204,10 @@ impl Transport {
     /// Moves decrypted bytes into the input: whether there were some.
     fn take_plaintext(&mut self) -> Result<bool, TransportError> {
         // What is left is less than a frame, and the buffer holds many.
+        let before = self.unread.end;
         self.input.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
+        self.input[self.unread.end..before.max(self.unread.end)].fill(0);
         match self.tls.reader().read(&mut self.input[self.unread.end..]) {
             Ok(bytes) => {
                 self.unread.end += bytes;
@@ -227,7 +231,8 @@ impl Transport {
         loop {
             // rustls takes a bounded amount, and keeps it until the handshake is done.
             let taken = if self.output.is_empty() { 0 } else { self.tls.writer().write(&self.output)? };
-            self.output.drain(..taken);
+            // Not drained: frames may hold keys, and what is freed is erased (main.rs).
+            self.output = self.output.split_off(taken);
             if !self.write_records()? || taken == 0 {
                 break;
             }

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * TLS connections of nginx, as far as a handoff has to know of them: what tls.c knows of OpenSSL's
+ * side, in terms of requests and counters. While a payload is under way, what the client says is
+ * read as far as its first byte for nginx, so that a fatal alert ends the handoff (RFC 8446, 6.2),
+ * and a KeyUpdate or the next request waits.
+ */
+#include "ngx_http_shunt.h"
+#include "ngx_http_shunt_tls.h"
+
+#if (NGX_HTTP_SSL)
+
+static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r);
+
+/* Every server's SSL_CTX: a client's server name may choose any of them. */
+ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
+{
+    ngx_uint_t i;
+    ngx_http_ssl_srv_conf_t *sscf;
+    ngx_http_core_srv_conf_t **cscfp;
+    ngx_http_shunt_main_conf_t *mcf;
+    ngx_http_core_main_conf_t *cmcf;
+
+    mcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_shunt_module);
+    cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
+
+    if (!mcf->frontend) {
+        return NGX_OK;
+    }
+
+    cscfp = cmcf->servers.elts;
+
+    for (i = 0; i < cmcf->servers.nelts; i++) {
+        sscf = cscfp[i]->ctx->srv_conf[ngx_http_ssl_module.ctx_index];
+
+        if (sscf->ssl.ctx && ngx_http_shunt_tls_watch(sscf->ssl.ctx) != 0) {
+            ngx_log_error(NGX_LOG_EMERG, cf->log, 0, "shunt: no memory to watch TLS connections");
+            return NGX_ERROR;
+        }
+    }
+
+    return NGX_OK;
+}
+
+/* 0, or the counter of the reason why this connection cannot be handed off */
+ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c)
+{
+    if (c->ssl == NULL) {
+        return 0;
+    }
+
+    if (c->ssl->in_early) {
+        return SHUNT_COUNT_relayed_tls_early;
+    }
+
+    switch (ngx_http_shunt_tls_refused(c->ssl->connection, ngx_current_msec)) {
+
+    case SHUNT_TLS_READY:
+        return 0;
+    case SHUNT_TLS_VERSION:
+        return SHUNT_COUNT_relayed_tls_version;
+    case SHUNT_TLS_EARLY:
+        return SHUNT_COUNT_relayed_tls_early;
+    case SHUNT_TLS_KERNEL:
+        return SHUNT_COUNT_relayed_tls_kernel;
+    case SHUNT_TLS_BUDGET:
+        return SHUNT_COUNT_relayed_tls_budget;
+    default:
+        return SHUNT_COUNT_relayed_tls_suite;
+    }
+}
+
+ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
+{
+    return c->ssl && ngx_http_shunt_tls_is_fresh(c->ssl->connection);
+}
+
+/*
+ * The header has left. 0: `keys` are for this payload, whose records have `ctx->region` bytes; else
+ * the counter of why not.
+ */
+ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                        struct shunt_tls *keys)
+{
+    int rc;
+    ngx_connection_t *c = r->connection;
+
+    if (c->ssl == NULL) {
+        return 0;
+    }
+
+    rc = ngx_http_shunt_tls_hand_over(c->ssl->connection, ctx->tls_fresh, ctx->payload.length,
+                                      ngx_current_msec, keys);
+
+    if (rc != 1) {
+        return rc == 0 ? SHUNT_COUNT_fetched_unsent : SHUNT_COUNT_fetched_tls;
+    }
+
+    ctx->region = ngx_http_shunt_tls_wire_bytes(keys, ctx->payload.length);
+    ctx->content_bytes = keys->content_bytes;
+
+    return ctx->region ? 0 : SHUNT_COUNT_fetched_tls;
+}
+
+/* The region has begun: nothing that OpenSSL writes may leave. */
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r)
+{
+    ngx_connection_t *c = r->connection;
+
+    if (c->ssl && ngx_http_shunt_tls_freeze(c->ssl->connection) != 0) {
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+/* Not before nginx has made up its mind who reads: after the filters. */
+void ngx_http_shunt_ssl_watch(ngx_http_request_t *r)
+{
+    if (r->connection->ssl && r->read_event_handler == ngx_http_test_reading) {
+        r->read_event_handler = ngx_http_shunt_ssl_reading;
+        ngx_http_shunt_ssl_reading(r);
+    }
+}
+
+static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
+{
+    ngx_connection_t *c = r->connection;
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx && ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_tls_is_broken(c->ssl->connection)) {
+        ngx_log_error(NGX_LOG_INFO, c->log, 0, "shunt: client ended the TLS connection%V",
+                      ngx_http_shunt_trace_text(r));
+        ngx_http_shunt_fail(ctx);
+        return;
+    }
+
+    /* What was read lies in OpenSSL now, and no event tells of it. */
+    ngx_http_test_reading(r);
+    c->read->ready = 1;
+}
+
+/* The client has acknowledged the whole region. */
+ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
+{
+    ngx_connection_t *c = r->connection;
+
+    if (c->ssl == NULL) {
+        return NGX_OK;
+    }
+
+    if (r->read_event_handler == ngx_http_shunt_ssl_reading) {
+        r->read_event_handler = ngx_http_test_reading;
+    }
+
+    if (ngx_http_shunt_tls_take_back(c->ssl->connection, ngx_current_msec) != 0) {
+        ngx_log_error(NGX_LOG_ERR, c->log, 0, "shunt: the TLS connection cannot go on%V",
+                      ngx_http_shunt_trace_text(r));
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
+/*
+ * Another backend is to go on where the client has `acked` bytes of the region: with the payload's
+ * byte `from`, which begins a record, and with keys for the rest of the records.
+ */
+ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
+                                  struct shunt_tls *keys)
+{
+    ngx_connection_t *c = ctx->request->connection;
+
+    *from = acked;
+
+    if (c->ssl == NULL) {
+        return NGX_OK;
+    }
+
+    return ngx_http_shunt_tls_rest(c->ssl->connection, acked, keys, from) == 0 ? NGX_OK : NGX_ERROR;
+}
+
+/* A reset follows: no close_notify before it, and nobody waits for one. */
+void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
+{
+    if (c->ssl) {
+        c->ssl->no_wait_shutdown = 1;
+        c->ssl->no_send_shutdown = 1;
+    }
+}
+
+/* Payload bytes in so many bytes of the region. */
+uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
+{
+    return ctx->content_bytes
+               ? ngx_http_shunt_tls_payload_bytes(ctx->content_bytes, ctx->payload.length, acked)
+               : acked;
+}
+
+void ngx_http_shunt_ssl_forget(struct shunt_tls *keys)
+{
+    OPENSSL_cleanse(keys, sizeof(*keys));
+}
+
+#else
+
+ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
+{
+    return NGX_OK;
+}
+
+ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c)
+{
+    return 0;
+}
+
+ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
+{
+    return 0;
+}
+
+ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                        struct shunt_tls *keys)
+{
+    return 0;
+}
+
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r)
+{
+    return NGX_OK;
+}
+
+void ngx_http_shunt_ssl_watch(ngx_http_request_t *r)
+{
+}
+
+ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
+{
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
+                                  struct shunt_tls *keys)
+{
+    *from = acked;
+
+    return NGX_OK;
+}
+
+void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
+{
+}
+
+uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
+{
+    return acked;
+}
+
+void ngx_http_shunt_ssl_forget(struct shunt_tls *keys)
+{
+}
+
+#endif

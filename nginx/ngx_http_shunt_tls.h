@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * TLS 1.3 connections whose send side goes to somebody else for a while and comes back. OpenSSL's
+ * public calls only, and no nginx: t/tls_test.c uses it without.
+ *
+ *     watch            each SSL_CTX, once: remembers what OpenSSL tells while it works
+ *     refused          may this connection be handed off now?
+ *     is_fresh         before a response begins: nothing has gone out under the present key
+ *     hand_over        after its header: the keys of a generation in which nothing else was sent
+ *     freeze           from here OpenSSL writes nowhere
+ *     is_broken        meanwhile, where the client has sent something: is it a fatal alert, or
+ * nothing that TLS knows? rest             another backend goes on: the same keys, from where the
+ * client has everything take_back        the payload is through: OpenSSL goes on in the next
+ * generation
+ */
+#ifndef NGX_HTTP_SHUNT_TLS_H
+#define NGX_HTTP_SHUNT_TLS_H
+
+#include <openssl/ssl.h>
+
+#include "shunt.h"
+
+typedef enum {
+    SHUNT_TLS_READY = 0,
+    SHUNT_TLS_VERSION, /* not TLS 1.3: no KeyUpdate */
+    SHUNT_TLS_EARLY,   /* the handshake is not complete: 0-RTT */
+    SHUNT_TLS_SUITE,   /* one that is not handed over, or the secret is not known */
+    SHUNT_TLS_KERNEL,  /* the kernel encrypts (kTLS), and counts for itself */
+    SHUNT_TLS_BUDGET   /* this client would take one more KeyUpdate amiss */
+} ngx_http_shunt_tls_refusal_t;
+
+int ngx_http_shunt_tls_watch(SSL_CTX *ctx);
+
+ngx_http_shunt_tls_refusal_t ngx_http_shunt_tls_refused(SSL *ssl, uint64_t now_ms);
+int ngx_http_shunt_tls_is_fresh(SSL *ssl);
+
+/* 1: `keys` is filled, and to be cleansed after use. 0: the socket takes no more now, and nothing
+ * is handed over; OpenSSL goes on by itself. -1: the connection is broken. */
+int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t payload, uint64_t now_ms,
+                                 struct shunt_tls *keys);
+int ngx_http_shunt_tls_freeze(SSL *ssl);
+int ngx_http_shunt_tls_is_broken(SSL *ssl);
+
+/* For whoever goes on after so many bytes on the wire: with the payload's byte `from`, and with the
+ * rest of its record. */
+int ngx_http_shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uint64_t *from);
+
+/* The KeyUpdate leaves with whatever is written next. -1: something was written meanwhile that
+ * nobody will see: only a reset may follow. */
+int ngx_http_shunt_tls_take_back(SSL *ssl, uint64_t now_ms);
+
+/* Bytes on the wire of a payload under those keys; 0 where the keys may not protect so many. And
+ * how much of the payload is whole in so many bytes on the wire. crates/wire/src/tls.rs is the
+ * same. */
+uint64_t ngx_http_shunt_tls_wire_bytes(const struct shunt_tls *keys, uint64_t payload);
+uint64_t ngx_http_shunt_tls_payload_bytes(uint64_t content_bytes, uint64_t payload, uint64_t wire);
+
+#endif
