@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::host::Host;
 use crate::process::Process;
 
-/// A capture that runs. Headers only: 128 bytes of each packet.
+/// A capture that runs.
 #[derive(Debug)]
 pub struct Tcpdump {
     process: Process,
@@ -18,16 +18,29 @@ pub struct Tcpdump {
 }
 
 impl Tcpdump {
-    /// Captures what crosses `device` of `host` and matches `filter` (pcap-filter(7)); returns once it does.
+    /// Captures the headers, 128 bytes, of what crosses `device` of `host` and matches `filter` (pcap-filter(7));
+    /// returns once it does.
     ///
     /// # Errors
     /// When tcpdump does not start to listen.
     pub fn start(host: &Host, device: &str, filter: &str) -> Result<Self> {
+        Self::start_with(host, device, filter, "128")
+    }
+
+    /// The same with packets as a whole.
+    ///
+    /// # Errors
+    /// When tcpdump does not start to listen.
+    pub fn start_whole(host: &Host, device: &str, filter: &str) -> Result<Self> {
+        Self::start_with(host, device, filter, "0")
+    }
+
+    fn start_with(host: &Host, device: &str, filter: &str, snap_bytes: &str) -> Result<Self> {
         let file = tempfile::Builder::new().prefix("capture-").suffix(".pcap").tempfile_in(host.dir())?;
         let file = file.into_temp_path().keep().context("keeping the capture's file")?;
         let mut tcpdump = Command::new("tcpdump");
         // A buffer of 64 MiB; each packet is delivered when it comes, so that none waits in a block at the end.
-        tcpdump.args(["-i", device, "-s", "128", "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
+        tcpdump.args(["-i", device, "-s", snap_bytes, "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
         tcpdump.arg(&file).arg(filter);
         let mut process = host.spawn(tcpdump)?;
         let deadline = Instant::now() + Duration::from_secs(10);

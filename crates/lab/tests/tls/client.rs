@@ -1,0 +1,151 @@
+//! A client by rustls that can do what no program does: stop, ask for updates, break records, tell its secrets.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, KeyLog, RootCertStore};
+use sha2::{Digest, Sha256};
+
+use crate::bed::authority;
+use crate::service::Running;
+
+/// The server's first application traffic secret.
+#[derive(Debug, Default)]
+pub struct Secret(pub Mutex<Vec<u8>>);
+
+impl KeyLog for Secret {
+    fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+        if label == "SERVER_TRAFFIC_SECRET_0" {
+            *self.0.lock().unwrap() = secret.to_vec();
+        }
+    }
+}
+
+/// What a client has to know of a service.
+#[derive(Debug, Clone)]
+pub struct Target {
+    address: Ipv4Addr,
+    authority: PathBuf,
+    files: PathBuf,
+}
+
+impl Target {
+    pub fn of(service: &Running<'_>) -> Self {
+        Self { address: service.lab.frontend().address(), authority: authority(service), files: service.files.clone() }
+    }
+}
+
+/// One connection. To be used on the client's host ([`shunt_lab::Host::run`]).
+pub struct Client {
+    pub stream: TcpStream,
+    pub tls: ClientConnection,
+    pub secret: Arc<Secret>,
+    /// Decrypted, and not used yet.
+    input: Vec<u8>,
+    /// A bit of one record to come is turned over.
+    pub damage: bool,
+}
+
+/// A response's body that is being read.
+pub struct Body {
+    pub left: u64,
+    hash: Sha256,
+}
+
+impl Client {
+    pub fn connect(target: &Target) -> Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&target.authority)?)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        let secret = Arc::new(Secret::default());
+        config.key_log = secret.clone();
+        let tls = ClientConnection::new(Arc::new(config), IpAddr::from(target.address).into())?;
+        let stream = TcpStream::connect((target.address, 443))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(Self { stream, tls, secret, input: Vec::new(), damage: false })
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Reads once: `false` at the end.
+    fn fill(&mut self) -> Result<bool> {
+        self.flush()?;
+        let mut bytes = [0; 16 << 10];
+        let read = self.stream.read(&mut bytes)?;
+        if std::mem::take(&mut self.damage) {
+            bytes[read / 2] ^= 1;
+        }
+        let mut wire = &bytes[..read];
+        while !wire.is_empty() {
+            self.tls.read_tls(&mut wire)?;
+            let state = self.tls.process_new_packets();
+            let plain = match state {
+                Ok(state) => state.plaintext_bytes_to_read(),
+                Err(error) => {
+                    self.flush()?; // the alert
+                    return Err(error.into());
+                }
+            };
+            let begin = self.input.len();
+            self.input.resize(begin + plain, 0);
+            self.tls.reader().read_exact(&mut self.input[begin..])?;
+        }
+        Ok(read > 0)
+    }
+
+    /// Asks, and reads the header of the answer.
+    pub fn ask(&mut self, path: &str) -> Result<Body> {
+        write!(self.tls.writer(), "GET /{path} HTTP/1.1\r\nHost: frontend\r\n\r\n")?;
+        let end = loop {
+            if let Some(at) = self.input.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+            ensure!(self.fill()?, "closed before the header's end");
+        };
+        let header = String::from_utf8(self.input.drain(..end).collect())?.to_lowercase();
+        ensure!(header.starts_with("http/1.1 200"), "{header}");
+        let length = header.lines().find_map(|line| line.strip_prefix("content-length: ")).context("no length")?;
+        Ok(Body { left: length.parse()?, hash: Sha256::new() })
+    }
+
+    /// Reads of a body until so many bytes are left.
+    pub fn read(&mut self, body: &mut Body, left: u64) -> Result<()> {
+        while body.left > left {
+            if self.input.is_empty() {
+                ensure!(self.fill()?, "closed with {} bytes of the body to come", body.left);
+            }
+            let most = usize::try_from(body.left - left)?.min(self.input.len());
+            body.hash.update(&self.input[..most]);
+            self.input.drain(..most);
+            body.left -= most as u64;
+        }
+        Ok(())
+    }
+
+    /// The rest of a body, and whether all of it is the file's.
+    pub fn finish(&mut self, target: &Target, mut body: Body, path: &str) -> Result<()> {
+        self.read(&mut body, 0)?;
+        let got: String = body.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        ensure!(got == shunt_lab::file_sha256(target.files.join(path))?, "{path}: other bytes");
+        Ok(())
+    }
+
+    pub fn get(&mut self, target: &Target, path: &str) -> Result<()> {
+        let body = self.ask(path)?;
+        self.finish(target, body, path)
+    }
+}

@@ -1,0 +1,50 @@
+//! A backend that is lost in mid-payload: another goes on, in the right byte of the right record.
+
+use anyhow::{Result, ensure};
+use shunt_lab::{Lab, Role};
+
+use crate::bed::on_tls_in;
+use crate::client::{Client, Target};
+use crate::nonces::captured;
+use crate::service::may_run;
+
+#[test]
+fn the_download_goes_on_and_no_nonce_is_used_twice() -> Result<()> {
+    if !may_run("the_download_goes_on_and_no_nonce_is_used_twice") {
+        return Ok(());
+    }
+    on_tls_in(Lab::builder().backends(2), |service| {
+        let before = service.frontend_stats()?;
+        let opened = captured(service, |service| {
+            let (lab, target) = (service.lab, Target::of(service));
+            let (client, body) = lab.client().run(|| -> Result<_> {
+                let mut client = Client::connect(&target)?;
+                client.get(&target, "64k")?;
+                let mut body = client.ask("64m")?;
+                client.read(&mut body, 60 << 20)?;
+                Ok((client, body))
+            })??;
+            // The one that sends: its agent has a payload that is not queued yet.
+            let busy = |host: &&shunt_lab::Host| {
+                service.service.stats(host).is_ok_and(|stats| stats.count("agent.senders.queued_bytes") > 1 << 20)
+            };
+            let sender = lab.hosts_of(Role::Backend).find(busy);
+            let sender = sender.ok_or_else(|| anyhow::anyhow!("no backend sends"))?;
+            service.service.kill_agent(sender)?;
+            if let Some(process) = service.service.chain_mut().process(sender.name()) {
+                process.signal(rustix::process::Signal::KILL);
+            }
+            lab.client().run(|| -> Result<Vec<u8>> {
+                let mut client = client;
+                client.finish(&target, body, "64m")?;
+                client.get(&target, "1m")?;
+                let secret = client.secret.0.lock().unwrap().clone();
+                Ok(secret)
+            })?
+        })?;
+        let after = service.frontend_stats()?;
+        ensure!(after.count("servers.failovers") > before.count("servers.failovers"), "nobody went on");
+        ensure!(opened.generations == 3, "{} generations", opened.generations);
+        Ok(())
+    })
+}

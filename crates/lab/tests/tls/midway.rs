@@ -1,0 +1,119 @@
+//! What a client says while a payload is under way.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use crate::bed::{Counted, on_tls};
+use crate::client::{Body, Client, Target};
+use crate::service::{Running, may_run};
+
+/// In the middle of 64 MiB: most of it is not even sent.
+const MIDDLE: u64 = 48 << 20;
+
+/// Gets small and large, then does `midway` in the middle of a large one.
+fn in_the_middle(
+    service: &Running<'_>,
+    midway: impl FnOnce(&mut Client, &Target, Body) -> Result<()> + Send,
+) -> Result<Counted> {
+    let (before, target) = (service.frontend_stats()?, Target::of(service));
+    service.lab.client().run(|| -> Result<()> {
+        let mut client = Client::connect(&target)?;
+        client.get(&target, "16k")?;
+        let mut body = client.ask("64m")?;
+        client.read(&mut body, MIDDLE)?;
+        midway(&mut client, &target, body)
+    })??;
+    Ok(Counted { before, after: service.frontend_stats()? })
+}
+
+#[test]
+fn a_client_that_asks_for_key_updates_gets_its_payload_and_goes_on() -> Result<()> {
+    if !may_run("a_client_that_asks_for_key_updates_gets_its_payload_and_goes_on") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let counted = in_the_middle(service, |client, target, mut body| {
+            for left in [MIDDLE - 1, 30 << 20, 29 << 20, 1 << 20] {
+                client.tls.refresh_traffic_keys()?;
+                client.read(&mut body, left)?;
+            }
+            client.finish(target, body, "64m")?;
+            client.get(target, "1m")?;
+            client.get(target, "1k")
+        })?;
+        counted.ensure("shortcuts", 4)
+    })
+}
+
+#[test]
+fn a_close_notify_in_mid_payload_lets_the_rest_come() -> Result<()> {
+    if !may_run("a_close_notify_in_mid_payload_lets_the_rest_come") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let counted = in_the_middle(service, |client, target, body| {
+            client.tls.send_close_notify();
+            client.finish(target, body, "64m")
+        })?;
+        counted.ensure("shortcuts", 2)?;
+        counted.ensure("aborted", 0)
+    })
+}
+
+#[test]
+fn a_fatal_alert_in_mid_payload_ends_the_handoff() -> Result<()> {
+    if !may_run("a_fatal_alert_in_mid_payload_ends_the_handoff") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let counted = in_the_middle(service, |client, _, mut body| {
+            client.damage = true;
+            ensure!(client.read(&mut body, 0).is_err(), "a broken record was taken");
+            // The alert is out, the socket open: what was under way may come, and then a reset, long before the end.
+            let (begin, mut more) = (Instant::now(), 0);
+            let mut bytes = vec![0; 1 << 16];
+            let error = loop {
+                match std::io::Read::read(&mut client.stream, &mut bytes) {
+                    Ok(0) => break None,
+                    Ok(read) => more += read as u64,
+                    Err(error) => break Some(error.kind()),
+                }
+            };
+            ensure!(error == Some(std::io::ErrorKind::ConnectionReset), "{error:?} after {more} bytes");
+            ensure!(begin.elapsed() < Duration::from_secs(10) && more < MIDDLE, "{more} bytes came");
+            Ok(())
+        })?;
+        counted.ensure("aborted", 1)?;
+        let target = Target::of(service);
+        service.lab.client().run(|| Client::connect(&target)?.get(&target, "1m"))?
+    })
+}
+
+#[test]
+fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
+    if !may_run("a_reset_in_mid_payload_hurts_nobody_else") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let (before, target) = (service.frontend_stats()?, Target::of(service));
+        service.lab.client().run(|| -> Result<()> {
+            let mut other = Client::connect(&target)?;
+            let mut others = other.ask("64m")?;
+            other.read(&mut others, MIDDLE)?;
+            let mut client = Client::connect(&target)?;
+            let mut body = client.ask("64m")?;
+            client.read(&mut body, MIDDLE)?;
+            rustix::net::sockopt::set_socket_linger(&client.stream, Some(Duration::ZERO))?;
+            drop(client);
+            other.finish(&target, others, "64m")?;
+            other.get(&target, "1m")
+        })??;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while service.frontend_stats()?.count("servers.aborted") == before.count("servers.aborted") {
+            ensure!(Instant::now() < deadline, "nobody noticed the reset");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    })
+}
