@@ -164,7 +164,7 @@ class Tls(Base):
             self.agent.write(c, wire[:int(len(wire) * part)])
             agents.wait_acked(c.fileno())
             c.close()
-            s.send(struct.pack("=IIQII", agents.ENDED, 24, h["handoff"] & agents.MASK, FILE_CHANGED, 0))
+            self.agent.end(s, h["handoff"], FILE_CHANGED)
 
         self.agent.on_handoff = serve
 
