@@ -6,7 +6,7 @@ from run import BIG, Base, Client, TEXT
 
 SUITES = {0x1301: ("EVP_aes_128_gcm", 16), 0x1302: ("EVP_aes_256_gcm", 32), 0x1303: ("EVP_chacha20_poly1305", 32)}
 GET_TAG = 0x10  # EVP_CTRL_AEAD_GET_TAG
-FILE_CHANGED = 5
+PEER_LOST = 7
 
 crypto = ctypes.CDLL(ctypes.util.find_library("crypto"))
 crypto.EVP_CIPHER_CTX_new.restype = ctypes.c_void_p
@@ -164,7 +164,7 @@ class Tls(Base):
             self.agent.write(c, wire[:int(len(wire) * part)])
             agents.wait_acked(c.fileno())
             c.close()
-            self.agent.end(s, h["handoff"], FILE_CHANGED)
+            self.agent.end(s, h["handoff"], PEER_LOST)
 
         self.agent.on_handoff = serve
 

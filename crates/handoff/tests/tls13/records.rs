@@ -127,7 +127,7 @@ fn a_file_that_ends_early_ends_the_stream() {
     let file = file_of(&bytes(1 << 20));
     let stream = payload(&file, 0);
     file.set_len(1000).unwrap();
-    let mut stream = SealedPayload::new(stream, Keys::of(Suite::Aes256GcmSha384).generation(), 0).unwrap();
+    let mut stream = SealedPayload::new(stream, Keys::of(Suite::Aes256GcmSha384).generation()).unwrap();
     let (ours, _theirs) = UnixStream::pair().unwrap();
     assert_eq!(stream.send_to(&ours, &mut Workbench::default()), Err(Reason::FileChanged));
 }

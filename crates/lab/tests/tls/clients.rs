@@ -88,6 +88,7 @@ fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
 const REQUESTS: &str = r#"
 import requests, sys
 session = requests.Session()
+session.trust_env = False  # REQUESTS_CA_BUNDLE would win
 session.verify = sys.argv[2]
 for index, url in enumerate(sys.argv[3:]):
     answer = session.get(url, timeout=30)

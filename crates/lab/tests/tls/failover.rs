@@ -34,13 +34,16 @@ fn the_download_goes_on_and_no_nonce_is_used_twice() -> Result<()> {
             if let Some(process) = service.service.chain_mut().process(sender.name()) {
                 process.signal(rustix::process::Signal::KILL);
             }
-            lab.client().run(|| -> Result<Vec<u8>> {
+            let secret = lab.client().run(|| -> Result<Vec<u8>> {
                 let mut client = client;
                 client.finish(&target, body, "64m")?;
                 client.get(&target, "1m")?;
                 let secret = client.secret.0.lock().unwrap().clone();
                 Ok(secret)
-            })?
+            })??;
+            service.service.restart_agent(sender)?;
+            service.service.chain_mut().restart(sender)?;
+            Ok(secret)
         })?;
         let after = service.frontend_stats()?;
         ensure!(after.count("servers.failovers") > before.count("servers.failovers"), "nobody went on");
