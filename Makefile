@@ -6,7 +6,7 @@ BIN := target/release
 # Cargo builds as the user who asks; what it built runs as root.
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo fuzz test soak nginx-tests check bench build clean packages rust
+.PHONY: demo fuzz test soak nginx-tests tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -29,6 +29,10 @@ nginx-tests: packages  ## nginx's own test suite, without the module and with it
 	@$(MAKE) --no-print-directory -C nginx
 	@$(MAKE) --no-print-directory -C nginx/t
 	$(SUDO) nginx/t/nginx-tests.py
+
+tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and with it; fetches the suite
+	scripts/fetch-tlsfuzzer
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release -p shunt-lab --test tlsfuzzer -- --ignored
 
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz

@@ -6,6 +6,7 @@
 
 mod bed;
 mod case;
+mod choice;
 mod disc;
 mod effort;
 mod latency;
@@ -16,6 +17,7 @@ mod profile;
 mod runs;
 mod show;
 mod target;
+mod tls;
 mod wan;
 
 use std::path::PathBuf;
@@ -23,8 +25,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+use choice::{Choice, ensure_two_cores};
 pub use disc::Disc;
 pub(crate) use outcome::Machine;
+pub use tls::Tls;
 
 use crate::failover::FailoverBench;
 use crate::faults::Faults;
@@ -44,6 +48,15 @@ pub enum Bench {
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Disc(Disc),
+    /// The same on TLS 1.3: the frontend terminates it, the backend encrypts the body
+    ///
+    /// Cases: fe-cpu/1m/tso is microseconds of the frontend's core per response, cpu/2is/* of the whole service's with 2
+    /// intermediates; be-encrypt/1m the CPU that a response adds to the backend, to the CPU that encrypting it cost plain
+    /// nginx's frontend (that on TLS less that on plain HTTP); handshake/1k the new connections, each with one response,
+    /// that one core of the frontend carries.
+    ///
+    /// Needs root, two cores, and a machine that does nothing else.
+    Tls(Tls),
     /// The fault table: every fault at every step of a handoff, and what the client and everyone else see of it
     ///
     /// A cell holds a response at a step, injects a fault, compares each byte that the client gets, and counts what the
@@ -91,7 +104,8 @@ impl Bench {
     #[must_use]
     pub fn only_lists(&self) -> bool {
         match self {
-            Self::Disc(disc) => disc.list,
+            Self::Disc(disc) => disc.choice.list,
+            Self::Tls(tls) => tls.choice.list,
             Self::Faults(faults) => faults.list,
             Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
         }
@@ -104,11 +118,24 @@ impl Bench {
     pub fn run(self) -> Result<bool> {
         match self {
             Self::Disc(disc) => disc.run()?,
-            Self::All(All { quick, html, json }) => Disc { quick, html, json, ..Disc::default() }.run()?,
+            Self::Tls(tls) => tls.run()?,
+            Self::All(all) => all.run()?,
             Self::Faults(faults) => return faults.run(),
             Self::Soak(soak) => return soak.run(),
             Self::Failover(failover) => return failover.run(),
         }
         Ok(true)
+    }
+}
+
+impl All {
+    fn run(self) -> Result<()> {
+        let Self { quick, html, json } = self;
+        let choice = || Choice { quick, ..Choice::default() };
+        let files = Choice { html, json, ..choice() };
+        ensure_two_cores()?;
+        files.check_files()?;
+        let disc = Disc { choice: choice(), ..Disc::default() };
+        files.write(&[disc.measure_all()?, Tls { choice: choice() }.measure_all()?])
     }
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use crate::host::{Family, Host, Role};
 use crate::lab::Lab;
 use crate::process::Process;
+use crate::tls;
 use crate::topology::SERVICE_NETWORKS;
 
 /// Every tier's port.
@@ -138,6 +139,12 @@ impl Chain {
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.frontend)
+    }
+
+    /// The URL of a path through all tiers, on TLS; the frontend listens for it where [`crate::Settings::tls`] says so.
+    #[must_use]
+    pub fn tls_url(&self, path: &str) -> String {
+        format!("https://{}{path}", SocketAddr::new(self.frontend.ip(), tls::PORT))
     }
 
     /// The URL of a path straight from the backend.

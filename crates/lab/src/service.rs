@@ -4,6 +4,7 @@ mod agent;
 mod built;
 mod stats;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -13,6 +14,7 @@ use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::NginxChain;
 use crate::process::Process;
+use crate::tls;
 
 use agent::Agent;
 pub use built::{module_file, shuntd_program};
@@ -49,6 +51,8 @@ pub struct Settings {
     pub agent_backend: &'static str,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
+    /// Frontends also listen for TLS, with these lines in their server.
+    pub tls: Option<&'static str>,
     /// More locations of a tier's nginx.
     pub locations: Option<fn(&Lab, &Host) -> String>,
 }
@@ -90,9 +94,11 @@ impl<'lab> Service<'lab> {
         for directive in options.settings.http {
             chain = chain.http(*directive);
         }
-        if let Some(locations) = options.settings.locations {
-            chain = chain.locations(move |host| locations(lab, host));
-        }
+        let listeners = tls_listeners(lab, &options.settings)?;
+        chain = chain.locations(move |host| {
+            let more = options.settings.locations.map(|locations| locations(lab, host)).unwrap_or_default();
+            listeners.get(host.name()).cloned().unwrap_or_default() + &more
+        });
         if options.shunt {
             let module = module_file()?;
             service.start_agents(&options)?;
@@ -243,6 +249,13 @@ impl Drop for Service<'_> {
         }
         self.agents.clear();
     }
+}
+
+/// By frontend: what its server says of TLS.
+fn tls_listeners<'lab>(lab: &'lab Lab, settings: &Settings) -> Result<BTreeMap<&'lab str, String>> {
+    let Some(lines) = settings.tls else { return Ok(BTreeMap::new()) };
+    let of = |host: &'lab Host| Ok((host.name(), tls::listener(host)? + lines));
+    lab.hosts_of(Role::Frontend).map(of).collect()
 }
 
 /// A tier's part. Intermediates are left plain: nginx passes header fields that it does not know.

@@ -13,6 +13,7 @@ pub struct Wrk {
     url: String,
     connections: u32,
     duration: Duration,
+    new_connections: bool,
 }
 
 /// What wrk reports.
@@ -46,7 +47,7 @@ impl Wrk {
     /// 10 connections of one thread, for 3 seconds.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), connections: 10, duration: Duration::from_secs(3) }
+        Self { url: url.into(), connections: 10, duration: Duration::from_secs(3), new_connections: false }
     }
 
     #[must_use]
@@ -62,6 +63,13 @@ impl Wrk {
         self
     }
 
+    /// Asks once on each connection, then makes another.
+    #[must_use]
+    pub fn new_connections(mut self) -> Self {
+        self.new_connections = true;
+        self
+    }
+
     /// Runs it on `host` and waits for its end.
     ///
     /// # Errors
@@ -73,7 +81,11 @@ impl Wrk {
     fn command(&self) -> Command {
         let mut wrk = Command::new("wrk");
         wrk.args(["--latency", "-t", "1", "-c", &self.connections.to_string()]);
-        wrk.args(["-d", &format!("{}s", self.duration.as_secs().max(1)), &self.url]);
+        wrk.args(["-d", &format!("{}s", self.duration.as_secs().max(1))]);
+        if self.new_connections {
+            wrk.args(["-H", "Connection: close"]);
+        }
+        wrk.arg(&self.url);
         wrk
     }
 }

@@ -2,6 +2,7 @@
 //! on the same cores, so that nothing of one is on another's path. Those that are not loaded cost nothing.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -16,6 +17,7 @@ use crate::placement::Placement;
 use crate::rate::Rate;
 use crate::report::number::size_name;
 use crate::service::{Options, Service, Stats};
+use crate::tls::tls_authority;
 use crate::wrk::Wrk;
 
 /// Every body that a case asks for, and the empty one of a header-only response.
@@ -55,17 +57,25 @@ pub(super) struct Plan {
     pub(super) background: Duration,
 }
 
+impl Plan {
+    /// Without HAProxy, for ours with what `options` say; the others are set up as ours, but for Shunt.
+    pub(super) fn of(shape: Shape, ours: Options) -> Self {
+        Self { shape, ours, haproxy: false, background: Duration::from_millis(500) }
+    }
+}
+
 /// Builds the labs, checks that every service serves the right bytes, and works with them.
 pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<T>) -> Result<T> {
     let lab = || Lab::builder().intermediates(plan.shape.intermediates).wire(plan.shape.wire).build();
     let (baseline_lab, ours_lab, kept_heap_lab) = (lab()?, lab()?, lab()?);
     let haproxy_lab = plan.haproxy.then(lab).transpose()?;
     let files = baseline_lab.files(&SIZES.map(|size| (size_name(size), size)))?;
+    let plain = Options { settings: plan.ours.settings, ..Options::plain() };
     let mut bed = Bed {
         shape: plan.shape,
-        baseline: Service::start(&baseline_lab, &files, Options::plain()).context("the baseline")?,
+        baseline: Service::start(&baseline_lab, &files, plain).context("the baseline")?,
         ours: Service::start(&ours_lab, &files, plan.ours).context("ours")?,
-        kept_heap: Service::start(&kept_heap_lab, &files, Options { keep_heap: true, ..Options::plain() })
+        kept_heap: Service::start(&kept_heap_lab, &files, Options { keep_heap: true, ..plain })
             .context("the baseline with a kept heap")?,
         haproxy: None,
         background: Background::default(),
@@ -74,6 +84,9 @@ pub(super) fn with_bed<T>(plan: Plan, work: impl FnOnce(&mut Bed<'_>) -> Result<
         bed.haproxy = Some((lab, HaproxyChain::new(&files).start(lab)?));
     }
     bed.check_bodies(&files)?;
+    if plan.ours.settings.tls.is_some() {
+        bed.check_bodies_on_tls(&files)?;
+    }
     bed.place(&Placement::WholeService)?;
     bed.background = Background::settle(baseline_lab.cores().measured, plan.background, plan.background * PATIENCE)?;
     work(&mut bed)
@@ -119,9 +132,15 @@ impl Bed<'_> {
 
     /// Loads one side through all its tiers with `connections` for whole seconds.
     pub(super) fn load(&self, side: Side, size: u64, connections: u32, time: Duration) -> Result<Cost> {
-        let (lab, chain) = self.target(side)?;
+        let (_, chain) = self.target(side)?;
         let url = chain.url(&format!("/{}", size_name(size)));
-        Cost::of(lab, &Wrk::new(url).connections(connections).duration(time)).map_err(|error| {
+        self.load_with(side, Wrk::new(url).connections(connections).duration(time))
+    }
+
+    /// Loads one side so.
+    pub(super) fn load_with(&self, side: Side, load: Wrk) -> Result<Cost> {
+        let (lab, _) = self.target(side)?;
+        Cost::of(lab, &load).map_err(|error| {
             let counters = if side == Side::Ours { self.ours.explain() } else { String::new() };
             anyhow!("{side:?}: {error:#}{counters}")
         })
@@ -156,6 +175,25 @@ impl Bed<'_> {
                 let expected = file_sha256(files.join(path.trim_start_matches('/')))?;
                 ensure!(status == 200, "{side:?}: {path} was answered with {status}");
                 ensure!(fetched.sha256 == expected, "{side:?}: the body of {path} differs from its file");
+            }
+        }
+        Ok(())
+    }
+
+    /// The same on TLS, over one connection of curl.
+    fn check_bodies_on_tls(&self, files: &Path) -> Result<()> {
+        for (side, lab, chain) in self.sides() {
+            let directory = tempfile::tempdir()?;
+            let mut curl = Command::new("curl");
+            curl.args(["--silent", "--show-error", "--fail", "--http1.1", "--tlsv1.3", "--cacert"]);
+            curl.arg(tls_authority(lab.frontend()));
+            for name in SIZES.map(size_name) {
+                curl.arg("--output").arg(directory.path().join(&name)).arg(chain.tls_url(&format!("/{name}")));
+            }
+            lab.client().check(curl).with_context(|| format!("{side:?}"))?;
+            for name in SIZES.map(size_name) {
+                let same = file_sha256(directory.path().join(&name))? == file_sha256(files.join(&name))?;
+                ensure!(same, "{side:?}: the body of /{name} on TLS differs from its file");
             }
         }
         Ok(())

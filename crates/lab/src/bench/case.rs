@@ -1,5 +1,7 @@
 //! What `shunt bench disc` measures, by names that never change.
 
+use super::choice::Subject;
+use super::target::Target;
 use crate::report::{Unit, number::size_name};
 use crate::wire::Wire;
 
@@ -73,9 +75,8 @@ pub(super) struct Shape {
 
 pub(super) const CPU_SIZES: [u64; 4] = [16 * KIB, 64 * KIB, 256 * KIB, MIB];
 
-impl Case {
-    /// Every case, in the order of the report.
-    pub(super) fn all() -> Vec<Self> {
+impl Subject for Case {
+    fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for intermediates in 0..=2 {
             for size in CPU_SIZES {
@@ -100,7 +101,7 @@ impl Case {
         all
     }
 
-    pub(super) fn name(self) -> String {
+    fn name(self) -> String {
         match self {
             Self::Cpu { intermediates, size, wire } => format!("cpu/{intermediates}is/{}/{wire}", size_name(size)),
             Self::Handoff => "handoff/64k".to_owned(),
@@ -122,11 +123,22 @@ impl Case {
         }
     }
 
-    /// The case of a name.
-    pub(super) fn parse(name: &str) -> Option<Self> {
-        Self::all().into_iter().find(|case| case.name() == name)
+    fn unit(self) -> Unit {
+        match self {
+            Self::Cpu { .. } | Self::Handoff | Self::TierCpu { .. } => Unit::MicrosecondsPerResponse,
+            Self::IntermediateBytes => Unit::BytesPerResponse,
+            Self::Saturated { .. } | Self::Idle => Unit::ResponsesPerSecond,
+            Self::Latency { .. } | Self::IdleTail => Unit::Microseconds,
+            Self::Wan { .. } => Unit::KibibytesPerSecond,
+        }
     }
 
+    fn target(self) -> Option<Target> {
+        Target::of(self)
+    }
+}
+
+impl Case {
     /// The body that it asks for, in bytes.
     pub(super) fn size(self) -> u64 {
         match self {
@@ -137,16 +149,6 @@ impl Case {
             Self::Idle | Self::IdleTail => KIB,
             Self::Wan { download: Download::SecondResponse, .. } => 64 * KIB,
             Self::Wan { download: Download::FourMib, .. } => 4 * MIB,
-        }
-    }
-
-    pub(super) fn unit(self) -> Unit {
-        match self {
-            Self::Cpu { .. } | Self::Handoff | Self::TierCpu { .. } => Unit::MicrosecondsPerResponse,
-            Self::IntermediateBytes => Unit::BytesPerResponse,
-            Self::Saturated { .. } | Self::Idle => Unit::ResponsesPerSecond,
-            Self::Latency { .. } | Self::IdleTail => Unit::Microseconds,
-            Self::Wan { .. } => Unit::KibibytesPerSecond,
         }
     }
 

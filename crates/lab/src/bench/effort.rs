@@ -19,10 +19,18 @@ impl Effort {
         let tier = matches!(case, Case::TierCpu { .. });
         let judged = tier || Target::of(case).is_some();
         match self {
-            Self::Full if judged => 7,
+            _ if judged && !tier => self.judged_rounds(),
+            Self::Full if judged => self.judged_rounds(),
             Self::Full => 3,
-            Self::Quick if judged && !tier => 2,
             Self::Quick => 1,
+        }
+    }
+
+    /// The same of a case whose ratio has a target.
+    pub(super) fn judged_rounds(self) -> usize {
+        match self {
+            Self::Quick => 2,
+            Self::Full => 7,
         }
     }
 

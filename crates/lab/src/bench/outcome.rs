@@ -5,16 +5,17 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::case::Case;
+use super::choice::Subject;
 use super::target::{Figure, Target};
 use crate::report::{Sample, Unit};
 
 /// One case, measured.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CaseOutcome {
+    pub(super) name: String,
+    pub(super) unit: Unit,
     #[serde(skip)]
-    pub(super) case: Case,
-    name: String,
-    unit: Unit,
+    pub(super) target: Option<Target>,
     /// Medians of the runs.
     pub(super) ours: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,13 +39,13 @@ pub(super) struct Runs {
 
 impl CaseOutcome {
     /// Ours against a baseline.
-    pub(super) fn compared(case: Case, baseline: Sample, ours: Sample) -> Self {
+    pub(super) fn compared(case: impl Subject, baseline: Sample, ours: Sample) -> Self {
         let (ours_median, baseline_median) = (ours.median(), baseline.median());
         let ratio = ours.ratios_to(&baseline).median();
         Self {
-            case,
             name: case.name(),
             unit: case.unit(),
+            target: case.target(),
             ours: ours_median,
             baseline: Some(baseline_median),
             ratio,
@@ -54,11 +55,11 @@ impl CaseOutcome {
     }
 
     /// A value that has no baseline.
-    pub(super) fn alone(case: Case, ours: Sample) -> Self {
+    pub(super) fn alone(case: impl Subject, ours: Sample) -> Self {
         let median = ours.median();
         let runs = Runs { ours, baseline: None };
-        let (name, unit, extra) = (case.name(), case.unit(), BTreeMap::new());
-        Self { case, name, unit, ours: median, baseline: None, ratio: median, runs, extra }
+        let (name, unit, target, extra) = (case.name(), case.unit(), case.target(), BTreeMap::new());
+        Self { name, unit, target, ours: median, baseline: None, ratio: median, runs, extra }
     }
 
     pub(super) fn with(mut self, what: &'static str, value: f64) -> Self {
@@ -97,6 +98,19 @@ pub(super) struct Outcome {
     pub(super) targets: Vec<TargetOutcome>,
 }
 
+impl Outcome {
+    /// What was measured here.
+    pub(super) fn new(
+        bench: &'static str,
+        quick: bool,
+        background: BTreeMap<String, f64>,
+        cases: Vec<CaseOutcome>,
+    ) -> Self {
+        let targets = targets(&cases);
+        Self { bench, machine: Machine::this(), quick, background, cases, targets }
+    }
+}
+
 /// Where it ran.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
@@ -119,21 +133,22 @@ impl Machine {
 }
 
 /// Holds each case against its target.
-pub(super) fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
+fn targets(cases: &[CaseOutcome]) -> Vec<TargetOutcome> {
     let judged = cases.iter().filter_map(|outcome| {
-        let target = Target::of(outcome.case)?;
+        let target = outcome.target?;
         let measured = match target.figure {
             Figure::Ratio => outcome.ratio,
-            Figure::Growth => outcome.ours / at_64k(cases, outcome.case)?.ours,
+            Figure::Growth => outcome.ours / at_64k(cases, &outcome.name)?.ours,
         };
-        Some(TargetOutcome { name: outcome.case.name(), target, measured, met: target.is_met(measured) })
+        Some(TargetOutcome { name: outcome.name.clone(), target, measured, met: target.is_met(measured) })
     });
     judged.collect()
 }
 
-fn at_64k(cases: &[CaseOutcome], of: Case) -> Option<&CaseOutcome> {
-    let Case::TierCpu { tier, wire, .. } = of else { return None };
-    cases.iter().find(|outcome| outcome.case == Case::TierCpu { tier, size: 64 << 10, wire })
+fn at_64k<'a>(cases: &'a [CaseOutcome], of: &str) -> Option<&'a CaseOutcome> {
+    let Case::TierCpu { tier, wire, .. } = Case::parse(of)? else { return None };
+    let name = Case::TierCpu { tier, size: 64 << 10, wire }.name();
+    cases.iter().find(|outcome| outcome.name == name)
 }
 
 #[cfg(test)]

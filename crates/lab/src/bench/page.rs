@@ -1,17 +1,30 @@
 //! The run as a page: targets first, then the plots, then every figure.
 
 use super::case::{CPU_SIZES, Case};
+use super::choice::Subject;
 use super::outcome::{CaseOutcome, Outcome};
 use super::show::noise;
-use super::target::{Figure, Target};
+use super::target::Figure;
 use crate::report::chart::{HAPROXY, LIMIT, PLAIN, Panel, Picture, Row, SHUNT, Scale};
 use crate::report::html::{Look, Page};
 use crate::report::number::{self, size_name};
 use crate::wire::Wire;
 
-pub(super) fn page(outcome: &Outcome) -> Page {
-    let mut page = Page::new("Shunt: the shortcut, measured");
+/// Of one benchmark after the other.
+pub(super) fn page(outcomes: &[Outcome]) -> Page {
+    let mut page = Page::new("Shunt, measured");
+    for outcome in outcomes {
+        benchmark(&mut page, outcome);
+    }
+    page
+}
+
+fn benchmark(page: &mut Page, outcome: &Outcome) {
     let machine = &outcome.machine;
+    page.heading(match outcome.bench {
+        "tls" => "The shortcut on TLS 1.3",
+        _ => "The shortcut",
+    });
     page.paragraph(&format!(
         "{}, {} cores, Linux {}. {} Baseline is nginx with sendfile, keepalive upstreams, large proxy buffers, no temp \
          files, cubic. Baseline and ours ran in turns in this run; figures are medians.",
@@ -23,16 +36,16 @@ pub(super) fn page(outcome: &Outcome) -> Page {
     if let Some(noise) = noise(outcome) {
         page.paragraph(&noise);
     }
-    targets(&mut page, outcome);
-    page.heading("CPU of the whole service for one response");
-    page.paragraph(
-        "All tiers share one core, wrk with 10 connections has the other. The limit is the cost of a header-only response \
-         through all tiers and of the payload straight from the backend. Each row has its own scale; the red line is the target.",
-    );
-    for intermediates in 0..=2 {
-        if let Some(picture) = cpu_picture(outcome, intermediates) {
-            page.picture(&picture.svg());
-        }
+    targets(page, outcome);
+    let pictures: Vec<Picture> = (0..=2).filter_map(|intermediates| cpu_picture(outcome, intermediates)).collect();
+    if !pictures.is_empty() {
+        page.heading("CPU of the whole service for one response");
+        page.paragraph(
+            "All tiers share one core, wrk with 10 connections has the other. The limit is the cost of a header-only \
+             response through all tiers and of the payload straight from the backend. Each row has its own scale; the \
+             red line is the target.",
+        );
+        pictures.iter().for_each(|picture| page.picture(&picture.svg()));
     }
     for (heading, panels) in [("One tier alone", tier_panels(outcome)), ("Ratios", ratio_panels(outcome))] {
         if !panels.is_empty() {
@@ -41,8 +54,7 @@ pub(super) fn page(outcome: &Outcome) -> Page {
             page.picture(&Picture { title, subtitle, panels, columns: 2 }.svg());
         }
     }
-    figures(&mut page, outcome);
-    page
+    figures(page, outcome);
 }
 
 fn targets(page: &mut Page, outcome: &Outcome) {
@@ -68,7 +80,8 @@ fn targets(page: &mut Page, outcome: &Outcome) {
 }
 
 fn find(outcome: &Outcome, case: Case) -> Option<&CaseOutcome> {
-    outcome.cases.iter().find(|one| one.case == case)
+    let name = case.name();
+    outcome.cases.iter().find(|one| one.name == name)
 }
 
 /// A panel per wire, a row per size.
@@ -79,7 +92,7 @@ fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
             let extra = |series, what| case.extra.get(what).map(|value| (series, *value));
             let bars = [case.baseline.map(|value| (PLAIN, value)), extra(HAPROXY, "haproxy"), Some((SHUNT, case.ours))];
             let bars = bars.into_iter().chain([extra(LIMIT, "limit")]).flatten().collect();
-            let mark = Target::of(case.case).zip(case.baseline).map(|(target, baseline)| target.bound() * baseline);
+            let mark = case.target.zip(case.baseline).map(|(target, baseline)| target.bound() * baseline);
             Some(Row { label: size_name(size), bars, mark })
         });
         Panel { title: format!("{wire} wire"), rows: rows.collect(), scale: Scale::Row, show: number::microseconds }
@@ -95,9 +108,9 @@ fn cpu_picture(outcome: &Outcome, intermediates: u8) -> Option<Picture> {
 
 fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
     let of = |title: &str, wanted: fn(Case) -> bool, show| {
-        let cases = outcome.cases.iter().filter(move |case| wanted(case.case));
+        let cases = outcome.cases.iter().filter(move |case| Case::parse(&case.name).is_some_and(wanted));
         let rows = cases.map(|case| Row {
-            label: case.case.name(),
+            label: case.name.clone(),
             bars: case.baseline.map(|value| (PLAIN, value)).into_iter().chain([(SHUNT, case.ours)]).collect(),
             mark: None,
         });
@@ -120,9 +133,9 @@ fn tier_panels(outcome: &Outcome) -> Vec<Panel> {
 /// Every ratio whose target is one, with that.
 fn ratio_panels(outcome: &Outcome) -> Vec<Panel> {
     let row = |case: &CaseOutcome| {
-        let target = Target::of(case.case).filter(|target| target.figure == Figure::Ratio)?;
+        let target = case.target.filter(|target| target.figure == Figure::Ratio)?;
         case.baseline?;
-        Some(Row { label: case.case.name(), bars: vec![(SHUNT, case.ratio)], mark: Some(target.bound()) })
+        Some(Row { label: case.name.clone(), bars: vec![(SHUNT, case.ratio)], mark: Some(target.bound()) })
     };
     let rows: Vec<Row> = outcome.cases.iter().filter_map(row).collect();
     let panel =
@@ -137,8 +150,8 @@ fn figures(page: &mut Page, outcome: &Outcome) {
         let extra: Vec<String> =
             case.extra.iter().map(|(what, value)| format!("{what} {}", number::plain(*value))).collect();
         vec![
-            (case.case.name(), Look::Text),
-            (case.case.unit().name().to_owned(), Look::Text),
+            (case.name.clone(), Look::Text),
+            (case.unit.name().to_owned(), Look::Text),
             (case.baseline.map(number::plain).unwrap_or_default(), Look::Number),
             (number::plain(case.ours), Look::Number),
             (case.baseline.map(|_| format!("{:.3}", case.ratio)).unwrap_or_default(), Look::Number),
@@ -167,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_page_has_marks_plots_and_every_case() {
-        let html = page(&outcome()).html();
+        let html = page(&[outcome()]).html();
         for text in ["✓ met", "✗ missed", "<svg", "mtu wire", "cpu/0is/64k/mtu", "handoff/64k", "haproxy 90.0"] {
             assert!(html.contains(text), "{text}");
         }

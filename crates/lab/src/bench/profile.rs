@@ -1,4 +1,4 @@
-//! `shunt bench disc --profile CASE`: where ours spends the measured core's time.
+//! `--profile CASE`: where ours spends the measured core's time.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,25 +7,26 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
-use super::bed::{Plan, Side, with_bed};
-use super::case::Case;
-use super::runs::{CONNECTIONS, Runner};
+use super::bed::{Bed, Plan, Side, with_bed};
+use super::choice::Subject;
+use crate::load::Cost;
 use crate::report::Progress;
-use crate::service::Options;
 
 const LOAD_TIME: Duration = Duration::from_secs(5);
 
 /// Virtual machines often have no hardware counters; the clock works everywhere.
 const EVENT: &str = "cpu-clock";
 
-pub(super) fn run(case: Case, ours: Options) -> Result<()> {
-    let shape =
-        case.shape().context("the time of a download over a long way goes by on the link: nothing to profile")?;
+/// Has `load` place the bed and load a side: once for a moment, to place it, and then under perf.
+pub(super) fn run(
+    case: impl Subject,
+    plan: Plan,
+    load: impl Fn(&Bed<'_>, Side, Duration) -> Result<Cost>,
+) -> Result<()> {
     let progress = Progress::to_stderr();
     progress.step("building labs");
-    let plan = Plan { shape, ours, haproxy: false, background: Duration::from_millis(500) };
     with_bed(plan, |bed| {
-        bed.place(&Runner::placement(bed, case)?)?;
+        load(bed, Side::Ours, Duration::from_secs(1))?;
         let (lab, _) = bed.target(Side::Ours)?;
         let data = lab.dir().join("perf.data");
         let mut record = Command::new("perf");
@@ -36,7 +37,7 @@ pub(super) fn run(case: Case, ours: Options) -> Result<()> {
         // perf attaches its counters first.
         std::thread::sleep(Duration::from_millis(500));
         perf.check_running()?;
-        let cost = bed.load(Side::Ours, case.size(), CONNECTIONS, LOAD_TIME)?;
+        let cost = load(bed, Side::Ours, LOAD_TIME)?;
         perf.stop_with(Signal::INT)?;
         progress.clear();
         println!(

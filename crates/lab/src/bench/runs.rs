@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 
 use super::bed::{Bed, Side};
 use super::case::{Case, Tier};
+use super::choice::Subject;
 use super::effort::Effort;
 use super::latency;
 use super::limit::{Limits, chain_cost, direct_cost};
@@ -39,7 +40,7 @@ pub(super) struct Runner {
 }
 
 /// Baseline's and ours's costs, run by run.
-struct Costs {
+pub(super) struct Costs {
     baseline: Vec<Cost>,
     ours: Vec<Cost>,
     /// Shortcuts for each response of ours.
@@ -47,7 +48,28 @@ struct Costs {
 }
 
 impl Costs {
-    fn compared(&self, case: Case, of: impl Fn(&Cost) -> f64) -> CaseOutcome {
+    /// Loads baseline and ours in turns.
+    pub(super) fn measure(bed: &Bed, rounds: usize, load: impl Fn(Side) -> Result<Cost>) -> Result<Self> {
+        let before = bed.stats();
+        let mut costs = Self { baseline: Vec::new(), ours: Vec::new(), shortcuts: 0.0 };
+        alternate(rounds, |side| {
+            let cost = load(side)?;
+            if side == Side::Ours {
+                costs.ours.push(cost)
+            } else {
+                costs.baseline.push(cost)
+            }
+            Ok(())
+        })?;
+        if let (Some(before), Some(after)) = (before, bed.stats()) {
+            let taken = after.count("servers.shortcuts") - before.count("servers.shortcuts");
+            let answers: u64 = costs.ours.iter().map(|cost| cost.report.requests).sum();
+            costs.shortcuts = taken as f64 / answers as f64;
+        }
+        Ok(costs)
+    }
+
+    pub(super) fn compared(&self, case: impl Subject, of: impl Fn(&Cost) -> f64) -> CaseOutcome {
         let sample = |costs: &[Cost]| costs.iter().map(&of).collect::<Sample>();
         CaseOutcome::compared(case, sample(&self.baseline), sample(&self.ours))
             .with("shortcuts_per_response", self.shortcuts)
@@ -91,23 +113,8 @@ impl Runner {
     }
 
     fn costs(&self, bed: &Bed, case: Case, connections: u32) -> Result<Costs> {
-        let before = bed.stats();
-        let mut costs = Costs { baseline: Vec::new(), ours: Vec::new(), shortcuts: 0.0 };
-        alternate(self.effort.rounds(case), |side| {
-            let cost = bed.load(side, case.size(), connections, self.effort.load())?;
-            if side == Side::Ours {
-                costs.ours.push(cost)
-            } else {
-                costs.baseline.push(cost)
-            }
-            Ok(())
-        })?;
-        if let (Some(before), Some(after)) = (before, bed.stats()) {
-            let taken = after.count("servers.shortcuts") - before.count("servers.shortcuts");
-            let answers: u64 = costs.ours.iter().map(|cost| cost.report.requests).sum();
-            costs.shortcuts = taken as f64 / answers as f64;
-        }
-        Ok(costs)
+        let load = |side| bed.load(side, case.size(), connections, self.effort.load());
+        Costs::measure(bed, self.effort.rounds(case), load)
     }
 
     fn whole_service(&mut self, bed: &Bed, case: Case) -> Result<CaseOutcome> {

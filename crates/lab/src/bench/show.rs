@@ -1,23 +1,22 @@
 //! The run in a terminal.
 
-use super::case::Case;
+use super::choice::Subject;
 use super::outcome::{CaseOutcome, Outcome, TargetOutcome};
-use super::target::{Figure, Target};
+use super::target::Figure;
 use crate::load::Background;
 use crate::report::{Align, Paint, Table, number};
 
 /// What is said of a case as soon as it is measured.
 pub(super) fn line(outcome: &CaseOutcome) -> String {
-    let name = outcome.case.name();
+    let (name, unit) = (&outcome.name, outcome.unit);
     match outcome.baseline {
         Some(baseline) => format!(
-            "{name}: {} against {} {}, ratio {:.3}",
+            "{name}: {} against {} {unit}, ratio {:.3}",
             number::plain(outcome.ours),
             number::plain(baseline),
-            outcome.case.unit(),
             outcome.ratio
         ),
-        None => format!("{name}: {} {}", number::plain(outcome.ours), outcome.case.unit()),
+        None => format!("{name}: {} {unit}", number::plain(outcome.ours)),
     }
 }
 
@@ -37,8 +36,8 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
     for case in &outcome.cases {
         let extra = |what| case.extra.get(what).map(|value| number::plain(*value)).unwrap_or_default();
         table.row([
-            case.case.name(),
-            case.case.unit().name().to_owned(),
+            case.name.clone(),
+            case.unit.name().to_owned(),
             case.baseline.map(number::plain).unwrap_or_default(),
             number::plain(case.ours),
             case.baseline.map(|_| format!("{:.3}", case.ratio)).unwrap_or_default(),
@@ -46,12 +45,7 @@ pub(super) fn table(outcome: &Outcome, paint: Paint) -> String {
             extra("kept_heap"),
             extra("haproxy"),
             extra("limit"),
-            outcome
-                .targets
-                .iter()
-                .find(|one| one.name == case.case.name())
-                .map(|one| judged(one, paint))
-                .unwrap_or_default(),
+            outcome.targets.iter().find(|one| one.name == case.name).map(|one| judged(one, paint)).unwrap_or_default(),
         ]);
     }
     let met = outcome.targets.iter().filter(|target| target.met).count();
@@ -84,11 +78,11 @@ fn judged(target: &TargetOutcome, paint: Paint) -> String {
 }
 
 /// The cases and their targets.
-pub(super) fn list(cases: &[Case], paint: Paint) -> String {
+pub(super) fn list(cases: &[impl Subject], paint: Paint) -> String {
     let mut table =
         Table::new(&[("case", Align::Left), ("unit", Align::Left), ("target, ours to baseline", Align::Left)]);
     for case in cases {
-        let target = Target::of(*case).map(|target| target.to_string()).unwrap_or_default();
+        let target = case.target().map(|target| target.to_string()).unwrap_or_default();
         table.row([case.name(), case.unit().name().to_owned(), target]);
     }
     table.show(paint)

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::case::Case;
+use super::choice::Subject;
 
 /// Which figure of a case is held against the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -25,6 +26,16 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// A ratio of at most `bound`.
+    pub(super) fn at_most(bound: f64) -> Self {
+        Self { figure: Figure::Ratio, at_most: Some(bound), at_least: None }
+    }
+
+    /// A ratio of at least `bound`.
+    pub(super) fn at_least(bound: f64) -> Self {
+        Self { figure: Figure::Ratio, at_most: None, at_least: Some(bound) }
+    }
+
     /// That of a case, if it has one.
     pub(super) fn of(case: Case) -> Option<Self> {
         if let Case::TierCpu { size, .. } = case {

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::bed::Side;
 use super::case::{Case, Download};
+use super::choice::Subject;
 use super::effort::Effort;
 use super::outcome::CaseOutcome;
 use super::runs::alternate;

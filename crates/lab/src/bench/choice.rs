@@ -1,0 +1,159 @@
+//! What the benchmarks of ratios have in common: the choice of cases, and where the figures go.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use globset::Glob;
+
+use super::effort::Effort;
+use super::outcome::Outcome;
+use super::target::Target;
+use super::{page, show};
+use crate::report::{Paint, Unit};
+
+/// What the choice and the report have to know of a case.
+pub(super) trait Subject: Copy {
+    /// Every case, in the order of the report.
+    fn all() -> Vec<Self>;
+
+    /// It never changes.
+    fn name(self) -> String;
+
+    fn unit(self) -> Unit;
+
+    /// What it must show, if anything.
+    fn target(self) -> Option<Target>;
+
+    /// The case of a name.
+    fn parse(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|case| case.name() == name)
+    }
+}
+
+/// The arguments that they share.
+#[derive(Debug, Default, Args)]
+pub(super) struct Choice {
+    /// Fewer and shorter runs: every case within 3 minutes
+    #[arg(long)]
+    pub(super) quick: bool,
+    /// Only the cases whose names match, such as `cpu/2is/*`; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(super) case: Vec<String>,
+    /// Write the figures
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    /// Write a page with tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+    /// Print the names of the cases and their targets, and end
+    #[arg(long)]
+    pub(super) list: bool,
+    /// Load ours for one case under perf, and print where the measured core's time goes
+    #[arg(long, value_name = "CASE", conflicts_with_all = ["case", "json", "html", "quick"])]
+    pub(super) profile: Option<String>,
+}
+
+impl Choice {
+    pub(super) fn effort(&self) -> Effort {
+        if self.quick { Effort::Quick } else { Effort::Full }
+    }
+
+    /// The cases that match one of the globs; all where there is none.
+    pub(super) fn cases<C: Subject>(&self) -> Result<Vec<C>> {
+        let matchers = self.case.iter().map(|glob| {
+            let matcher = Glob::new(glob).with_context(|| format!("--case {glob}"))?.compile_matcher();
+            ensure!(
+                C::all().into_iter().any(|case| matcher.is_match(case.name())),
+                "no case matches {glob:?}; --list shows them"
+            );
+            Ok(matcher)
+        });
+        let matchers = matchers.collect::<Result<Vec<_>>>()?;
+        let wanted = |case: &C| matchers.is_empty() || matchers.iter().any(|matcher| matcher.is_match(case.name()));
+        Ok(C::all().into_iter().filter(wanted).collect())
+    }
+
+    /// The case to profile, if one is.
+    pub(super) fn profiled<C: Subject>(&self) -> Result<Option<C>> {
+        let parse = |name: &String| C::parse(name).with_context(|| format!("no case {name:?}; --list shows them"));
+        self.profile.as_ref().map(parse).transpose()
+    }
+
+    /// Fails where a file cannot be written: before minutes of measuring, not after.
+    pub(super) fn check_files(&self) -> Result<()> {
+        [&self.json, &self.html].into_iter().flatten().try_for_each(|file| write(file, ""))
+    }
+
+    /// Prints the tables and writes the files: of one benchmark its figures, of several a list of those.
+    pub(super) fn write(&self, outcomes: &[Outcome]) -> Result<()> {
+        for outcome in outcomes {
+            print!("{}", show::table(outcome, Paint::of(&std::io::stdout())));
+        }
+        if let Some(file) = &self.json {
+            let text = match outcomes {
+                [one] => serde_json::to_string_pretty(one)?,
+                several => serde_json::to_string_pretty(several)?,
+            };
+            write(file, &(text + "\n"))?;
+        }
+        if let Some(file) = &self.html {
+            write(file, &page::page(outcomes).html())?;
+        }
+        for file in [&self.json, &self.html].into_iter().flatten() {
+            println!("Written: {}", file.display());
+        }
+        Ok(())
+    }
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    if let Some(parent) = file.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
+    }
+    std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))
+}
+
+/// Each of a list once, in its order.
+pub(super) fn once<T: PartialEq>(list: impl Iterator<Item = T>) -> Vec<T> {
+    let mut seen = Vec::new();
+    for one in list {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+    }
+    seen
+}
+
+/// Fails where the service and its clients would share a core.
+pub(super) fn ensure_two_cores() -> Result<()> {
+    let cores = std::thread::available_parallelism()?.get();
+    ensure!(cores > 1, "the benchmark needs two cores: one for the service, one for its clients");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::Case;
+    use super::*;
+
+    fn chosen(globs: &[&str]) -> Vec<String> {
+        let choice = Choice { case: globs.iter().map(|glob| (*glob).to_owned()).collect(), ..Choice::default() };
+        choice.cases::<Case>().unwrap().into_iter().map(Case::name).collect()
+    }
+
+    #[test]
+    fn globs_choose_cases_across_slashes() {
+        assert_eq!(chosen(&[]).len(), Case::all().len());
+        assert_eq!(chosen(&["cpu/*"]).len(), 24);
+        assert_eq!(chosen(&["cpu/{0,2}is/64k/*"]).len(), 4);
+        assert_eq!(chosen(&["idle*", "p99/64k"]), ["p99/64k", "idle/1k", "idle-p999/1k"]);
+    }
+
+    #[test]
+    fn a_glob_that_matches_nothing_is_a_mistake() {
+        let choice = |glob: &str| Choice { case: vec![glob.to_owned()], ..Choice::default() };
+        assert!(choice("cpu/9is/*").cases::<Case>().unwrap_err().to_string().contains("--list"));
+        assert!(choice("[").cases::<Case>().is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! `shunt bench tls`: what [`super::disc`] is on plain HTTP, with clients that speak TLS 1.3.
+//!
+//! Baseline and ours have the same frontend: nginx with one suite, the fastest here, whole records, and sessions kept.
+//! Clients keep their connections, but for handshakes.
+
+mod case;
+mod runs;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::bed::{Plan, with_bed};
+use super::choice::{Choice, Subject, ensure_two_cores, once};
+use super::outcome::Outcome;
+use super::{profile, show};
+use crate::report::{Paint, Progress};
+use crate::service::{Options, Settings};
+use case::Case;
+
+/// `shunt bench tls`
+#[derive(Debug, Default, Args)]
+pub struct Tls {
+    #[command(flatten)]
+    pub(super) choice: Choice,
+}
+
+impl Tls {
+    pub(super) fn run(&self) -> Result<()> {
+        let cases = self.choice.cases()?;
+        if self.choice.list {
+            print!("{}", show::list(&cases, Paint::of(&std::io::stdout())));
+            return Ok(());
+        }
+        ensure_two_cores()?;
+        if let Some(case) = self.choice.profiled::<Case>()? {
+            return profile::run(case, plan(case), |bed, side, time| runs::load_placed(bed, case, side, time));
+        }
+        self.choice.check_files()?;
+        self.choice.write(&[self.measure(&cases)?])
+    }
+
+    /// Every case.
+    pub(super) fn measure_all(&self) -> Result<Outcome> {
+        self.measure(&self.choice.cases()?)
+    }
+
+    fn measure(&self, cases: &[Case]) -> Result<Outcome> {
+        let effort = self.choice.effort();
+        let progress = Progress::to_stderr();
+        let (mut measured, mut backgrounds) = (Vec::new(), BTreeMap::new());
+        for shape in once(cases.iter().map(|case| case.shape())) {
+            let of_shape: Vec<Case> = cases.iter().copied().filter(|case| case.shape() == shape).collect();
+            progress.step(&format!("building labs: {shape}"));
+            with_bed(Plan { background: effort.background(), ..plan(of_shape[0]) }, |bed| {
+                backgrounds.insert(shape.to_string(), bed.background().0);
+                for case in of_shape {
+                    progress.step(&format!("{} ({} of {})", case.name(), measured.len() + 1, cases.len()));
+                    let outcome = runs::measure(bed, case, effort).with_context(|| case.name())?;
+                    progress.done(&show::line(&outcome));
+                    measured.push(outcome);
+                }
+                bed.check_running()
+            })
+            .with_context(|| shape.to_string())?;
+        }
+        progress.clear();
+        measured.sort_by_key(|outcome| cases.iter().position(|case| case.name() == outcome.name));
+        Ok(Outcome::new("tls", self.choice.quick, backgrounds, measured))
+    }
+}
+
+fn plan(case: Case) -> Plan {
+    let ours = Options { settings: Settings { tls: Some(TUNED), ..Settings::default() }, ..Options::shunt() };
+    Plan::of(case.shape(), ours)
+}
+
+/// A record of 16 KiB is the largest that there is, and AES-128 the cheapest cipher on processors that have
+/// instructions for it.
+const TUNED: &str = "        ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
+        ssl_prefer_server_ciphers on;
+        ssl_buffer_size 16k;
+        ssl_session_cache shared:tls:16m;
+        ssl_session_timeout 1h;
+";

@@ -1,0 +1,32 @@
+//! A frontend that also speaks TLS, under a certificate of an authority of its own.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use shunt_ca::{Authority, Request};
+
+use crate::host::Host;
+
+/// Where frontends speak it.
+pub(crate) const PORT: u16 = 443;
+
+/// Lines for the server of a frontend: it listens for TLS at its address, and has a certificate for that.
+///
+/// # Errors
+/// When its certificate cannot be made, or was before.
+pub(crate) fn listener(frontend: &Host) -> Result<String> {
+    let address = frontend.address();
+    let authority = Authority::create(&frontend.dir().join("tls"))?;
+    let files = authority.issue(&Request { name: "frontend".into(), addresses: vec![address.into()], days: 1 })?;
+    let (certificate, key) = (files.certificate.display(), files.key.display());
+    Ok(format!(
+        "        listen {address}:{PORT} ssl backlog=4096;\n        ssl_certificate {certificate};\n        \
+         ssl_certificate_key {key};\n        ssl_protocols TLSv1.2 TLSv1.3;\n"
+    ))
+}
+
+/// The certificate that clients of a frontend are to trust.
+#[must_use]
+pub fn tls_authority(frontend: &Host) -> PathBuf {
+    Authority::open(&frontend.dir().join("tls")).certificate()
+}

@@ -1,0 +1,124 @@
+//! The suite: where it is, how one of its scripts runs, and what it found.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::Host;
+
+/// A script that has not ended by then has a conversation that hangs.
+const LIMIT: &str = "900";
+
+/// What a client authenticates itself with.
+pub struct Credentials {
+    pub key: PathBuf,
+    pub certificate: PathBuf,
+}
+
+/// A copy of it.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    directory: PathBuf,
+}
+
+/// How a script's conversations ended: by their names, because the suite shuffles them; some run more than once.
+pub type Endings = BTreeMap<String, Vec<String>>;
+
+impl Suite {
+    /// The one that `scripts/fetch-tlsfuzzer` has put there, or that `TLSFUZZER` names.
+    pub fn open() -> Result<Self> {
+        let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tlsfuzzer");
+        let directory = std::env::var_os("TLSFUZZER").map_or(fetched, PathBuf::from);
+        for part in ["tlsfuzzer/tlsfuzzer/runner.py", "tlslite-ng/tlslite/api.py"] {
+            let path = directory.join(part);
+            ensure!(path.exists(), "{} is missing: `make tlsfuzzer` fetches the suite and runs it", path.display());
+        }
+        Ok(Self { directory: directory.canonicalize()? })
+    }
+
+    /// The names of its scripts for TLS 1.3.
+    pub fn scripts(&self) -> Result<Vec<String>> {
+        let entries = self.directory.join("tlsfuzzer/scripts").read_dir()?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        let mut names = names.collect::<Result<Vec<_>>>()?;
+        names.retain(|name| name.starts_with("test-tls13-"));
+        ensure!(!names.is_empty(), "{}: no scripts for TLS 1.3", self.directory.display());
+        names.sort();
+        Ok(names)
+    }
+
+    /// Runs all conversations of a script against a server's port 443.
+    pub fn run(
+        &self,
+        script: &str,
+        client: &Host,
+        server: Ipv4Addr,
+        as_client: Option<&Credentials>,
+    ) -> Result<Endings> {
+        let mut python = Command::new("timeout");
+        python.args([LIMIT, "/usr/bin/python3", "-B"]).arg(self.directory.join("tlsfuzzer/scripts").join(script));
+        python.args(["-h", &server.to_string(), "-p", "443"]);
+        match as_client {
+            Some(Credentials { key, certificate }) => python.arg("-k").arg(key).arg("-c").arg(certificate),
+            None => python.args(["-n", "0"]), // all, in place of a choice by chance
+        };
+        python.env("PYTHONPATH", self.directory.join("tlslite-ng"));
+        let output = client.output(python)?;
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() != Some(124), "{script}: not at its end after {LIMIT} s:\n{text}");
+        let endings = endings(&text);
+        // A script that does not start has an exit status, and a line of why.
+        let said = || text.lines().last().unwrap_or_default().to_owned();
+        Ok(if endings.is_empty() { [("start".to_owned(), vec![said()])].into() } else { endings })
+    }
+}
+
+/// Reads `NAME ...`, what follows, and `OK` or the error that ended the conversation.
+fn endings(text: &str) -> Endings {
+    let (mut endings, mut name) = (Endings::new(), None);
+    let mut last = String::new();
+    for line in text.lines() {
+        if let Some(begun) = line.strip_suffix(" ...") {
+            end(&mut endings, name.replace(begun.to_owned()), &last);
+            last.clear();
+        } else if line == "OK" || line.contains("Error: ") || line.contains("Exception: ") {
+            last = line.to_owned();
+        }
+    }
+    end(&mut endings, name, &last);
+    endings
+}
+
+fn end(endings: &mut Endings, name: Option<String>, how: &str) {
+    if let Some(name) = name {
+        let of_name = endings.entry(name).or_default();
+        of_name.push(how.to_owned());
+        of_name.sort();
+    }
+}
+
+/// A key and a certificate of a client or server, made by openssl, in files that begin with `name`.
+pub fn make_rsa(directory: &Path, name: &str) -> Result<Credentials> {
+    let (key, certificate) = (directory.join(format!("{name}.key")), directory.join(format!("{name}.pem")));
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout"]);
+    let output = openssl.arg(&key).arg("-out").arg(&certificate).output().context("running openssl")?;
+    ensure!(output.status.success(), "openssl req: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(Credentials { key, certificate })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ending_is_ok_or_the_last_error() {
+        let text = "sanity ...\nOK\n\nbad id ...\nError encountered while processing node X\nTraceback\n  File\n\
+                    AssertionError: Unexpected message from peer: Alert(fatal, decode_error)\n\nsanity ...\nOK\n\nTest end\n";
+        let endings = endings(text);
+        assert_eq!(endings["sanity"], ["OK", "OK"]);
+        assert_eq!(endings["bad id"], ["AssertionError: Unexpected message from peer: Alert(fatal, decode_error)"]);
+    }
+}
