@@ -11,6 +11,12 @@ use shunt_lab::Host;
 /// A script that has not ended by then has a conversation that hangs.
 const LIMIT: &str = "900";
 
+/// Runs a script. Many choose their conversations by chance: two runs are to choose the same.
+const SAME_CHOICE: &str = "import random, runpy, sys
+sys.argv = sys.argv[1:]
+random.seed(1)
+runpy.run_path(sys.argv[0], run_name='__main__')";
+
 /// What a client authenticates itself with.
 pub struct Credentials {
     pub key: PathBuf,
@@ -58,13 +64,14 @@ impl Suite {
         as_client: Option<&Credentials>,
     ) -> Result<Endings> {
         let mut python = Command::new("timeout");
-        python.args([LIMIT, "/usr/bin/python3", "-B"]).arg(self.directory.join("tlsfuzzer/scripts").join(script));
+        python.args([LIMIT, "/usr/bin/python3", "-B", "-c", SAME_CHOICE]);
+        python.arg(self.directory.join("tlsfuzzer/scripts").join(script));
         python.args(["-h", &server.to_string(), "-p", "443"]);
         match as_client {
             Some(Credentials { key, certificate }) => python.arg("-k").arg(key).arg("-c").arg(certificate),
-            None => python.args(["-n", "0"]), // all, in place of a choice by chance
+            None => python.args(["-n", "0"]), // all that it has
         };
-        python.env("PYTHONPATH", self.directory.join("tlslite-ng"));
+        python.env("PYTHONPATH", self.directory.join("tlslite-ng")).env("PYTHONHASHSEED", "0");
         let output = client.output(python)?;
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() != Some(124), "{script}: not at its end after {LIMIT} s:\n{text}");
