@@ -43,9 +43,15 @@ done
 pub struct LabId(String);
 
 impl LabId {
+    /// One that no lab has; what a dead process of the same number left may still have its name.
     pub(crate) fn fresh() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        Self(format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+        loop {
+            let id = Self(format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+            if !id.dir().exists() {
+                return id;
+            }
+        }
     }
 
     /// `NUMBER.COUNT`, as it stands in names.
