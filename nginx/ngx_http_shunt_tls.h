@@ -8,10 +8,9 @@
  *     is_fresh         before a response begins: nothing has gone out under the present key
  *     hand_over        after its header: the keys of a generation in which nothing else was sent
  *     freeze           from here OpenSSL writes nowhere
- *     is_broken        meanwhile, where the client has sent something: is it a fatal alert, or
- * nothing that TLS knows? rest             another backend goes on: the same keys, from where the
- * client has everything take_back        the payload is through: OpenSSL goes on in the next
- * generation
+ *     is_broken        meanwhile: has the client sent a fatal alert, or no TLS at all?
+ *     rest             another backend goes on: the same keys, from where the client is
+ *     take_back        the payload is through: OpenSSL is in the next generation
  */
 #ifndef NGX_HTTP_SHUNT_TLS_H
 #define NGX_HTTP_SHUNT_TLS_H
