@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use shunt_ca::{Authority, Request};
-use shunt_lab::{Host, Lab, LabBuilder, Options, Role, Settings, Stats, file_sha256};
+use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tls_authority};
 
 use crate::service::{Running, start_on};
 
@@ -19,36 +18,19 @@ pub const FILES: &[(&str, u64)] = &[
     ("64m", 64 << 20),
 ];
 
-/// A frontend that also listens on 443, with a certificate for its address.
-fn tls_frontend(_: &Lab, host: &Host) -> String {
-    if host.role() != Role::Frontend {
-        return String::new();
-    }
-    let address = host.address();
-    let authority = Authority::create(&host.dir().join("tls")).expect("a directory of our own");
-    let request = Request { name: "frontend".into(), addresses: vec![address.into()], days: 1 };
-    let files = authority.issue(&request).expect("a certificate");
-    format!(
-        "        listen {address}:443 ssl;\n        ssl_certificate {};\n        ssl_certificate_key {};\n        \
-         ssl_protocols TLSv1.2 TLSv1.3;\n",
-        files.certificate.display(),
-        files.key.display()
-    )
-}
-
 pub fn on_tls(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
     on_tls_in(Lab::builder().intermediates(intermediates), test)
 }
 
 pub fn on_tls_in(builder: LabBuilder, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    let settings = Settings { locations: Some(tls_frontend), ..Settings::default() };
+    let settings = Settings { tls: Some(""), ..Settings::default() };
     let options = Options { offer_min: Some(1 << 10), settings, ..Options::shunt() };
     start_on(builder, FILES, options, test)
 }
 
 /// The certificate that clients are to trust.
 pub fn authority(service: &Running<'_>) -> PathBuf {
-    Authority::open(&service.lab.frontend().dir().join("tls")).certificate()
+    tls_authority(service.lab.frontend())
 }
 
 /// The files' URLs, small and large in turn, over and over.
@@ -65,19 +47,46 @@ pub fn compare(
     client: impl FnOnce(&Host, &str) -> Result<()>,
 ) -> Result<Counted> {
     let directory = tempfile::tempdir()?;
-    let before = service.frontend_stats()?;
+    let before = Before::of(service)?;
     client(service.lab.client(), directory.path().to_str().context("a temporary path in UTF-8")?)?;
     for (index, (name, _)) in urls.iter().enumerate() {
         let got = file_sha256(directory.path().join(index.to_string()))?;
         ensure!(got == file_sha256(service.files.join(name))?, "{name} (number {index}): other bytes");
     }
-    Ok(Counted { before, after: service.frontend_stats()? })
+    before.counted(service)
 }
 
-/// What the frontend's servers counted in between.
+/// What was counted before a client came.
+pub struct Before {
+    stats: Stats,
+    accepted: u64,
+}
+
+impl Before {
+    pub fn of(service: &Running<'_>) -> Result<Self> {
+        Ok(Self { stats: service.frontend_stats()?, accepted: accepted(service.lab.frontend())? })
+    }
+
+    pub fn counted(self, service: &Running<'_>) -> Result<Counted> {
+        let connections = accepted(service.lab.frontend())? - self.accepted;
+        Ok(Counted { before: self.stats, after: service.frontend_stats()?, connections })
+    }
+}
+
+/// TCP connections that a host has accepted.
+fn accepted(host: &Host) -> Result<u64> {
+    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(|line| line.split(' '));
+    let (names, values) = (lines.next().context("no TCP counters")?, lines.next().context("no TCP counters")?);
+    let (_, value) = names.zip(values).find(|(name, _)| *name == "PassiveOpens").context("no PassiveOpens")?;
+    Ok(value.parse()?)
+}
+
+/// What the frontend's servers counted in between, and the connections that its kernel accepted.
 pub struct Counted {
     pub before: Stats,
     pub after: Stats,
+    pub connections: u64,
 }
 
 impl Counted {
@@ -89,6 +98,11 @@ impl Counted {
     pub fn ensure(&self, name: &str, count: usize) -> Result<()> {
         let all = self.after.grown(&self.before, "");
         ensure!(self.grown(name) == count as u64, "{} {name}, not {count}: {all:?}", self.grown(name));
+        Ok(())
+    }
+
+    pub fn ensure_one_connection(&self) -> Result<()> {
+        ensure!(self.connections == 1, "{} connections", self.connections);
         Ok(())
     }
 }

@@ -1,9 +1,12 @@
 //! Shortcuts on TLS connections, with real clients.
 
 mod bed;
+mod browser;
 mod client;
 mod clients;
 mod failover;
+mod handshakes;
+mod http2;
 mod midway;
 mod nonces;
 mod opened;

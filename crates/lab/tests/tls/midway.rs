@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use crate::bed::{Counted, on_tls};
+use crate::bed::{Before, Counted, on_tls};
 use crate::client::{Body, Client, Target};
 use crate::service::{Running, may_run};
 
@@ -16,7 +16,7 @@ fn in_the_middle(
     service: &Running<'_>,
     midway: impl FnOnce(&mut Client, &Target, Body) -> Result<()> + Send,
 ) -> Result<Counted> {
-    let (before, target) = (service.frontend_stats()?, Target::of(service));
+    let (before, target) = (Before::of(service)?, Target::of(service));
     service.lab.client().run(|| -> Result<()> {
         let mut client = Client::connect(&target)?;
         client.get(&target, "16k")?;
@@ -24,7 +24,7 @@ fn in_the_middle(
         client.read(&mut body, MIDDLE)?;
         midway(&mut client, &target, body)
     })??;
-    Ok(Counted { before, after: service.frontend_stats()? })
+    before.counted(service)
 }
 
 #[test]

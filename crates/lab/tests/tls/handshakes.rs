@@ -1,0 +1,207 @@
+//! What a client can find out about a frontend's TLS is the same with Shunt as without it: protocols, suites, groups,
+//! certificates, resumption, stapling, 0-RTT, as `openssl s_client` sees them.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use shunt_ca::{Authority, Request};
+use shunt_lab::{Host, Lab, Options, Role, Settings};
+
+use crate::bed::FILES;
+use crate::service::{Running, may_run, start_on};
+
+const OTHER: &str = "other.test";
+
+/// Stapling and 0-RTT in the first server; another one, chosen by SNI, that asks clients for a certificate.
+fn servers(_: &Lab, host: &Host) -> String {
+    if host.role() != Role::Frontend {
+        return String::new();
+    }
+    let directory = host.dir().join("tls");
+    let authority = Authority::open(&directory);
+    let request = |name: &str| Request { name: name.into(), addresses: Vec::new(), days: 1 };
+    let other = authority.issue(&request(OTHER)).expect("a certificate");
+    authority.issue(&request("someone")).expect("a client's certificate");
+    staple(host).expect("openssl ocsp");
+    let (address, directory) = (host.address(), directory.display());
+    let location = "proxy_pass http://next; proxy_http_version 1.1; proxy_set_header Connection \"\";
+            add_header X-Client $ssl_client_verify; add_header X-Early $ssl_early_data;";
+    format!(
+        "        ssl_early_data on;
+        ssl_session_cache shared:tls:1m;
+        ssl_stapling on;
+        ssl_stapling_file {directory}/staple.der;
+        location /early/ {{
+            rewrite ^/early(/.*)$ $1 break;
+            {location}
+        }}
+    }}
+    server {{
+        listen {address}:443 ssl;
+        server_name {OTHER};
+        ssl_certificate {};
+        ssl_certificate_key {};
+        ssl_client_certificate {directory}/ca.pem;
+        ssl_verify_client optional;
+        location / {{
+            {location}
+        }}
+",
+        other.certificate.display(),
+        other.key.display()
+    )
+}
+
+/// An answer of the authority's about the frontend's certificate, in `staple.der`.
+fn staple(frontend: &Host) -> Result<()> {
+    let script = "serial=$(openssl x509 -in frontend.pem -noout -serial | cut -d= -f2) &&
+        printf 'V\\t491231235959Z\\t\\t%s\\tunknown\\t/CN=frontend\\n' \"$serial\" > index.txt &&
+        openssl ocsp -index index.txt -rsigner ca.pem -rkey ca.key -CA ca.pem -issuer ca.pem -cert frontend.pem \
+            -ndays 1 -respout staple.der";
+    let output = Command::new("sh").args(["-c", script]).current_dir(frontend.dir().join("tls")).output()?;
+    ensure!(output.status.success(), "openssl ocsp: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+/// Lines of s_client's that say what was agreed on, and those of the answer's header.
+const TELLING: &[&str] = &[
+    "New, ",
+    "Reused, ",
+    "Server Temp Key",
+    "Peer signature type",
+    "Peer signing digest",
+    "Verification",
+    "ALPN protocol",
+    "No ALPN",
+    "Early data was",
+    "OCSP ",
+    "    Cert Status",
+    "subject=",
+    "Server public key is",
+    "Secure Renegotiation",
+    "    Max Early Data",
+    "    TLS session ticket lifetime hint",
+    "    Extended master secret",
+    "HTTP/1.1 ",
+    "Content-Length",
+    "X-",
+];
+
+/// One connection with one request: its telling lines.
+fn connect(service: &Running<'_>, path: &str, arguments: &str) -> Result<String> {
+    let (frontend, client) = (service.lab.frontend(), service.lab.client());
+    // nginx chooses the server by the request's name, too.
+    let name = if arguments.contains(OTHER) { OTHER } else { "frontend" };
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+    std::fs::write(client.dir().join("request"), &request)?;
+    let mut shell = Command::new("sh");
+    shell.current_dir(client.dir()).stdin(Stdio::null()).args([
+        "-c",
+        &format!(
+            "timeout 20 openssl s_client -connect {}:443 -CAfile {}/tls/ca.pem -ign_eof {arguments} < request 2>&1",
+            frontend.address(),
+            frontend.dir().display()
+        ),
+    ]);
+    let output = client.output(shell)?;
+    ensure!(output.status.code() != Some(124), "s_client {arguments}: nothing came, and no end");
+    let text = String::from_utf8_lossy(&output.stdout);
+    // The error's place in OpenSSL's source is OpenSSL's; what the server said is behind it.
+    let alert = |line: &str| line.contains(" alert ").then(|| line.split(':').nth(5).unwrap_or(line).to_owned());
+    let telling = text.lines().filter_map(|line| {
+        // s_client ends no line before it writes what the server sent.
+        let line = line.find("HTTP/1.1 ").map_or(line, |at| &line[at..]);
+        alert(line).or_else(|| TELLING.iter().any(|begin| line.starts_with(begin)).then(|| line.to_owned()))
+    });
+    Ok(telling.collect::<Vec<_>>().join("\n"))
+}
+
+/// What is tried: a name, the path that is asked for, s_client's arguments.
+fn attempts(frontend: &Host) -> Vec<(String, String)> {
+    let tls = frontend.dir().join("tls");
+    let tls = tls.display();
+    let mut all: Vec<(String, String)> = Vec::new();
+    let mut add = |path: &str, arguments: String| all.push((path.to_owned(), arguments));
+    for version in ["-tls1", "-tls1_1", "-tls1_2", "-tls1_3"] {
+        add("/1k", format!("{version} -cipher ALL:@SECLEVEL=0"));
+    }
+    for suite in ["AES_128_GCM_SHA256", "AES_256_GCM_SHA384", "CHACHA20_POLY1305_SHA256", "AES_128_CCM_SHA256"] {
+        add("/64k", format!("-tls1_3 -ciphersuites TLS_{suite}"));
+    }
+    for suite in
+        ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-CHACHA20-POLY1305", "AES128-SHA", "ECDHE-ECDSA-AES256-SHA"]
+    {
+        add("/1k", format!("-tls1_2 -cipher {suite}"));
+    }
+    for group in ["X25519", "P-256", "P-384", "P-521", "X448", "ffdhe2048"] {
+        add("/1k", format!("-tls1_3 -groups {group}"));
+    }
+    for scheme in ["ecdsa_secp256r1_sha256", "rsa_pss_rsae_sha256"] {
+        add("/1k", format!("-tls1_3 -sigalgs {scheme}"));
+    }
+    for alpn in ["http/1.1", "h2,http/1.1", "h2"] {
+        add("/64k", format!("-alpn {alpn}"));
+    }
+    add("/1k", "-tls1_3 -status".to_owned());
+    add("/1k", "-tls1_2 -status".to_owned());
+    for version in ["-tls1_2", "-tls1_3"] {
+        add("/64k", format!("{version} -sess_out session{version}"));
+        add("/64k", format!("{version} -sess_in session{version}"));
+        add("/64k", format!("{version} -no_ticket"));
+    }
+    add("/early/64k", "-tls1_3 -sess_out early".to_owned());
+    add("/early/64k", "-tls1_3 -sess_in early -early_data request".to_owned());
+    for name in ["", "-noservername", "-servername other.test", "-servername unknown.test"] {
+        add("/64k", format!("-tls1_3 {name}"));
+    }
+    add("/64k", format!("-servername {OTHER} -cert {tls}/someone.pem -key {tls}/someone.key"));
+    add("/64k", format!("-tls1_2 -servername {OTHER} -cert {tls}/someone.pem -key {tls}/someone.key"));
+    all
+}
+
+fn transcript(shunt: bool) -> Result<Vec<(String, String)>> {
+    let settings = Settings { tls: Some(""), locations: Some(servers), ..Settings::default() };
+    let options = Options { shunt, offer_min: Some(1 << 10), settings, ..Options::default() };
+    start_on(Lab::builder(), FILES, options, |service| {
+        let attempts = attempts(service.lab.frontend());
+        let results = attempts.into_iter().map(|(path, arguments)| {
+            let telling = connect(service, &path, &arguments)?;
+            let directory = service.lab.frontend().dir().display().to_string();
+            Ok((format!("{path} {}", arguments.replace(&directory, "DIR")), telling))
+        });
+        let results = results.collect::<Result<Vec<_>>>()?;
+        if shunt {
+            let taken = service.frontend_stats()?.count("servers.shortcuts");
+            ensure!(taken > 10, "only {taken} responses were handed off");
+        }
+        Ok(results)
+    })
+}
+
+#[test]
+fn look_the_same_with_shunt() -> Result<()> {
+    if !may_run("look_the_same_with_shunt") {
+        return Ok(());
+    }
+    let (plain, ours) = (transcript(false)?, transcript(true)?);
+    for ((attempt, plain), (_, ours)) in plain.iter().zip(&ours) {
+        ensure!(plain == ours, "s_client {attempt}\nplain:\n{plain}\nwith Shunt:\n{ours}");
+    }
+    // That there was something to compare.
+    for (attempt, line) in [
+        ("-tls1_1", " alert protocol version"),
+        ("-groups P-521", "Server Temp Key: ECDH, secp521r1"),
+        ("TLS_CHACHA20", "New, TLSv1.3, Cipher is TLS_CHACHA20_POLY1305_SHA256"),
+        ("-tls1_3 -status", "Cert Status: good"),
+        ("-tls1_3 -sess_in session", "Reused, TLSv1.3"),
+        ("-tls1_2 -sess_in session", "Reused, TLSv1.2"),
+        ("-early_data", "Early data was accepted"),
+        ("-early_data", "X-Early: 1"),
+        ("-tls1_3 -servername other.test", "HTTP/1.1 200 OK"),
+        ("-servername other.test -cert", "X-Client: SUCCESS"),
+    ] {
+        let (_, telling) = ours.iter().find(|(name, _)| name.contains(attempt)).context("an attempt of that kind")?;
+        ensure!(telling.contains(line), "s_client {attempt} does not show {line:?}:\n{telling}");
+    }
+    Ok(())
+}
