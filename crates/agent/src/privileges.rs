@@ -8,6 +8,7 @@ use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{Gid, Uid, User};
+use rustix::process::DumpableBehavior;
 
 use crate::callers::Account;
 
@@ -57,7 +58,10 @@ pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
         of_caps("capset", caps::clear(None, set))?;
     }
     of_caps("capset", caps::set(None, CapSet::Effective, &needed))?;
-    of_caps("capset", caps::set(None, CapSet::Permitted, &needed))
+    of_caps("capset", caps::set(None, CapSet::Permitted, &needed))?;
+    // Keys pass through this process: no core dump, and nobody without CAP_SYS_PTRACE looks into it. Last, for the kernel
+    // sets it anew with the user.
+    at("prctl(PR_SET_DUMPABLE)", rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable))
 }
 
 /// The user, and its group alone. Capabilities stay permitted.

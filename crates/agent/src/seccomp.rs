@@ -65,6 +65,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_getrandom,
     libc::SYS_gettimeofday,
     libc::SYS_madvise,
+    libc::SYS_mlock,
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,

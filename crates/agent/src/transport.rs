@@ -56,6 +56,8 @@ pub struct Transport {
     input: Box<[u8]>,
     /// What of it was not yet given out.
     unread: Range<usize>,
+    /// Keys of a client's connection came, and rustls has them still.
+    keys_came: bool,
     output: Vec<u8>,
 }
 
@@ -87,7 +89,7 @@ impl Transport {
         stream.set_nodelay(true)?;
         sockopt::set_socket_keepalive(&stream, true)?;
         let input = vec![0; INPUT_BYTES].into_boxed_slice();
-        Ok(Self { stream, tls, input, unread: 0..0, output: Vec::new() })
+        Ok(Self { stream, tls, input, unread: 0..0, keys_came: false, output: Vec::new() })
     }
 
     /// Whether the other end has proved to be the agent of this name.
@@ -173,9 +175,13 @@ impl Transport {
                 let end = self.unread.start + length;
                 self.input[self.unread.start..end].fill(0); // it may hold keys
                 self.unread.start = end;
+                self.keys_came |= matches!(&frame, Frame::Claim(claim) if claim.suite.get() != 0);
                 return Ok(Some(frame));
             }
             if !self.take_plaintext()? {
+                if std::mem::take(&mut self.keys_came) {
+                    self.forget_decrypted();
+                }
                 return Ok(None);
             }
         }
@@ -216,6 +222,19 @@ impl Transport {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// rustls decrypts where it reads to, and leaves there what it has given out, until something else is read. Its next
+    /// read is of zeros: all of that buffer but what waits in it.
+    fn forget_decrypted(&mut self) {
+        struct Zeros;
+        impl Read for Zeros {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                buffer.fill(0);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+        }
+        let _ = self.tls.read_tls(&mut Zeros);
     }
 
     /// Where frames to send are appended; [`Transport::flush`] sends them together.

@@ -6,19 +6,37 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt;
-use std::mem::{MaybeUninit, needs_drop};
+use std::marker::PhantomData;
+use std::mem::needs_drop;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// A value on the heap that is overwritten with zeros when this is dropped. It stays where it is: moving this moves a
-/// pointer.
-pub struct Erased<T>(Box<MaybeUninit<T>>);
+use crate::locked;
+
+/// A value in locked memory ([`locked`]) that is overwritten with zeros when this is dropped. It stays where it is:
+/// moving this moves a pointer.
+pub struct Erased<T> {
+    place: NonNull<T>,
+    value: PhantomData<T>,
+}
+
+// SAFETY: the value is this one's alone, and its memory belongs to no thread.
+unsafe impl<T: Send> Send for Erased<T> {}
+// SAFETY: through `&Erased<T>` there is only `&T`.
+unsafe impl<T: Sync> Sync for Erased<T> {}
 
 impl<T> Erased<T> {
     /// Takes a value that has nothing to free.
     pub fn new(value: T) -> Self {
-        const { assert!(!needs_drop::<T>(), "overwriting a value that owns something would leak it") };
-        Self(Box::new(MaybeUninit::new(value)))
+        const {
+            assert!(!needs_drop::<T>(), "overwriting a value that owns something would leak it");
+            assert!(size_of::<T>() <= locked::PLACE_BYTES && align_of::<T>() <= locked::PLACE_BYTES);
+        }
+        let place = locked::take().cast::<T>();
+        // SAFETY: a place is ours alone, large enough and aligned.
+        unsafe { place.write(value) };
+        Self { place, value: PhantomData }
     }
 }
 
@@ -27,23 +45,23 @@ impl<T> Deref for Erased<T> {
 
     fn deref(&self) -> &T {
         // SAFETY: initialised by `new`, and only `drop` ends that.
-        unsafe { self.0.assume_init_ref() }
+        unsafe { self.place.as_ref() }
     }
 }
 
 impl<T> DerefMut for Erased<T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`.
-        unsafe { self.0.assume_init_mut() }
+        unsafe { self.place.as_mut() }
     }
 }
 
 impl<T> Erased<T> {
     /// Leaves zeros where the value was.
     fn erase(&mut self) {
-        let bytes = self.0.as_mut_ptr().cast::<u8>();
+        let bytes = self.place.cast::<u8>();
         for at in 0..size_of::<T>() {
-            // SAFETY: inside the box; volatile, so that the compiler does not take it for a dead store.
+            // SAFETY: inside the value; volatile, so that the compiler does not take it for a dead store.
             unsafe { bytes.add(at).write_volatile(0) };
         }
         compiler_fence(Ordering::SeqCst);
@@ -53,6 +71,8 @@ impl<T> Erased<T> {
 impl<T> Drop for Erased<T> {
     fn drop(&mut self) {
         self.erase();
+        // SAFETY: taken by `new`, and gone with this.
+        unsafe { locked::give_back(self.place.cast()) };
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is left to an agent that is taken over, and that all it has to do works with that.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
@@ -50,6 +51,9 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
         for ids in ["Uid", "Gid"] {
             ensure!(field(ids)?.split('\t').all(|id| id == "65534"), "{}: {ids} {}", host.name(), field(ids)?);
         }
+        // What belongs to root here, and not to the process's user, is of one that may not be dumped (proc(5)).
+        let owner = std::fs::metadata(format!("/proc/{}/environ", field("Pid")?))?.uid();
+        ensure!(owner == 0, "{}: its memory may be dumped", host.name());
         ensure!(field("Groups")?.trim() == "65534", "{}: groups {}", host.name(), field("Groups")?);
     }
     Ok(())

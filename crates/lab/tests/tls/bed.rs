@@ -23,9 +23,13 @@ pub fn on_tls(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<(
 }
 
 pub fn on_tls_in(builder: LabBuilder, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    start_on(builder, FILES, options(), test)
+}
+
+/// Shortcuts from 1 KiB on, for frontends that speak TLS.
+pub fn options() -> Options {
     let settings = Settings { tls: Some(""), ..Settings::default() };
-    let options = Options { offer_min: Some(1 << 10), settings, ..Options::shunt() };
-    start_on(builder, FILES, options, test)
+    Options { offer_min: Some(1 << 10), settings, ..Options::shunt() }
 }
 
 /// The certificate that clients are to trust.

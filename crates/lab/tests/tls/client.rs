@@ -17,7 +17,7 @@ use crate::service::Running;
 
 /// The server's first application traffic secret.
 #[derive(Debug, Default)]
-pub struct Secret(pub Mutex<Vec<u8>>);
+struct Secret(Mutex<Vec<u8>>);
 
 impl KeyLog for Secret {
     fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
@@ -45,7 +45,7 @@ impl Target {
 pub struct Client {
     pub stream: TcpStream,
     pub tls: ClientConnection,
-    pub secret: Arc<Secret>,
+    secret: Arc<Secret>,
     /// Decrypted, and not used yet.
     input: Vec<u8>,
     /// A bit of one record to come is turned over.
@@ -58,8 +58,25 @@ pub struct Body {
     hash: Sha256,
 }
 
-impl Client {
-    pub fn connect(target: &Target) -> Result<Self> {
+/// What is needed to open what a server sent on one connection.
+#[derive(Debug, Clone)]
+pub struct Told {
+    pub client_port: u16,
+    /// The server's first application traffic secret.
+    pub secret: Vec<u8>,
+    /// The connection was reset: its last record may be cut.
+    pub reset: bool,
+}
+
+/// What connections have in common: trust, sessions to resume, and the last one's secret.
+#[derive(Clone)]
+pub struct Shared {
+    config: Arc<ClientConfig>,
+    secret: Arc<Secret>,
+}
+
+impl Shared {
+    pub fn new(target: &Target) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&target.authority)?)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -67,11 +84,27 @@ impl Client {
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         let secret = Arc::new(Secret::default());
         config.key_log = secret.clone();
-        let tls = ClientConnection::new(Arc::new(config), IpAddr::from(target.address).into())?;
+        Ok(Self { config: Arc::new(config), secret })
+    }
+}
+
+impl Client {
+    pub fn connect(target: &Target) -> Result<Self> {
+        Self::connect_with(target, &Shared::new(target)?)
+    }
+
+    pub fn connect_with(target: &Target, shared: &Shared) -> Result<Self> {
+        let tls = ClientConnection::new(shared.config.clone(), IpAddr::from(target.address).into())?;
         let stream = TcpStream::connect((target.address, 443))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        Ok(Self { stream, tls, secret, input: Vec::new(), damage: false })
+        Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false })
+    }
+
+    /// After the handshake, and before another connection of the same [`Shared`].
+    pub fn told(&self) -> Result<Told> {
+        let secret = self.secret.0.lock().unwrap().clone();
+        Ok(Told { client_port: self.stream.local_addr()?.port(), secret, reset: false })
     }
 
     pub fn flush(&mut self) -> Result<()> {

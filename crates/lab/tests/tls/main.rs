@@ -10,5 +10,6 @@ mod http2;
 mod midway;
 mod nonces;
 mod opened;
+mod secrets;
 #[path = "../service/mod.rs"]
 mod service;

@@ -9,7 +9,7 @@ use crate::client::{Body, Client, Target};
 use crate::service::{Running, may_run};
 
 /// In the middle of 64 MiB: most of it is not even sent.
-const MIDDLE: u64 = 48 << 20;
+pub const MIDDLE: u64 = 48 << 20;
 
 /// Gets small and large, then does `midway` in the middle of a large one.
 fn in_the_middle(

@@ -1,36 +1,58 @@
 //! No nonce is used twice, whatever happens: a capture of the client's wire is opened record by record.
 
-use std::time::Duration;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Link, Tcpdump};
 
 use crate::bed::{FILES, on_tls, on_tls_in};
-use crate::client::{Client, Target};
-use crate::opened::{Opened, open, stream};
+use crate::client::{Client, Shared, Target, Told};
+use crate::midway::MIDDLE;
+use crate::opened::{Opened, Used, open, records, stream};
 use crate::service::{Running, may_run};
 
-/// Captures the client's wire while it talks, then opens what the server sent: `talk` gives the server's first secret.
-pub fn captured(service: &mut Running<'_>, talk: impl FnOnce(&mut Running<'_>) -> Result<Vec<u8>>) -> Result<Opened> {
+/// Captures the client's wire while it talks: the capture, and what `talk` gives.
+pub fn captured<T>(
+    service: &mut Running<'_>,
+    talk: impl FnOnce(&mut Running<'_>) -> Result<T>,
+) -> Result<(PathBuf, T)> {
     let device = device(service.lab.client());
     let capture = Tcpdump::start_whole(service.lab.client(), &device, "tcp port 443")?;
-    let secret = talk(service)?;
-    open(&stream(&capture.stop()?, 443)?, &secret)
+    let told = talk(service)?;
+    Ok((capture.stop()?, told))
 }
 
 fn device(host: &Host) -> String {
     host.ports()[0].device.clone()
 }
 
-fn many_responses(service: &mut Running<'_>) -> Result<Vec<u8>> {
+/// Opens what the server sent on each connection: no nonce may be there twice, on one or on two of them.
+pub fn opened(
+    service: &mut Running<'_>,
+    talk: impl FnOnce(&mut Running<'_>) -> Result<Vec<Told>>,
+) -> Result<Vec<Opened>> {
+    let (capture, told) = captured(service, talk)?;
+    let (capture, mut used) = (std::fs::read(capture)?, Used::new());
+    let mut open_one = |told: Told| {
+        let wire = stream(&capture, 443, told.client_port)?;
+        open(&records(&wire, told.reset)?, &told.secret, &mut used)
+            .with_context(|| format!("the connection from port {}", told.client_port))
+    };
+    let opened = told.into_iter().map(&mut open_one).collect::<Result<Vec<_>>>()?;
+    ensure!(used.len() == opened.iter().map(|opened| opened.records).sum::<usize>(), "records and nonces differ");
+    Ok(opened)
+}
+
+fn many_responses(service: &mut Running<'_>) -> Result<Vec<Told>> {
     let target = Target::of(service);
-    service.lab.client().run(|| -> Result<Vec<u8>> {
+    service.lab.client().run(|| {
         let mut client = Client::connect(&target)?;
         for (name, _) in FILES.iter().filter(|(_, length)| *length <= 1 << 20).cycle().take(18) {
             client.get(&target, name)?;
         }
-        let secret = client.secret.0.lock().unwrap().clone();
-        Ok(secret)
+        Ok(vec![client.told()?])
     })?
 }
 
@@ -40,10 +62,10 @@ fn of_many_responses() -> Result<()> {
         return Ok(());
     }
     on_tls(1, |service| {
-        let opened = captured(service, many_responses)?;
+        let opened = opened(service, many_responses)?;
         // One opens the first response's generation, for tickets went out before; one ends each but the last.
-        ensure!(opened.generations == 18, "{} generations", opened.generations);
-        ensure!(opened.records > 18 * 2 + 64 * 3, "{} records", opened.records);
+        ensure!(opened[0].generations == 18, "{opened:?}");
+        ensure!(opened[0].records > 18 * 2 + 64 * 3, "{opened:?}");
         Ok(())
     })
 }
@@ -55,8 +77,83 @@ fn of_many_responses_over_a_link_with_losses() -> Result<()> {
     }
     let link = Link::wan(Duration::from_millis(2)).loss(0.01);
     on_tls_in(Lab::builder().client_link(link), |service| {
-        let opened = captured(service, many_responses)?;
-        ensure!(opened.generations == 18, "{} generations", opened.generations);
+        let opened = opened(service, many_responses)?;
+        ensure!(opened[0].generations == 18, "{opened:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn of_resumed_sessions() -> Result<()> {
+    if !may_run("of_resumed_sessions") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let target = Target::of(service);
+        let opened = opened(service, |service| {
+            service.lab.client().run(|| {
+                let (shared, mut told) = (Shared::new(&target)?, Vec::new());
+                for connection in 0..4 {
+                    let mut client = Client::connect_with(&target, &shared)?;
+                    for name in ["64k", "1k", "1m"] {
+                        client.get(&target, name)?;
+                    }
+                    let resumed = client.tls.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
+                    ensure!(resumed == (connection > 0), "connection {connection}: resumed {resumed}");
+                    told.push(client.told()?);
+                }
+                Ok(told)
+            })?
+        })?;
+        ensure!(opened.iter().all(|opened| opened.generations >= 3), "{opened:?}");
+        Ok(())
+    })
+}
+
+/// How a handoff ends in mid-payload.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    /// The client resets the connection.
+    Reset,
+    /// The client cannot open a record, and says so.
+    Alert,
+    /// The file changes under the backend.
+    FileChanged,
+}
+
+fn aborted(target: &Target, end: End, file: &Path) -> Result<Told> {
+    let mut client = Client::connect(target)?;
+    client.get(target, "64k")?;
+    let mut body = client.ask("64m")?;
+    client.read(&mut body, MIDDLE)?;
+    match end {
+        End::Reset => rustix::net::sockopt::set_socket_linger(&client.stream, Some(Duration::ZERO))?,
+        End::Alert => client.damage = true,
+        End::FileChanged => std::fs::File::options().append(true).open(file)?.write_all(b"more")?,
+    }
+    ensure!(end == End::Reset || client.read(&mut body, 0).is_err(), "the body came whole");
+    Ok(Told { reset: true, ..client.told()? })
+}
+
+#[test]
+fn of_aborted_handoffs() -> Result<()> {
+    if !may_run("of_aborted_handoffs") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let (target, file) = (Target::of(service), service.files.join("64m"));
+        let before = service.frontend_stats()?.count("servers.aborted");
+        let opened = opened(service, |service| {
+            let ends = [End::Reset, End::Alert, End::FileChanged].into_iter();
+            let told = service.lab.client().run(|| ends.map(|end| aborted(&target, end, &file)).collect())?;
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while service.frontend_stats()?.count("servers.aborted") < before + 3 {
+                ensure!(Instant::now() < deadline, "not every handoff was given up");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            told
+        })?;
+        ensure!(opened.iter().all(|opened| opened.generations == 2), "{opened:?}");
         Ok(())
     })
 }

@@ -1,19 +1,17 @@
 //! What a server sent on a captured connection: every record opened, every key and nonce noted.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 
-/// Bytes by their distance from the connection's first, as a server sent them. What is sent again must be the same:
-/// other bytes in the same place would be another plaintext under the same nonce.
-pub fn stream(capture: &Path, server_port: u16) -> Result<Vec<u8>> {
-    let file = std::fs::read(capture)?;
-    ensure!(file.starts_with(&[0xd4, 0xc3, 0xb2, 0xa1]), "no pcap file of this machine");
+/// Bytes by their distance from the connection's first, as `from` sent them to `to` (ports). What is sent again must be the
+/// same: other bytes in the same place would be another plaintext under the same nonce.
+pub fn stream(capture: &[u8], from: u16, to: u16) -> Result<Vec<u8>> {
+    ensure!(capture.starts_with(&[0xd4, 0xc3, 0xb2, 0xa1]), "no pcap file of this machine");
     let (mut pieces, mut first): (BTreeMap<u32, Vec<u8>>, _) = (BTreeMap::new(), None);
-    let mut rest = &file[24..];
+    let mut rest = &capture[24..];
     while rest.len() >= 16 {
         let kept = u32::from_le_bytes(rest[8..12].try_into()?) as usize;
         ensure!(rest[8..12] == rest[12..16], "a packet was cut");
@@ -23,7 +21,7 @@ pub fn stream(capture: &Path, server_port: u16) -> Result<Vec<u8>> {
         ensure!(packet[12..14] == [8, 0] && ip[9] == 6, "not TCP on IPv4");
         let total = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
         let tcp = &ip[usize::from(ip[0] & 15) * 4..if total == 0 { ip.len() } else { total }];
-        if u16::from_be_bytes([tcp[0], tcp[1]]) != server_port {
+        if tcp[..4] != [from.to_be_bytes(), to.to_be_bytes()].concat()[..] {
             continue;
         }
         let sequence = u32::from_be_bytes(tcp[4..8].try_into()?);
@@ -53,34 +51,38 @@ pub fn stream(capture: &Path, server_port: u16) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// What one server's records say.
+/// The records of a stream. `cut`: the last one may be.
+pub fn records(wire: &[u8], cut: bool) -> Result<Vec<&[u8]>> {
+    let (mut records, mut rest) = (Vec::new(), wire);
+    while !rest.is_empty() {
+        let length = rest.get(3..5).map(|bytes| 5 + usize::from(u16::from_be_bytes([bytes[0], bytes[1]])));
+        let Some((record, after)) = length.and_then(|length| rest.split_at_checked(length)) else {
+            ensure!(cut, "the last record is cut");
+            break;
+        };
+        records.push(record);
+        rest = after;
+    }
+    Ok(records)
+}
+
+/// Every key and nonce that a record was sealed with.
+pub type Used = HashSet<(Vec<u8>, [u8; 12])>;
+
+/// What one connection's records say.
 #[derive(Debug, Default)]
 pub struct Opened {
     pub records: usize,
     pub generations: usize,
-    /// Content of all application data.
-    pub data: Vec<u8>,
-    /// Every key that a record was sealed with.
-    pub keys: Vec<Vec<u8>>,
 }
 
 /// Opens all of a server's records after its handshake.
 ///
 /// # Errors
 /// Where a record cannot be opened with the key and number that must be next, or a nonce was used before.
-pub fn open(wire: &[u8], secret: &[u8]) -> Result<Opened> {
-    let mut records = Vec::new();
-    let mut rest = wire;
-    while rest.len() >= 5 {
-        let length = 5 + usize::from(u16::from_be_bytes([rest[3], rest[4]]));
-        ensure!(rest.len() >= length, "the last record is cut");
-        records.push(&rest[..length]);
-        rest = &rest[length..];
-    }
+pub fn open(records: &[&[u8]], secret: &[u8], used: &mut Used) -> Result<Opened> {
     let (mut opened, mut secret) = (Opened::default(), secret.to_vec());
     let (mut key, mut number) = (Generation::of(&secret)?, 0);
-    let mut used: HashSet<(Vec<u8>, [u8; 12])> = HashSet::new();
-    opened.keys.push(key.bytes.clone());
     // Those of the handshake are under other keys: the first that opens is the first of the application's.
     let first = records.iter().position(|record| record[0] == 23 && key.open(record, 0).is_some());
     for record in &records[first.context("no record opens with the secret")?..] {
@@ -92,28 +94,33 @@ pub fn open(wire: &[u8], secret: &[u8]) -> Result<Opened> {
         number += 1;
         let (content_type, content) = content.split_last().context("an empty record")?;
         match (content_type, content) {
-            (23, data) => opened.data.extend_from_slice(data),
+            (23, _) | (22, [4, ..]) | (21, _) => {} // data, tickets, alerts
             (22, [24, 0, 0, 1, _]) => {
                 secret = expand_label(&secret, "traffic upd", secret.len());
                 (key, number) = (Generation::of(&secret)?, 0);
                 opened.generations += 1;
-                opened.keys.push(key.bytes.clone());
             }
-            (22, [4, ..]) | (21, _) => {} // tickets, alerts
             (content_type, _) => bail!("a record of type {content_type}"),
         }
     }
     Ok(opened)
 }
 
-struct Generation {
+/// The secrets of so many generations, the first one among them (RFC 8446, 7.2).
+pub fn secrets(first: &[u8], count: usize) -> Vec<Vec<u8>> {
+    let next = |secret: &Vec<u8>| Some(expand_label(secret, "traffic upd", secret.len()));
+    std::iter::successors(Some(first.to_vec()), next).take(count).collect()
+}
+
+/// One generation's key and IV (RFC 8446, 7.3).
+pub struct Generation {
     key: LessSafeKey,
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
     iv: [u8; 12],
 }
 
 impl Generation {
-    fn of(secret: &[u8]) -> Result<Self> {
+    pub fn of(secret: &[u8]) -> Result<Self> {
         let (algorithm, length) = if secret.len() == 48 { (&AES_256_GCM, 32) } else { (&AES_128_GCM, 16) };
         let bytes = expand_label(secret, "key", length);
         let iv = expand_label(secret, "iv", 12).try_into().ok().context("12 bytes")?;
@@ -129,7 +136,8 @@ impl Generation {
         nonce
     }
 
-    fn open(&self, record: &[u8], number: u64) -> Option<Vec<u8>> {
+    /// The content and its type, where the record has that number and was sealed with this key.
+    pub fn open(&self, record: &[u8], number: u64) -> Option<Vec<u8>> {
         let mut body = record[5..].to_vec();
         let nonce = Nonce::assume_unique_for_key(self.nonce(number));
         let length = self.key.open_in_place(nonce, Aad::from(&record[..5]), &mut body).ok()?.len();

@@ -1,0 +1,264 @@
+//! Where keys are, and where they are not: in processes' memory, in logs and statistics, in core dumps; and what can be
+//! read with one.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use memchr::memmem;
+use rustix::process::Signal;
+use shunt_lab::{Host, Lab, Options, Process, Role, Settings};
+
+use crate::bed::{on_tls, options};
+use crate::client::{Client, Target};
+use crate::midway::MIDDLE;
+use crate::nonces::captured;
+use crate::opened::{Generation, records, secrets, stream};
+use crate::service::{FILES, may_run, start_on};
+
+/// Something that must not be found, and what it is.
+struct Needle {
+    what: String,
+    bytes: Vec<u8>,
+}
+
+/// Secret and key of each generation.
+fn needles(first: &[u8], count: usize) -> Result<Vec<Needle>> {
+    let mut needles = Vec::new();
+    for (index, secret) in secrets(first, count).into_iter().enumerate() {
+        let key = Generation::of(&secret)?.bytes;
+        needles.push(Needle { what: format!("key {index}"), bytes: key });
+        needles.push(Needle { what: format!("secret {index}"), bytes: secret });
+    }
+    Ok(needles)
+}
+
+fn found<'a>(bytes: &[u8], needles: &'a [Needle]) -> impl Iterator<Item = &'a str> {
+    let there = |needle: &&Needle| memmem::find(bytes, &needle.bytes).is_some();
+    needles.iter().filter(there).map(|needle| needle.what.as_str()).collect::<Vec<_>>().into_iter()
+}
+
+/// What is in the memory of a host's processes of that name, as the kernel shows it to root (proc_pid_mem(5)).
+fn in_memory<'a>(host: &Host, name: &str, needles: &'a [Needle]) -> Result<BTreeSet<&'a str>> {
+    let (mut all, mut read) = (BTreeSet::new(), 0);
+    for pid in host.pids()? {
+        let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if comm.trim() != name {
+            continue;
+        }
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        for line in std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines() {
+            let (range, rest) = line.split_once(' ').context("a mapping")?;
+            let (from, to) = range.split_once('-').context("a range")?;
+            let (from, to) = (u64::from_str_radix(from, 16)?, u64::from_str_radix(to, 16)?);
+            if !rest.starts_with('r') {
+                continue;
+            }
+            let mut bytes = vec![0; usize::try_from(to - from)?];
+            // Some of the kernel's own cannot be read.
+            if memory.read_exact_at(&mut bytes, from).is_ok() {
+                read += bytes.len();
+                all.extend(found(&bytes, needles));
+            }
+        }
+    }
+    ensure!(read > 1 << 20, "{read} bytes of {name} on {}", host.name());
+    Ok(all)
+}
+
+fn none_of(found: &BTreeSet<&str>, where_: &str, but: &[&str]) -> Result<()> {
+    let bad: Vec<_> = found.iter().filter(|what| !but.contains(what)).collect();
+    ensure!(bad.is_empty(), "{where_}: {bad:?}");
+    Ok(())
+}
+
+#[test]
+fn keys_are_in_no_process_that_has_passed_them_on_or_used_them() -> Result<()> {
+    if !may_run("keys_are_in_no_process_that_has_passed_them_on_or_used_them") {
+        return Ok(());
+    }
+    on_tls(1, |service| {
+        let (lab, target) = (service.lab, Target::of(service));
+        let (frontend, backend) = (lab.frontend(), lab.backend());
+        let (client, body) = lab.client().run(|| -> Result<_> {
+            let mut client = Client::connect(&target)?;
+            for name in ["1k", "64k", "1m"] {
+                client.get(&target, name)?;
+            }
+            let mut body = client.ask("64m")?;
+            client.read(&mut body, MIDDLE)?;
+            Ok((client, body))
+        })??;
+        let needles = needles(&client.told()?.secret, 6)?;
+
+        // The fourth response is under way, under the fourth generation: the backend's agent seals, OpenSSL knows.
+        let sealing = in_memory(backend, "shuntd", &needles)?;
+        ensure!(sealing.contains("key 4"), "a key that is in use was not found: {sealing:?}");
+        none_of(&sealing, "the backend's agent", &["key 4"])?;
+        let terminating = in_memory(frontend, "nginx", &needles)?;
+        ensure!(terminating.contains("secret 4"), "a secret that is in use was not found: {terminating:?}");
+        none_of(&terminating, "the frontend's nginx", &["key 4", "secret 4"])?;
+        none_of(&in_memory(frontend, "shuntd", &needles)?, "the frontend's agent", &[])?;
+        none_of(&in_memory(backend, "nginx", &needles)?, "the backend's nginx", &[])?;
+        none_of(&in_memory(lab.intermediates()[0], "nginx", &needles)?, "the intermediate's nginx", &[])?;
+
+        lab.client().run(|| -> Result<()> {
+            let mut client = client;
+            client.finish(&target, body, "64m")
+        })??;
+        for host in [frontend, backend] {
+            let where_ = format!("the agent of {} afterwards", host.name());
+            none_of(&in_memory(host, "shuntd", &needles)?, &where_, &[])?;
+        }
+        Ok(())
+    })
+}
+
+/// Everything that nginx knows to log.
+fn debug_log(_: &Lab, host: &Host) -> String {
+    format!("        error_log {}/debug.log debug;\n", host.dir().display())
+}
+
+/// All files below a directory.
+fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        match entry.file_type()? {
+            kind if kind.is_dir() => files.extend(files_below(&entry.path())?),
+            kind if kind.is_file() => files.push(entry.path()),
+            _ => {}
+        }
+    }
+    Ok(files)
+}
+
+/// The needles as they are, and as programs print bytes.
+fn printed(needles: Vec<Needle>) -> Vec<Needle> {
+    let mut all = Vec::new();
+    for Needle { what, bytes } in needles {
+        let join = |text: Vec<String>, between: &str| text.join(between).into_bytes();
+        let each = |print: fn(&u8) -> String| bytes[..16].iter().map(print).collect::<Vec<_>>();
+        let hex = each(|byte| format!("{byte:02x}"));
+        let forms = [
+            join(hex.clone(), ""),
+            join(hex.clone(), " "),
+            join(hex, "").to_ascii_uppercase(),
+            join(each(u8::to_string), ", "),
+            bytes,
+        ];
+        all.extend(forms.map(|bytes| Needle { what: what.clone(), bytes }));
+    }
+    all
+}
+
+#[test]
+fn no_key_is_in_logs_or_statistics() -> Result<()> {
+    if !may_run("no_key_is_in_logs_or_statistics") {
+        return Ok(());
+    }
+    let settings = Settings { agent_debug: true, locations: Some(debug_log), ..options().settings };
+    start_on(Lab::builder(), crate::bed::FILES, Options { settings, ..options() }, |service| {
+        let (lab, target) = (service.lab, Target::of(service));
+        let told = lab.client().run(|| -> Result<_> {
+            let mut client = Client::connect(&target)?;
+            ["1k", "64k", "1m"].into_iter().try_for_each(|name| client.get(&target, name))?;
+            client.told()
+        })??;
+        let needles = printed(needles(&told.secret, 5)?);
+        let mut logged = Vec::new();
+        for file in files_below(&lab.dir())? {
+            let bytes = std::fs::read(&file)?;
+            none_of(&found(&bytes, &needles).collect(), &file.display().to_string(), &[])?;
+            logged.extend_from_slice(&bytes);
+        }
+        ensure!(memmem::find(&logged, b"shunt: handoff complete").is_some(), "nginx has logged no handoff");
+        for host in lab.hosts_of(Role::Frontend).chain(lab.hosts_of(Role::Backend)) {
+            let stats = service.service.stats(host)?.0.to_string();
+            none_of(&found(stats.as_bytes(), &needles).collect(), "statistics", &[])?;
+        }
+        Ok(())
+    })
+}
+
+/// Ends a process by a signal that dumps core, with no limit to the core: whether the kernel dumped one.
+fn dumps_core(process: &mut Process) -> Result<bool> {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args([format!("--pid={}", process.pid()), "--core=unlimited".into()]);
+    ensure!(prlimit.status()?.success(), "prlimit failed");
+    process.signal(Signal::ABORT);
+    Ok(std::os::unix::process::ExitStatusExt::core_dumped(&process.wait(Duration::from_secs(10))?))
+}
+
+#[test]
+fn agents_leave_no_core_dump() -> Result<()> {
+    if !may_run("agents_leave_no_core_dump") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, Options::shunt(), |service| {
+        let lab = service.lab;
+        let mut sleep = Command::new("sleep");
+        sleep.arg("60").current_dir(lab.client().dir());
+        if !dumps_core(&mut lab.client().spawn(sleep)?)? {
+            eprintln!(
+                "agents_leave_no_core_dump shows nothing: /proc/sys/kernel/core_pattern dumps nobody's core here"
+            );
+        }
+        for host in [lab.frontend(), lab.backend()] {
+            let agent = service.service.agent_process(host)?.context("an agent")?;
+            ensure!(!dumps_core(agent)?, "the agent of {} dumped core", host.name());
+            service.service.kill_agent(host)?;
+            service.service.restart_agent(host)?;
+        }
+        Ok(())
+    })
+}
+
+/// What a key opens of all that was sent on a connection, whatever a record's number is.
+fn readable(key: &Generation, records: &[&[u8]]) -> Vec<u8> {
+    let numbers = 0..records.len() as u64;
+    let open = |record: &&[u8]| numbers.clone().find_map(|number| key.open(record, number));
+    records
+        .iter()
+        .filter_map(open)
+        .flat_map(|mut content| {
+            content.pop(); // its type
+            content
+        })
+        .collect()
+}
+
+/// The backend of the second response gets the key of the second generation (the first test here finds it there).
+#[test]
+fn a_handed_over_key_opens_its_response_and_nothing_else() -> Result<()> {
+    if !may_run("a_handed_over_key_opens_its_response_and_nothing_else") {
+        return Ok(());
+    }
+    on_tls(0, |service| {
+        let target = Target::of(service);
+        let (capture, told) = captured(service, |service| {
+            service.lab.client().run(|| {
+                let mut client = Client::connect(&target)?;
+                ["16k", "64k", "1k"].into_iter().try_for_each(|name| client.get(&target, name))?;
+                client.told()
+            })?
+        })?;
+        let capture = std::fs::read(capture)?;
+        let (theirs, ours) = (stream(&capture, 443, told.client_port)?, stream(&capture, told.client_port, 443)?);
+        let (theirs, ours) = (records(&theirs, false)?, records(&ours, false)?);
+        let key = Generation::of(&secrets(&told.secret, 3)[2])?;
+
+        let read = readable(&key, &theirs);
+        let end = memmem::find(&read, b"\r\n\r\n").context("no header")? + 4;
+        ensure!(read.starts_with(b"HTTP/1.1 200 OK\r\n"), "{}", String::from_utf8_lossy(&read[..end]));
+        let body = std::fs::read(service.files.join("64k"))?;
+        ensure!(read[end..] == [&body[..], &[24, 0, 0, 1, 0]].concat(), "{} bytes after its header", read.len() - end);
+        ensure!(readable(&key, &ours).is_empty(), "something that the client sent was read");
+        ensure!(ours.len() >= 4, "{} records of the client's", ours.len());
+        Ok(())
+    })
+}
