@@ -6,6 +6,10 @@
  *                        generation come (RFC 8446, 7.2 and 7.3). Nothing logs it: it stays here.
  *     message callback   every record header and every KeyUpdate that it writes: how many
  *                        generations and records.
+ *
+ * OpenSSL writes a secret down in hex, byte by byte with sprintf, and has five for a handshake: a
+ * tenth of what a new connection costs. So the keylog callback is set only for the one that counts,
+ * when the server's Finished is written (it is derived next), until that is told.
  */
 #include "ngx_http_shunt_tls_state.h"
 
@@ -80,6 +84,7 @@ static void tls_keylog(const SSL *ssl, const char *line)
         return;
     }
 
+    SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), NULL);
     state = ngx_http_shunt_tls_state(ssl);
 
     if (state == NULL) {
@@ -101,6 +106,11 @@ static void tls_keylog(const SSL *ssl, const char *line)
     state->strict = SSL_get_ex_data(ssl, tls_strict_index) != NULL;
 }
 
+static int tls_is_message(int content_type, const void *bytes, size_t n, unsigned char type)
+{
+    return content_type == SSL3_RT_HANDSHAKE && n > 0 && *(const unsigned char *) bytes == type;
+}
+
 static void tls_message(int written, int version, int content_type, const void *bytes, size_t n,
                         SSL *ssl, void *arg)
 {
@@ -113,14 +123,19 @@ static void tls_message(int written, int version, int content_type, const void *
     state = ngx_http_shunt_tls_state(ssl);
 
     if (state == NULL) {
+        /* Should OpenSSL have to wait with the secret, another connection may take the callback
+         * away, and this one is relayed. */
+        if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
+            SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), tls_keylog);
+        }
+
         return;
     }
 
     if (content_type == SSL3_RT_HEADER) {
         state->records++;
 
-    } else if (content_type == SSL3_RT_HANDSHAKE && n > 0 &&
-               *(const unsigned char *) bytes == SSL3_MT_KEY_UPDATE) {
+    } else if (tls_is_message(content_type, bytes, n, SSL3_MT_KEY_UPDATE)) {
         /* its record has been counted, under the key that ends with it */
         state->generation++;
         state->records = 0;
@@ -151,7 +166,6 @@ int ngx_http_shunt_tls_watch(SSL_CTX *ctx)
         return -1;
     }
 
-    SSL_CTX_set_keylog_callback(ctx, tls_keylog);
     SSL_CTX_set_msg_callback(ctx, tls_message);
 
     /* refused by an OpenSSL that knows it itself, or where this was called before */

@@ -52,8 +52,8 @@ pub enum Bench {
     ///
     /// Cases: fe-cpu/1m/tso is microseconds of the frontend's core per response, cpu/2is/* of the whole service's with 2
     /// intermediates; be-encrypt/1m the CPU that a response adds to the backend, to the CPU that encrypting it cost plain
-    /// nginx's frontend (that on TLS less that on plain HTTP); handshake/1k the new connections, each with one response,
-    /// that one core of the frontend carries.
+    /// nginx's frontend (that on TLS less that on plain HTTP); handshake/1k the new connections, each with a resumed
+    /// session and one response, that one core of the frontend carries.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Tls(Tls),
