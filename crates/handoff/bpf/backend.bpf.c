@@ -23,6 +23,7 @@ const volatile __u16 sender_port_high = 0;
 #include "packet.h"
 #include "parse.h"
 #include "sack.h"
+#include "reset.h"
 #include "icmp.h"
 
 struct {
@@ -108,33 +109,12 @@ static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet
     return sums_follow(skb, p, &e);
 }
 
-static __always_inline bool turn_around(struct __sk_buff *skb, const struct packet *p)
-{
-    struct edit e = {};
-
-    if (!put_address(skb, p, &e, SOURCE, p->destination) ||
-        !put_address(skb, p, &e, DESTINATION, p->source))
-        return false;
-    struct tcphdr *tcp = tcp_header(skb, p);
-    if (!tcp)
-        return false;
-    put16(&e.plain, &tcp->source, p->destination_port);
-    put16(&e.plain, &tcp->dest, p->source_port);
-    put32(&e.plain, &tcp->seq, bpf_htonl(p->ack));
-    put32(&e.plain, &tcp->ack_seq, bpf_htonl(p->seq));
-    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_RST | TH_ACK);
-    return sums_follow(skb, p, &e);
-}
-
 /* Gives a socket its own segment back, as a reset that it accepts. */
 static __noinline int reset_orphan(struct __sk_buff *skb, const struct packet *p)
 {
-    __u8 us[6], next[6];
+    struct edit e = {};
 
-    if (bpf_skb_load_bytes(skb, 6, us, sizeof(us)) ||
-        bpf_skb_load_bytes(skb, 0, next, sizeof(next)) ||
-        bpf_skb_store_bytes(skb, 0, us, sizeof(us), 0) ||
-        bpf_skb_store_bytes(skb, 6, next, sizeof(next), 0) || !turn_around(skb, p)) {
+    if (!turn_around(skb, p, &e) || !sums_follow(skb, p, &e)) {
         count(BE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }

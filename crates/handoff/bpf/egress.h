@@ -10,7 +10,7 @@
 enum fate {
     TRANSLATED,
     ACK_MOVED,  /* a pure ACK: to the right edge of the client's window, never old, never data */
-    RST_MOVED,  /* to the client's next sequence number, the only one that resets (RFC 5961) */
+    RST_MOVED,  /* to where the client takes it (reset.h) */
     FIN_TO_RST, /* the server left its client with half a response: say so */
     ACK_HELD,   /* dropped, see may_acknowledge */
     UNTOUCHED,
@@ -22,6 +22,7 @@ enum fate {
 struct departure {
     enum fate fate;
     __u32 seq;
+    __u32 edge; /* of a reset: the first byte that the client has no room for */
     __u32 tsval;
     bool cancelled;
 };
@@ -59,6 +60,7 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
     d->seq = flow->client_ack;
     if (p->flags & (TH_RST | TH_FIN)) {
         d->fate = p->flags & TH_RST ? RST_MOVED : FIN_TO_RST;
+        d->edge = client_edge(flow);
         cancel_region(flow, d);
     } else if (p->payload_bytes) {
         if (flow->spaces.status == SHUNT_REGION_CANCELLED || is_before(local, end))
@@ -149,6 +151,10 @@ int fe_out(struct __sk_buff *skb)
 {
     struct packet p;
 
+    if (skb->mark == RESET_MARK) {
+        skb->mark = 0;
+        return PASS;
+    }
     /* What this machine forwards may be a backend's segment: it has its place already. */
     if (skb->ingress_ifindex || !parse(skb, &p))
         return PASS;
@@ -168,7 +174,8 @@ int fe_out(struct __sk_buff *skb)
         return TC_ACT_SHOT;
     if (d.fate == UNTOUCHED)
         return PASS;
-    if (!rewrite_departure(skb, &p, &d)) {
+    bool is_reset = d.fate == RST_MOVED || d.fate == FIN_TO_RST;
+    if (!rewrite_departure(skb, &p, &d) || (is_reset && !spread_reset(skb, &p, d.edge))) {
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }

@@ -15,6 +15,7 @@ const volatile __u64 netns_cookie = 0;
 #include "packet.h"
 #include "parse.h"
 #include "sack.h"
+#include "reset.h"
 #include "spaces.h"
 #include "icmp.h"
 #include "kernel.h"

@@ -14,7 +14,8 @@
  *   RST at the next sequence number          yes                        yes
  *
  * Without one, all goes to the frontend, translated; a report of duplicates in an older region
- * (RFC 2883) also to that region's backend, which has missed the client's last ACK.
+ * (RFC 2883) also to that region's backend, which has missed the client's last ACK. Where the
+ * server has left its client with half a response, each packet is answered by a reset (reset.h).
  *
  * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end
  * here.
@@ -42,6 +43,7 @@ struct route {
     bool late;    /* the copy is a report of late duplicates */
     bool held;    /* nobody gets it: no news */
     bool strange; /* outside the client's window: the frontend's stack drops it */
+    bool ended;   /* nobody: its server has ended half a response, and a reset says so */
     int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;    /* for the frontend: LOCAL */
     __u32 ring;
@@ -214,6 +216,8 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
         route_active(flow, p, sack, now, r);
         if (r->nobody)
             return;
+    } else if (flow->spaces.status == SHUNT_REGION_CANCELLED && flow->flags & FLOW_SERVER_FIN) {
+        r->ended = true;
     } else {
         r->server = true;
         route_late(&flow->spaces, p, sack, r);
@@ -413,6 +417,10 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     if (r.nobody) {
         count(FE_DROP_BAD_ACK);
         return TC_ACT_SHOT;
+    }
+    if (r.ended) {
+        count(FE_IN_ENDED);
+        return answer_with_reset(skb, p);
     }
     if (r.clamped)
         count(FE_IN_CLAMPED);

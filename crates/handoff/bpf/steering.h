@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 5
+#define STEERING_LAYOUT 6
 
 #define MAX_FLOWS   65536
 #define MAX_SENDERS 65536
@@ -149,6 +149,7 @@ struct sender_slot {
     X(FE_IN_DSACK, "late duplicate reports, also to the backend of an older region")              \
     X(FE_IN_STRANGE, "client packets outside the frontend's window: to its stack alone")          \
     X(FE_IN_STRIPPED, "copies for a backend whose data was cut off")                              \
+    X(FE_IN_ENDED, "client packets after the server left half a response: answered by a reset")   \
     X(FE_IN_TOO_BIG, "reports of a smaller path MTU, passed on to a backend")                     \
     X(FE_OUT_TRANSLATED, "frontend segments translated")                                          \
     X(FE_OUT_ACK_MOVED, "frontend pure ACKs given an acceptable sequence number")                 \

@@ -5,12 +5,14 @@ mod service;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use service::{Running, may_run, start};
-use shunt_lab::{Fetch, Fetched, fetch, file_sha256};
+use shunt_lab::faults::Client;
+use shunt_lab::{Ending, Fetch, Fetched, fetch, file_sha256};
 
 fn good(service: &Running<'_>, fetched: &[Fetched]) -> Result<()> {
     for one in fetched {
@@ -85,6 +87,78 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     })
 }
 
+/// What the client sends is lost from here on, or arrives again; it gets what others send.
+fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
+    let mut tc = Command::new("tc");
+    let device = service.lab.client().ports()[0].device.as_str();
+    // A bucket that no packet fits into.
+    let bucket = ["root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"];
+    if heard {
+        tc.args(["qdisc", "del", "dev", device, "root"]);
+    } else {
+        tc.args(["qdisc", "add", "dev", device]).args(bucket);
+    }
+    service.lab.client().check(tc).map(drop)
+}
+
+/// The client's last ACKs are lost, then the backend with all that it could send again: nothing draws an ACK from the
+/// client any more, and it has more than the frontend knows when that resets it.
+fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Result<()> {
+    let lab = service.lab;
+    let server = service.service.chain().server();
+    let mut client = Client::connect(lab.client(), server, None)?;
+    let signal_agent = |service: &mut Running<'_>, signal| -> Result<()> {
+        service.service.agent_process(lab.backend())?.context("the backend has an agent")?.signal(signal);
+        Ok(())
+    };
+    if fills_window {
+        client.ask("/7m", "7m", 7 << 20);
+        client.read_until(100_000, Duration::from_secs(10))?;
+        client_is_heard(service, false)?;
+    } else {
+        // No more than an initial congestion window, which is less than the client's.
+        signal_agent(service, Signal::STOP)?;
+        client.ask("/7m", "7m", 7 << 20);
+        client.read_until(0, Duration::from_secs(10))?;
+        std::thread::sleep(Duration::from_millis(200)); // for the ACK of the header
+        client_is_heard(service, false)?;
+        signal_agent(service, Signal::CONT)?;
+    }
+    std::thread::sleep(Duration::from_millis(300)); // for what comes, and is not read
+    let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
+    backend.signal(Signal::KILL);
+    service.service.kill_agent(lab.backend())?;
+    // It silences what the other has left.
+    service.service.start_agent(lab.backend())?;
+    client_is_heard(service, true)?;
+    // Without reading, for that might open the window, and tell of it.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0) {
+        ensure!(Instant::now() < deadline, "the client still has its connection");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let ending = client.finish(Duration::from_secs(1))?;
+    ensure!(matches!(ending, Ending::Reset(_)), "{ending}");
+    service.service.chain_mut().restart(lab.backend())?;
+    again(service)
+}
+
+#[test]
+fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
+    if !may_run("a_client_whose_last_acks_were_lost_is_reset_all_the_same") {
+        return Ok(());
+    }
+    start(0, |service| {
+        reset_after_lost_acks(service, true).context("with its window full")?;
+        let answered =
+            |service: &Running<'_>| Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_in_ended"));
+        let before = answered(service)?;
+        reset_after_lost_acks(service, false).context("with room in its window")?;
+        ensure!(answered(service)? > before, "not the reset for its challenge ACK was what it took");
+        Ok(())
+    })
+}
+
 #[test]
 fn a_killed_frontend_agent_is_not_missed() -> Result<()> {
     if !may_run("a_killed_frontend_agent_is_not_missed") {
@@ -119,7 +193,7 @@ fn a_killed_backend_agent_is_not_missed() -> Result<()> {
 
 /// Connections that had a shortcut, or none, before an agent restarted have one again, within the workers' back-off.
 fn again(service: &mut Running<'_>) -> Result<()> {
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let before = service.frontend_stats()?.count("servers.shortcuts");
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k"])?;
@@ -127,7 +201,7 @@ fn again(service: &mut Running<'_>) -> Result<()> {
         if service.frontend_stats()?.count("servers.shortcuts") > before {
             return Ok(());
         }
-        ensure!(std::time::Instant::now() < deadline, "no shortcut after the restart");
+        ensure!(Instant::now() < deadline, "no shortcut after the restart");
         std::thread::sleep(Duration::from_millis(100));
     }
 }

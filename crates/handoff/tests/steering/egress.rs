@@ -38,6 +38,22 @@ fn from_server(seq: u32) -> Segment {
     Segment::ack(server(), client(), seq, 77_000)
 }
 
+/// First byte that the client of [`active`] has no room for.
+const EDGE: u32 = START + 2000 + (700 << 3);
+
+/// Where a reset goes, in this order: to what the client has acknowledged last, and to both sides of its window's edge.
+fn resets(fe: &Frontend, segment: &Segment) -> Vec<Segment> {
+    let out = fe.fe_out(segment);
+    assert_eq!((out.verdict, out.mark), (PASS, 0), "the original keeps its mark");
+    let mut resets = fe.host.arrived(2, |arrived| arrived.to == client());
+    resets.push(out.segment());
+    resets
+}
+
+fn at_each_place(reset: &Segment) -> [Segment; 3] {
+    [START + 2000, EDGE - 1, EDGE].map(|seq| Segment { seq, ..reset.clone() })
+}
+
 #[test]
 fn segments_of_no_flow_pass_untouched() {
     let mut fe = frontend!(active());
@@ -82,7 +98,7 @@ fn pure_acks_move_to_the_right_edge_of_the_clients_window() {
     let mut fe = frontend!(active());
     let ack = Segment { ack: 77_500, ..from_server(LOCAL) };
     let out = fe.fe_out(&ack);
-    assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: START + 2000 + (700 << 3), ..ack }));
+    assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: EDGE, ..ack }));
     assert_eq!(fe.counted(), once(&["fe_out_ack_moved"]));
     assert_eq!(fe.flow().server_ack, 77_500);
     let older = Segment { ack: 77_400, ..from_server(LOCAL) };
@@ -120,23 +136,53 @@ fn a_fin_during_a_handoff_becomes_a_reset() {
     for payload in [&b""[..], b"odd", b"even"] {
         fe.set_flow(&active());
         let fin = from_server(LOCAL).flags(ACK | FIN | PSH).payload(payload).timestamps(4, 5);
-        let out = fe.fe_out(&fin);
-        assert_eq!(out.verdict, PASS);
-        assert_eq!(out.segment(), from_server(START + 2000).flags(ACK | RST).timestamps(4, 5));
+        assert_eq!(resets(&fe, &fin), at_each_place(&from_server(0).flags(ACK | RST).timestamps(4, 5)));
         assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst", "fe_cancelled"]));
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
-    assert_eq!(fe.fe_out(&from_server(LOCAL).flags(ACK | FIN)).segment().flags, ACK | RST, "sent again: again");
+    let again = resets(&fe, &from_server(LOCAL).flags(ACK | FIN));
+    assert_eq!(again, at_each_place(&from_server(0).flags(ACK | RST)), "sent again: again");
     assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
 }
 
+/// RFC 5961, 3.2: a client that has more than it could say answers a reset elsewhere in its window by an ACK.
 #[test]
-fn a_reset_takes_the_only_sequence_number_that_resets() {
+fn a_challenge_ack_draws_a_reset_at_its_very_number() {
+    let mut fe = frontend!(active());
+    resets(&fe, &from_server(LOCAL).flags(ACK | FIN));
+    fe.counted();
+    for (number, data) in [&b""[..], b"odd", b"even"].into_iter().enumerate() {
+        let next = START + 3000 + number as u32;
+        let challenge = Segment::ack(client(), server(), 77_000, next).timestamps(8, 9).payload(data);
+        let out = fe.fe_in(&challenge);
+        assert_eq!(out.verdict, REDIRECT);
+        let reset = Segment::ack(server(), client(), next, 77_000).flags(ACK | RST).timestamps(8, 9);
+        assert_eq!(out.segment(), Segment { window: challenge.window, ..reset });
+        assert_eq!(out.frame[..12], [&challenge.to_frame()[6..12], &challenge.to_frame()[..6]].concat());
+        assert_eq!(fe.counted(), once(&["fe_in_ended"]));
+        let repeated = resets(&fe, &from_server(LOCAL).flags(ACK | FIN));
+        assert_eq!(repeated[0].seq, next, "and the next repetition knows");
+        fe.counted();
+    }
+    assert_eq!(fe.fe_in(&Segment::ack(client(), server(), 77_000, START + 3002).flags(RST)).verdict, PASS);
+    assert_eq!(fe.counted(), once(&["fe_in_both"]), "no reset for a reset");
+}
+
+/// The server has given the region up, and not its connection: what its client says is its kernel's.
+#[test]
+fn a_cancelled_region_alone_answers_nobody() {
+    let mut fe = frontend!(cancelled());
+    assert_eq!(fe.fe_in(&Segment::ack(client(), server(), 77_000, START + 3000)).verdict, PASS);
+    assert_eq!(fe.counted(), once(&["fe_in_server"]));
+}
+
+#[test]
+fn a_reset_goes_where_the_client_takes_it_or_says_where_it_would() {
     for (flow, counted) in [(active(), &["fe_out_rst_moved", "fe_cancelled"][..]), (cancelled(), &["fe_out_rst_moved"])]
     {
         let mut fe = frontend!(flow);
-        let out = fe.fe_out(&from_server(LOCAL).flags(RST | ACK));
-        assert_eq!(out.segment(), from_server(START + 2000).flags(RST | ACK));
+        let sent = resets(&fe, &from_server(LOCAL).flags(RST | ACK));
+        assert_eq!(sent, at_each_place(&from_server(0).flags(RST | ACK)));
         assert_eq!(fe.counted(), once(counted));
         assert!(u32::from(fe.flow().flags) & FLOW_RESET != 0);
         // The kernel answers what still comes with resets made of the client's own numbers.
@@ -157,7 +203,7 @@ fn after_a_cancel_only_acks_and_resets_leave() {
     assert_eq!(fe.fe_out(&from_server(LOCAL).payload(b"x")).verdict, SHOT);
     assert_eq!(fe.fe_out(&from_server(LOCAL - 100).payload(&[7; 100])).verdict, SHOT);
     assert_eq!(fe.counted(), [("fe_drop_early_write", 2)].into());
-    assert_eq!(fe.fe_out(&from_server(LOCAL)).segment(), from_server(START + 2000 + (700 << 3)));
+    assert_eq!(fe.fe_out(&from_server(LOCAL)).segment(), from_server(EDGE));
 }
 
 #[test]

@@ -190,6 +190,14 @@ impl Hosts {
         dropped.and_then(|number| number.parse().ok()).expect("tc -s says how many")
     }
 
+    /// What the client sends is lost from here on, or arrives again. It gets what others send.
+    pub fn client_is_heard(&self, heard: bool) {
+        // A bucket that no packet fits into.
+        let add = ["add", "dev", "uplink", "root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"];
+        let arguments = if heard { &["del", "dev", "uplink", "root"][..] } else { &add };
+        self.client.run(|| run("tc", &[&["qdisc"], arguments].concat())).expect("setns");
+    }
+
     /// One packet for each segment.
     pub fn without_segmentation_offload(&self) {
         self.offload(&["tso", "off", "gso", "off", "gro", "off"]);

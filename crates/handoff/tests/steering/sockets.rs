@@ -251,6 +251,38 @@ fn a_server_that_leaves_in_the_middle_resets_its_client() {
     assert!(steered.count("fe_cancelled") == 1 && steered.count("fe_out_fin_to_rst") >= 1);
 }
 
+/// The client has more than the frontend was told: all its ACKs were lost, and nobody sends anything that draws another.
+fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect_and_send_header();
+    client.write_all(b"next").expect("a request, and with it the ACK of the header");
+    server.read_exact(&mut [0; 4]).expect("the request");
+    steered.hosts.client_is_heard(false);
+    begin(&server, 1, 1 << 20).expect("SHUNT_BEGIN");
+    let begun = steered.answer();
+    let part = payload(1, 10_000);
+    let sending = steered.send(&begun, &part);
+    expect(&mut client, &part);
+    sending.finish();
+    steered.hosts.client_is_heard(true);
+    assert_eq!(steered.state(&server).acked, 0, "the frontend has heard nothing");
+    end(server);
+    let error = client.read(&mut [0]).expect_err("a part of a response");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_client_whose_last_acks_were_lost_is_reset_by_a_close() {
+    reset_after_lost_acks(drop);
+}
+
+#[test]
+fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
+    reset_after_lost_acks(|server| {
+        rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).expect("SO_LINGER");
+    });
+}
+
 #[test]
 fn a_client_that_resets_is_reported() {
     let Some(mut steered) = Steered::new() else { return };

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Resets that reach whoever they are for.
+ *
+ * A receiver takes a reset at its next sequence number alone (RFC 5961, 3.2). The frontend knows of
+ * that number what the client has acknowledged, and where the last ACK was lost the client's is
+ * further on: a reset before it is an old segment, which it drops without a word, and its sender
+ * repeats that one forever. A reset elsewhere in the window it answers by an ACK of its next
+ * sequence number (challenge ACK). So a reset goes to three places:
+ *
+ *   client_ack    the next, where nothing was lost
+ *   edge - 1      the last byte that the client has room for: in its window, wherever the next is,
+ *                 and it says so
+ *   edge          the next, where all of the window has arrived
+ *
+ * and what the client says then is answered with a reset at the very number: by the frontend's
+ * kernel where its socket is gone, by fe_in where it is closed and waits.
+ */
+#ifndef RESET_H
+#define RESET_H
+
+/* skb->mark of a clone that is a reset already. */
+#define RESET_MARK 0x534a0000
+
+/* Makes a packet the reset that answers it. The caller brings the checksums up to date. */
+static __always_inline bool turn_around(struct __sk_buff *skb, const struct packet *p,
+                                        struct edit *e)
+{
+    struct ethhdr *eth = (void *) (long) skb->data;
+    __u8 from[ETH_ALEN];
+
+    if ((void *) (eth + 1) > (void *) (long) skb->data_end)
+        return false;
+    __builtin_memcpy(from, eth->h_source, sizeof(from));
+    __builtin_memcpy(eth->h_source, eth->h_dest, sizeof(from));
+    __builtin_memcpy(eth->h_dest, from, sizeof(from));
+    if (!put_address(skb, p, e, SOURCE, p->destination) ||
+        !put_address(skb, p, e, DESTINATION, p->source))
+        return false;
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    put16(&e->plain, &tcp->source, p->destination_port);
+    put16(&e->plain, &tcp->dest, p->source_port);
+    put32(&e->plain, &tcp->seq, bpf_htonl(p->ack));
+    put32(&e->plain, &tcp->ack_seq, bpf_htonl(p->seq));
+    put_flags(e, tcp, TH_FIN | TH_PSH | TH_URG, TH_RST | TH_ACK);
+    return true;
+}
+
+/* Sends a client its own packet back. */
+static __noinline int answer_with_reset(struct __sk_buff *skb, const struct packet *p)
+{
+    struct edit e = {};
+
+    if (!turn_around(skb, p, &e) || !put_fresh_ttl(skb, p))
+        return TC_ACT_SHOT;
+    if (p->payload_bytes ? cut_payload(skb, p, &e) : !sums_follow(skb, p, &e))
+        return TC_ACT_SHOT;
+    return bpf_redirect(skb->ifindex, 0);
+}
+
+static __noinline bool move_seq(struct __sk_buff *skb, const struct packet *p, __u32 seq)
+{
+    struct edit e = {};
+    struct tcphdr *tcp = tcp_header(skb, p);
+    if (!tcp)
+        return false;
+    put32(&e.plain, &tcp->seq, bpf_htonl(seq));
+    return sums_follow(skb, p, &e);
+}
+
+/* Of a reset as it leaves: it goes out as it is, and to both sides of `edge`. What a full queue
+ * drops is sent again. */
+static __noinline bool spread_reset(struct __sk_buff *skb, const struct packet *p, __u32 edge)
+{
+    __u32 mark = skb->mark;
+
+    skb->mark = RESET_MARK;
+    bpf_clone_redirect(skb, skb->ifindex, 0);
+    bool moved = move_seq(skb, p, edge - 1);
+    if (moved) {
+        bpf_clone_redirect(skb, skb->ifindex, 0);
+        moved = move_seq(skb, p, edge);
+    }
+    skb->mark = mark;
+    return moved;
+}
+
+#endif
