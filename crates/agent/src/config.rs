@@ -18,6 +18,9 @@ use crate::speaks_for::{SpeaksFor, can_be_client};
 /// So many heartbeats without a word, and the peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
 
+/// More of them, and what waits for a machine that is lost waits for minutes.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
+
 /// A configuration that makes sense.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -292,6 +295,9 @@ impl Config {
         if self.heartbeat < Duration::from_millis(50) {
             return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
         }
+        if self.heartbeat > HEARTBEAT_MAX {
+            return Some("heartbeat is longer than 10s: clients would give up before a lost machine is noticed".into());
+        }
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
             return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
         }
@@ -404,7 +410,9 @@ mod tests {
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
-            (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "heartbeat"),
+            (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),
+            (GOOD.replace("listen", "heartbeat = \"11s\"\nlisten"), "longer than 10s"),
+            (GOOD.replace("listen", "heartbeat = \"500000000000years\"\nlisten"), "heartbeat"),
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
             (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
             (GOOD.split("[backend]").next().unwrap().into(), "neither"),

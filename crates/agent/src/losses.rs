@@ -28,8 +28,12 @@ struct Watched {
 }
 
 impl Watched {
+    /// From the connection's last packet on: a machine that is cut off has been silent on it for as long as it took to
+    /// find that out. The silence of a client that takes nothing does not count.
     fn new(region: ActiveRegion, now: Instant) -> Self {
-        Self { region, due: now + GRACE + region.round_trip * GRACE_ROUND_TRIPS }
+        let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
+        let silent_since = now.checked_sub(silence).unwrap_or(now);
+        Self { region, due: silent_since + GRACE + region.round_trip * GRACE_ROUND_TRIPS }
     }
 
     /// What it is `now`; `true` where its server has to be told.
@@ -100,7 +104,8 @@ mod tests {
 
     fn region(acked: u64, is_shut: bool) -> ActiveRegion {
         let round_trip = Duration::from_millis(50);
-        ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip }
+        let quiet = Duration::ZERO;
+        ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip, quiet }
     }
 
     #[test]
@@ -126,11 +131,23 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_silent_before_has_less_time_left() {
+        let start = Instant::now();
+        let quiet = Duration::from_millis(400);
+        let mut watched = Watched::new(ActiveRegion { quiet, ..region(7, false) }, start);
+        let due = start + GRACE + 4 * Duration::from_millis(50) - quiet;
+        assert!(!watched.look(region(7, false), due - Duration::from_millis(1)));
+        assert!(watched.look(region(7, false), due));
+        let long = Duration::from_secs(5);
+        assert!(Watched::new(ActiveRegion { quiet: long, ..region(7, false) }, start).look(region(7, false), start));
+    }
+
+    #[test]
     fn a_client_that_takes_nothing_is_no_sign_of_a_loss() {
         let start = Instant::now();
         let mut watched = Watched::new(region(7, false), start);
         let later = start + Duration::from_secs(60);
-        assert!(!watched.look(region(7, true), later));
+        assert!(!watched.look(ActiveRegion { quiet: later - start, ..region(7, true) }, later));
         assert!(!watched.look(region(7, false), later + GRACE), "from when it takes bytes again");
         assert!(watched.look(region(7, false), later + GRACE + 4 * Duration::from_millis(50)));
     }

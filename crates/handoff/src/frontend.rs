@@ -55,6 +55,8 @@ pub struct ActiveRegion {
     pub is_shut: bool,
     /// Of the connection when the region began.
     pub round_trip: Duration,
+    /// How long no packet of either side has passed.
+    pub quiet: Duration,
 }
 
 impl ActiveRegion {
@@ -68,6 +70,7 @@ impl ActiveRegion {
             acked: flow.spaces.acked,
             is_shut: window < u32::from(flow.mss),
             round_trip: Duration::from_micros(flow.srtt_us.into()),
+            quiet: Duration::from_nanos(monotonic_ns().saturating_sub(flow.last_seen_ns)),
         })
     }
 }
@@ -321,6 +324,10 @@ mod tests {
         flow.spaces.breaks[0].peer = 9;
         let region = ActiveRegion::of(FlowKey::default(), &flow).unwrap();
         assert_eq!((region.peer, region.acked, region.is_shut), (9, 77, false));
+        flow.last_seen_ns = u64::MAX;
+        assert_eq!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().quiet, Duration::ZERO, "a packet just now");
+        flow.last_seen_ns = monotonic_ns() - 3_000_000_000;
+        assert!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().quiet >= Duration::from_secs(3));
         flow.client_window = 1;
         assert!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().is_shut);
         flow.spaces.status = 2;
