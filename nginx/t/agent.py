@@ -287,7 +287,10 @@ class Agent:
         """Of a client's socket that has moved on: they would keep nginx's reset from leaving, too."""
         def ends(fd):
             with socket.socket(fileno=os.dup(fd)) as s:
-                return s.getpeername()
+                try:
+                    return s.getpeername()
+                except OSError:  # reset
+                    return None
 
         for handoff in [h for h, other in self.sockets.items() if ends(other) == ends(fd)]:
             os.close(self.sockets.pop(handoff))

@@ -50,7 +50,7 @@ class Limits(Base):
         self.agent.close()
         old, self.agent = self.agent, agents.Agent(self.dir)
         self.until(lambda: self.agent.workers >= 2)
-        self.assertEqual(self.agent.handoffs(), 2)
+        self.until(lambda: self.agent.handoffs() == 2)
         for c in clients[1:]:
             c.s.close(), c.f.close()
         self.until(lambda: self.agent.handoffs() == 0)
