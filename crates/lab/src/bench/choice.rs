@@ -55,6 +55,25 @@ pub(super) struct Choice {
 }
 
 impl Choice {
+    /// Does what they ask for: lists the cases, or has one profiled, or has them measured and written.
+    pub(super) fn run<C: Subject>(
+        &self,
+        profile: impl FnOnce(C) -> Result<()>,
+        measure: impl FnOnce(&[C]) -> Result<Outcome>,
+    ) -> Result<()> {
+        let cases = self.cases()?;
+        if self.list {
+            print!("{}", show::list(&cases, Paint::of(&std::io::stdout())));
+            return Ok(());
+        }
+        ensure_two_cores()?;
+        if let Some(case) = self.profiled()? {
+            return profile(case);
+        }
+        self.check_files()?;
+        self.write(&[measure(&cases)?])
+    }
+
     pub(super) fn effort(&self) -> Effort {
         if self.quick { Effort::Quick } else { Effort::Full }
     }
@@ -75,7 +94,7 @@ impl Choice {
     }
 
     /// The case to profile, if one is.
-    pub(super) fn profiled<C: Subject>(&self) -> Result<Option<C>> {
+    fn profiled<C: Subject>(&self) -> Result<Option<C>> {
         let parse = |name: &String| C::parse(name).with_context(|| format!("no case {name:?}; --list shows them"));
         self.profile.as_ref().map(parse).transpose()
     }

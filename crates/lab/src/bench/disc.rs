@@ -7,12 +7,12 @@ use clap::Args;
 
 use super::bed::{Plan, with_bed};
 use super::case::{Case, Shape};
-use super::choice::{Choice, Subject, ensure_two_cores, once};
+use super::choice::{Choice, Subject, once};
 use super::limit::Limits;
 use super::outcome::{CaseOutcome, Outcome};
 use super::runs::{CONNECTIONS, Runner};
 use super::{profile, show, wan};
-use crate::report::{Paint, Progress};
+use crate::report::Progress;
 use crate::service::Options;
 
 /// `shunt bench disc`
@@ -30,17 +30,7 @@ pub struct Disc {
 
 impl Disc {
     pub(super) fn run(&self) -> Result<()> {
-        let cases = self.choice.cases()?;
-        if self.choice.list {
-            print!("{}", show::list(&cases, Paint::of(&std::io::stdout())));
-            return Ok(());
-        }
-        ensure_two_cores()?;
-        if let Some(case) = self.choice.profiled()? {
-            return self.profile(case);
-        }
-        self.choice.check_files()?;
-        self.choice.write(&[self.measure(&cases)?])
+        self.choice.run(|case| self.profile(case), |cases| self.measure(cases))
     }
 
     fn ours(&self) -> Options {

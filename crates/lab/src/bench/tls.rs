@@ -12,10 +12,10 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::bed::{Plan, with_bed};
-use super::choice::{Choice, Subject, ensure_two_cores, once};
+use super::choice::{Choice, Subject, once};
 use super::outcome::Outcome;
 use super::{profile, show};
-use crate::report::{Paint, Progress};
+use crate::report::Progress;
 use crate::service::{Options, Settings};
 use case::Case;
 
@@ -28,17 +28,8 @@ pub struct Tls {
 
 impl Tls {
     pub(super) fn run(&self) -> Result<()> {
-        let cases = self.choice.cases()?;
-        if self.choice.list {
-            print!("{}", show::list(&cases, Paint::of(&std::io::stdout())));
-            return Ok(());
-        }
-        ensure_two_cores()?;
-        if let Some(case) = self.choice.profiled::<Case>()? {
-            return profile::run(case, plan(case), |bed, side, time| runs::load_placed(bed, case, side, time));
-        }
-        self.choice.check_files()?;
-        self.choice.write(&[self.measure(&cases)?])
+        let profile = |case| profile::run(case, plan(case), |bed, side, time| runs::load_placed(bed, case, side, time));
+        self.choice.run(profile, |cases| self.measure(cases))
     }
 
     /// Every case.

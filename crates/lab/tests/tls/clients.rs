@@ -10,6 +10,21 @@ use crate::bed::{Before, FILES, authority, compare, on_tls, urls};
 use crate::client::{Client, Target};
 use crate::service::may_run;
 
+/// A program that writes the body of each URL, its last arguments, into a file of its number makes one connection, and
+/// every body is a shortcut. It is told the directory, and whom to trust.
+fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
+    on_tls(0, |service| {
+        let (urls, authority) = (urls(service, 14), authority(service));
+        let counted = compare(service, &urls, |client, directory| {
+            let mut command = program(directory, &authority);
+            command.args(urls.iter().map(|(_, url)| url));
+            client.check(command).context("a client that scripts/install-packages installs").map(drop)
+        })?;
+        counted.ensure_one_connection()?;
+        counted.ensure("shortcuts", urls.len())
+    })
+}
+
 /// curl fetches all URLs over one connection.
 fn curl(client: &Host, authority: &Path, urls: &[(String, String)], directory: &str, more: &[&str]) -> Result<()> {
     let mut curl = Command::new("curl");
@@ -102,15 +117,10 @@ fn python_requests_over_one_connection() -> Result<()> {
     if !may_run("python_requests_over_one_connection") {
         return Ok(());
     }
-    on_tls(0, |service| {
-        let (urls, authority) = (urls(service, 14), authority(service));
-        let counted = compare(service, &urls, |client, directory| {
-            let mut python = Command::new("/usr/bin/python3");
-            python.args(["-c", REQUESTS, directory]).arg(&authority).args(urls.iter().map(|(_, url)| url));
-            client.check(python).map(drop)
-        })?;
-        counted.ensure_one_connection()?;
-        counted.ensure("shortcuts", urls.len())
+    over_one_connection(|directory, authority| {
+        let mut python = Command::new("/usr/bin/python3");
+        python.args(["-c", REQUESTS, directory]).arg(authority);
+        python
     })
 }
 
@@ -135,15 +145,10 @@ fn node_over_one_connection() -> Result<()> {
     if !may_run("node_over_one_connection") {
         return Ok(());
     }
-    on_tls(0, |service| {
-        let (urls, authority) = (urls(service, 14), authority(service));
-        let counted = compare(service, &urls, |client, directory| {
-            let mut node = Command::new("node");
-            node.args(["-e", NODE, directory]).arg(&authority).args(urls.iter().map(|(_, url)| url));
-            client.check(node).map(drop)
-        })?;
-        counted.ensure_one_connection()?;
-        counted.ensure("shortcuts", urls.len())
+    over_one_connection(|directory, authority| {
+        let mut node = Command::new("node");
+        node.args(["-e", NODE, directory]).arg(authority);
+        node
     })
 }
 
@@ -157,15 +162,10 @@ fn go_over_one_client() -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go/get.go");
     let status = Command::new("go").args(["build", "-o"]).arg(&program).arg(source).status().context("running go")?;
     ensure!(status.success(), "go build failed");
-    on_tls(0, |service| {
-        let (urls, authority) = (urls(service, 14), authority(service));
-        let counted = compare(service, &urls, |client, directory| {
-            let mut go = Command::new(&program);
-            go.env("SSL_CERT_FILE", &authority).arg(directory).args(urls.iter().map(|(_, url)| url));
-            client.check(go).map(drop)
-        })?;
-        counted.ensure_one_connection()?;
-        counted.ensure("shortcuts", urls.len())
+    over_one_connection(|directory, authority| {
+        let mut go = Command::new(&program);
+        go.env("SSL_CERT_FILE", authority).arg(directory);
+        go
     })
 }
 
@@ -262,14 +262,9 @@ fn java_over_one_connection() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let source = directory.path().join("Get.java");
     std::fs::write(&source, JAVA)?;
-    on_tls(0, |service| {
-        let (urls, authority) = (urls(service, 14), authority(service));
-        let counted = compare(service, &urls, |client, directory| {
-            let mut java = Command::new("java");
-            java.arg(&source).arg(directory).arg(&authority).args(urls.iter().map(|(_, url)| url));
-            client.check(java).map(drop)
-        })?;
-        counted.ensure_one_connection()?;
-        counted.ensure("shortcuts", urls.len())
+    over_one_connection(|directory, authority| {
+        let mut java = Command::new("java");
+        java.arg(&source).arg(directory).arg(authority);
+        java
     })
 }
