@@ -90,6 +90,9 @@ pub struct TlsConfig {
     pub key: PathBuf,
     /// The authority that signs the certificates of all agents.
     pub ca: PathBuf,
+    /// Its list of certificates that are good no longer, if it makes one; of each authority one, where there are more.
+    #[serde(default)]
+    pub crl: Option<PathBuf>,
 }
 
 /// `[frontend]`

@@ -4,6 +4,8 @@
 //! (`ca`), and nothing else: not an address, and not what it says of itself. Sessions are not resumed, so that each
 //! connection has both certificates checked by the files as they were read last.
 
+mod trust;
+
 use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,12 +17,14 @@ use rustls::client::{Resumption, verify_server_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
+use x509_parser::time::ASN1Time;
 
 use crate::config::TlsConfig;
+use trust::Trust;
 
 /// So that a certificate's holder cannot be led to speak another protocol (RFC 7301; ALPACA).
 pub const ALPN: &[u8] = b"shunt/1";
@@ -81,6 +85,7 @@ pub enum CredentialsError {
 pub struct Credentials {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
+    trust: Trust,
     not_after: SystemTime,
 }
 
@@ -96,12 +101,13 @@ impl Credentials {
             return Err(CredentialsError::Name { path: config.certificate.clone(), name: name.into() });
         }
         let key = private_key(&config.key)?;
-        let roots = Arc::new(authority(&config.ca)?);
         let not_after = not_after(&first).ok_or_else(|| no_certificate(&config.certificate))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let trust = Trust::read(config, &provider)?;
         Ok(Self {
-            client: Arc::new(client(&provider, &roots, chain.clone(), key.clone_key())?),
-            server: Arc::new(server(&provider, roots, chain, key, &config.ca)?),
+            client: Arc::new(client(&provider, &trust, chain.clone(), key.clone_key())?),
+            server: Arc::new(server(&provider, &trust, chain, key)?),
+            trust,
             not_after,
         })
     }
@@ -123,6 +129,15 @@ impl Credentials {
         ServerConnection::new(self.server.clone())
     }
 
+    /// Whether the agent of that name, at the other end of a connection that began with other credentials, is let in by
+    /// these.
+    ///
+    /// # Errors
+    /// Why not: its certificate is revoked, has ended, or is of an authority that is none any more.
+    pub fn accepts(&self, connection: &Connection, name: &str) -> Result<(), rustls::Error> {
+        self.trust.accepts(connection, name)
+    }
+
     /// Seconds until our certificate ends, negative after.
     pub fn seconds_left(&self, now: SystemTime) -> i64 {
         match self.not_after.duration_since(now) {
@@ -131,7 +146,7 @@ impl Credentials {
         }
     }
 
-    /// What an operator should hear about our certificate's end.
+    /// What an operator should hear about our certificate's end, and the list's.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         let left = self.seconds_left(now);
         let advice = "issue another and send SIGHUP";
@@ -140,6 +155,9 @@ impl Credentials {
             _ if (left as u64) < SOON.as_secs() => {
                 Some(format!("our certificate expires in {} hours: {advice}", left / 3600))
             }
+            _ if self.trust.next_list.is_some_and(|next| next < now) => Some(
+                "the authority should have made a newer list of revoked certificates: fetch it and send SIGHUP".into(),
+            ),
             _ => None,
         }
     }
@@ -167,13 +185,13 @@ pub fn server_name(name: &str) -> Option<ServerName<'_>> {
 
 fn client(
     provider: &Arc<CryptoProvider>,
-    roots: &Arc<RootCertStore>,
+    trust: &Trust,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<ClientConfig, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots.clone())
+        .with_webpki_verifier(trust.servers.clone())
         .with_client_auth_cert(chain, key)?;
     config.resumption = Resumption::disabled();
     config.alpn_protocols = vec![ALPN.to_vec()];
@@ -182,17 +200,13 @@ fn client(
 
 fn server(
     provider: &Arc<CryptoProvider>,
-    roots: Arc<RootCertStore>,
+    trust: &Trust,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    ca: &Path,
-) -> Result<ServerConfig, CredentialsError> {
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
-        .build()
-        .map_err(|error| CredentialsError::Authority { path: ca.into(), error })?;
+) -> Result<ServerConfig, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(trust.clients.clone())
         .with_single_cert(chain, key)?;
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![ALPN.to_vec()];
@@ -222,19 +236,14 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())
 }
 
-fn authority(path: &Path) -> Result<RootCertStore, CredentialsError> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(path)? {
-        roots.add(certificate)?;
-    }
-    if roots.is_empty() { Err(no_certificate(path)) } else { Ok(roots) }
-}
-
 /// The end of its validity, which rustls checks but does not tell.
 fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    let seconds = parsed.validity().not_after.timestamp();
-    Some(UNIX_EPOCH + Duration::from_secs(seconds.max(0) as u64))
+    Some(time_of(parsed.validity().not_after))
+}
+
+fn time_of(time: ASN1Time) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(time.timestamp().max(0) as u64)
 }
 
 #[cfg(test)]
@@ -246,7 +255,8 @@ mod tests {
     fn issued(directory: &Path, name: &str) -> TlsConfig {
         let authority = Authority::create(directory).unwrap();
         let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
-        TlsConfig { certificate: files.certificate, key: files.key, ca: authority.certificate() }
+        let (ca, crl) = (authority.certificate(), Some(authority.list()));
+        TlsConfig { certificate: files.certificate, key: files.key, ca, crl }
     }
 
     #[test]
@@ -273,6 +283,8 @@ mod tests {
         let no_key = TlsConfig { key: ours.ca.clone(), ..ours.clone() };
         std::fs::set_permissions(&no_key.key, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(said(&no_key, "fe1").contains("no private key"));
+        let no_list = TlsConfig { crl: Some(ours.ca.clone()), ..ours.clone() };
+        assert!(said(&no_list, "fe1").contains("ca.pem holds no list of revoked certificates"));
         let mixed = TlsConfig { key: other.key, ..ours };
         assert!(said(&mixed, "fe1").contains("[tls]"), "a key of another certificate");
     }
@@ -286,6 +298,18 @@ mod tests {
         assert!(credentials.warning(now).unwrap().contains("expires in 23 hours"));
         assert!(credentials.warning(now + Duration::from_secs(86_401)).unwrap().contains("has expired"));
         assert_eq!(credentials.warning(now - SOON), None);
+        let old = Credentials {
+            trust: Trust { next_list: Some(now), ..credentials.trust },
+            not_after: now + SOON,
+            ..credentials
+        };
+        assert!(
+            old.warning(now + Duration::from_secs(1)).is_some_and(|text| text.contains("expires in")),
+            "the end first"
+        );
+        let old = Credentials { not_after: now + 2 * SOON, ..old };
+        assert!(old.warning(now + Duration::from_secs(1)).unwrap().contains("newer list"));
+        assert_eq!(old.warning(now - Duration::from_secs(1)), None);
     }
 
     #[test]

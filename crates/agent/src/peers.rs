@@ -273,6 +273,20 @@ impl Agent {
         }
     }
 
+    /// After a change of what we trust: ends the sessions that could not begin now.
+    pub(crate) fn recheck_sessions(&mut self) {
+        for index in 0..self.peers.len() {
+            let peer = &self.peers[index];
+            let Link::Up(session) = &peer.link else {
+                continue;
+            };
+            if let Err(error) = session.transport.is_good_for(&self.credentials, &peer.name) {
+                self.counts.strangers += 1;
+                self.lose_peer(index, &format!("its certificate is no longer good: {error}"));
+            }
+        }
+    }
+
     /// A session that the other side began. It replaces one that we believe is there: the other side knows better.
     pub(crate) fn admit(&mut self, incoming: Incoming, hello: &Hello) {
         let found = self.peer_of(&incoming, hello);

@@ -15,7 +15,7 @@ use rustls::{ClientConnection, Connection, ServerConnection};
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Frame;
 
-use crate::credentials::{self, ALPN};
+use crate::credentials::{self, ALPN, Credentials};
 
 /// Most bytes that wait for a peer that does not read.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
@@ -24,8 +24,6 @@ const INPUT_BYTES: usize = 16 << 10;
 const READ_BYTES: usize = 4096;
 /// Reads in one turn, where each was full.
 const READS: usize = 4;
-/// So many decrypted bytes, and they are given out before more is read.
-const ENOUGH_BYTES: usize = 8 << 10;
 
 /// Why a connection between agents ended.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +96,14 @@ impl Transport {
         !self.tls.is_handshaking() && certificate.is_some_and(|certificate| credentials::names(certificate, name))
     }
 
+    /// Whether these credentials would let the other end in, as those did that it began with.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn is_good_for(&self, credentials: &Credentials, name: &str) -> Result<(), TransportError> {
+        Ok(credentials.accepts(&self.tls, name)?)
+    }
+
     /// What a pending connect came to, once the socket is writable.
     ///
     /// # Errors
@@ -141,26 +147,25 @@ impl Transport {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => break,
                 Err(error) => return Err(error.into()),
             };
-            // rustls reads no more while it holds a record's worth that nobody has taken.
-            if self.decrypt()? >= ENOUGH_BYTES || bytes < READ_BYTES {
+            self.decrypt()?;
+            if bytes < READ_BYTES {
                 break;
             }
         }
         Ok(())
     }
 
-    /// How many bytes there are to take then.
-    fn decrypt(&mut self) -> Result<usize, TransportError> {
+    fn decrypt(&mut self) -> Result<(), TransportError> {
         let processed = self.tls.process_new_packets();
         if processed.is_err() {
             // An alert tells the other end why.
             let _ = self.tls.write_tls(&mut self.stream);
         }
-        let waiting = processed?.plaintext_bytes_to_read();
+        processed?;
         if !self.tls.is_handshaking() && self.tls.alpn_protocol() != Some(ALPN) {
             return Err(rustls::Error::NoApplicationProtocol.into());
         }
-        Ok(waiting)
+        Ok(())
     }
 
     /// The next whole frame of what was read.
@@ -297,8 +302,7 @@ impl Transport {
 mod tests {
     use super::*;
     use crate::config::TlsConfig;
-    use crate::credentials::Credentials;
-    use shunt_ca::{Authority, Request};
+    use shunt_ca::{Authority, Files, Request};
     use shunt_wire::peer::{Ended, HEADER_BYTES};
     use std::net::TcpListener;
 
@@ -306,8 +310,12 @@ mod tests {
 
     fn credentials(authority: &Authority, name: &str) -> Credentials {
         let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
-        let config = TlsConfig { certificate: files.certificate, key: files.key, ca: authority.certificate() };
-        Credentials::read(&config, name).unwrap()
+        read(authority, files, name)
+    }
+
+    fn read(authority: &Authority, files: Files, name: &str) -> Credentials {
+        let (ca, crl) = (authority.certificate(), Some(authority.list()));
+        Credentials::read(&TlsConfig { certificate: files.certificate, key: files.key, ca, crl }, name).unwrap()
     }
 
     /// The side that dials, the side that accepts; the first believes to talk to "be1".
@@ -333,10 +341,45 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create(dir.path()).unwrap();
         let (mut one, mut other) = pair(&credentials(&authority, "fe1"), &credentials(&authority, "be1"));
-        while one.tls.is_handshaking() || other.tls.is_handshaking() {
-            turn(&mut one, &mut other).unwrap();
-        }
+        assert!(shake_hands(&mut one, &mut other).is_none());
         (one, other)
+    }
+
+    /// Until both have done their part, or one is refused: then why.
+    fn shake_hands(one: &mut Transport, other: &mut Transport) -> Option<TransportError> {
+        while one.tls.is_handshaking() || other.tls.is_handshaking() {
+            if let Err(error) = turn(one, other) {
+                return Some(error);
+            }
+        }
+        // TLS 1.3: the side that dials is done before the other has seen its certificate.
+        turn(one, other).err()
+    }
+
+    #[test]
+    fn a_revoked_certificate_is_refused_on_either_side_and_of_those_that_are_there() {
+        let is_revoked = |error: Option<TransportError>| {
+            let revoked = rustls::Error::InvalidCertificate(rustls::CertificateError::Revoked);
+            matches!(&error, Some(TransportError::Tls(error)) if *error == revoked)
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let (fe1, be1) = (credentials(&authority, "fe1"), credentials(&authority, "be1"));
+        let again = |name: &str| read(&authority, authority.files_of(name), name);
+        let (mut one, mut other) = pair(&fe1, &be1);
+        assert!(shake_hands(&mut one, &mut other).is_none());
+        assert!(one.is_good_for(&again("fe1"), "be1").is_ok() && other.is_good_for(&again("be1"), "fe1").is_ok());
+
+        authority.revoke("be1").unwrap();
+        assert!(is_revoked(one.is_good_for(&again("fe1"), "be1").err()));
+        assert!(other.is_good_for(&again("be1"), "fe1").is_ok());
+        let (mut dialled, mut accepted) = pair(&again("fe1"), &be1);
+        assert!(is_revoked(shake_hands(&mut dialled, &mut accepted)));
+
+        authority.revoke("fe1").unwrap();
+        assert!(is_revoked(other.is_good_for(&again("be1"), "fe1").err()));
+        let (mut dialled, mut accepted) = pair(&fe1, &again("be1"));
+        assert!(is_revoked(shake_hands(&mut dialled, &mut accepted)));
     }
 
     fn ended(handoff: u64) -> Ended {

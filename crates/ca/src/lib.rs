@@ -3,14 +3,17 @@
 //! ```text
 //! DIR/ca.pem      certificate of the authority: every agent's `ca`
 //! DIR/ca.key      its key: stays here
+//! DIR/crl.pem     its list of certificates that are good no longer: every agent's `crl`
 //! DIR/NAME.pem    certificate of the agent NAME
 //! DIR/NAME.key    its key: goes to that machine, and is deleted here
 //! ```
 //!
-//! Nothing is ever overwritten, so that no command can take a running service's trust away. A certificate says one
+//! Nothing but that list is ever overwritten, so that no command can take a running service's trust away by mistake. A certificate says one
 //! thing: its holder is the agent of that name (a DNS name in subjectAltName, RFC 5280, 4.2.1.6), towards those who ask
 //! and those who are asked alike.
 #![forbid(unsafe_code)]
+
+mod revoked;
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -24,6 +27,8 @@ use rcgen::{
 };
 use shunt_wire::peer::is_name;
 use time::{Duration, OffsetDateTime};
+
+use revoked::Revoked;
 
 const AUTHORITY: &str = "ca";
 const AUTHORITY_DAYS: u32 = 3650;
@@ -57,6 +62,17 @@ pub enum CaError {
         path: PathBuf,
         /// What is wrong.
         error: rcgen::Error,
+    },
+    /// What is there is no list of revoked certificates.
+    #[error("{0} is not what `shunt ca init` and `shunt ca revoke` write")]
+    NotAList(PathBuf),
+    /// No certificate to revoke.
+    #[error("{path}: {error}; name an agent that `shunt ca issue` made a certificate for")]
+    NotIssued {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        error: String,
     },
     /// A file or directory cannot be written.
     #[error("cannot write {path}: {error}")]
@@ -130,7 +146,9 @@ impl Authority {
         good_for(&mut params, AUTHORITY_DAYS);
         let certificate = params.self_signed(&key)?;
         Files::of(directory, AUTHORITY).write(&certificate.pem(), &key)?;
-        Ok(Self { directory: directory.into() })
+        let authority = Self { directory: directory.into() };
+        write_new(&authority.list(), 0o644, &Revoked::none().sign(&authority.issuer()?)?)?;
+        Ok(authority)
     }
 
     /// The authority that [`Authority::create`] made in a directory.
@@ -142,6 +160,28 @@ impl Authority {
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         Files::of(&self.directory, AUTHORITY).certificate
+    }
+
+    /// Its list of certificates that are good no longer.
+    #[must_use]
+    pub fn list(&self) -> PathBuf {
+        self.directory.join("crl.pem")
+    }
+
+    /// Puts an agent's certificate on the list: how many are on it then.
+    ///
+    /// # Errors
+    /// See [`CaError`]. The list is as it was then.
+    pub fn revoke(&self, name: &str) -> Result<usize, CaError> {
+        if !is_name(name) || name == AUTHORITY {
+            return Err(CaError::Name(name.into()));
+        }
+        let issuer = self.issuer()?;
+        let mut revoked = Revoked::read(&self.list())?;
+        revoked.add(&self.files_of(name).certificate)?;
+        let count = revoked.len();
+        replace(&self.list(), &revoked.sign(&issuer)?)?;
+        Ok(count)
     }
 
     /// Where the certificate and key of an agent are, once they are issued.
@@ -169,8 +209,6 @@ impl Authority {
 
     fn issuer(&self) -> Result<Issuer<'static, KeyPair>, CaError> {
         let own = Files::of(&self.directory, AUTHORITY);
-        let read =
-            |path: &Path| std::fs::read_to_string(path).map_err(|error| CaError::Missing { path: path.into(), error });
         let broken = |path: &Path| {
             let path = path.to_owned();
             move |error| CaError::Broken { path, error }
@@ -207,6 +245,18 @@ fn good_for(params: &mut CertificateParams, days: u32) {
     let now = OffsetDateTime::now_utc();
     params.not_before = now - CLOCKS_DIFFER;
     params.not_after = now + Duration::days(days.into());
+}
+
+fn read(path: &Path) -> Result<String, CaError> {
+    std::fs::read_to_string(path).map_err(|error| CaError::Missing { path: path.into(), error })
+}
+
+/// At once, for whoever reads it meanwhile.
+fn replace(path: &Path, text: &str) -> Result<(), CaError> {
+    let next = path.with_extension("new");
+    let _ = std::fs::remove_file(&next); // of a command that was interrupted
+    write_new(&next, 0o644, text)?;
+    std::fs::rename(&next, path).map_err(|error| CaError::Write { path: path.into(), error })
 }
 
 fn write_new(path: &Path, mode: u32, text: &str) -> Result<(), CaError> {
@@ -251,6 +301,33 @@ mod tests {
         let before = std::fs::read(&files.key).unwrap();
         assert!(matches!(authority.issue(&request("fe1")), Err(CaError::Exists(_))));
         assert_eq!(std::fs::read(&files.key).unwrap(), before);
+    }
+
+    #[test]
+    fn what_is_revoked_stays_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path()).unwrap();
+        let serials = || {
+            let text = std::fs::read(authority.list()).unwrap();
+            let (_, pem) = x509_parser::pem::parse_x509_pem(&text).unwrap();
+            let (_, list) = x509_parser::parse_x509_crl(&pem.contents).unwrap();
+            let serials: Vec<Vec<u8>> = list.iter_revoked_certificates().map(|one| one.raw_serial().to_vec()).collect();
+            (list.crl_number().unwrap().to_string(), serials)
+        };
+        assert_eq!(serials(), ("1".into(), vec![]));
+        for name in ["fe1", "be1", "be2"] {
+            authority.issue(&request(name)).unwrap();
+        }
+        assert_eq!(authority.revoke("be1").unwrap(), 1);
+        let (_, first) = serials();
+        assert_eq!(authority.revoke("fe1").unwrap(), 2);
+        assert_eq!(authority.revoke("be1").unwrap(), 2, "once is enough");
+        let (number, all) = serials();
+        assert_eq!((number.as_str(), all.len(), &all[0]), ("4", 2, &first[0]));
+        let before = std::fs::read(authority.list()).unwrap();
+        assert!(authority.revoke("be9").unwrap_err().to_string().contains("be9.pem"));
+        assert!(matches!(authority.revoke("ca"), Err(CaError::Name(_))));
+        assert_eq!(std::fs::read(authority.list()).unwrap(), before);
     }
 
     #[test]

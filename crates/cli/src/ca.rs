@@ -12,7 +12,7 @@ use shunt_ca::{Authority, Request};
 pub enum CaCommand {
     /// Make an authority in a directory
     ///
-    /// Writes DIR/ca.pem, its certificate, which every agent gets, and DIR/ca.key, its key, which stays: whoever has it
+    /// Writes DIR/ca.pem, its certificate, and DIR/crl.pem, its list of revoked ones, which every agent gets, and DIR/ca.key, its key, which stays: whoever has it
     /// can be any agent.
     Init(Init),
     /// Make a key and a certificate for an agent
@@ -20,6 +20,11 @@ pub enum CaCommand {
     /// Writes DIR/NAME.pem and DIR/NAME.key. The certificate says that its holder is the agent NAME, and nothing else:
     /// give the key to that machine alone.
     Issue(Issue),
+    /// Take an agent's certificate back
+    ///
+    /// Puts it on the list DIR/crl.pem, which agents read that name it as `crl`. Nobody can take a certificate off it:
+    /// issue another, once DIR/NAME.pem and DIR/NAME.key are moved away.
+    Revoke(Revoke),
 }
 
 /// `shunt ca init`
@@ -46,6 +51,16 @@ pub struct Issue {
     days: u32,
 }
 
+/// `shunt ca revoke`
+#[derive(Debug, Args)]
+pub struct Revoke {
+    /// Where `shunt ca init` made the authority
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The agent's name, as it was issued
+    name: String,
+}
+
 impl CaCommand {
     /// Runs the command.
     ///
@@ -55,6 +70,7 @@ impl CaCommand {
         match self {
             Self::Init(init) => init.run(),
             Self::Issue(issue) => issue.run(),
+            Self::Revoke(revoke) => revoke.run(),
         }
     }
 }
@@ -63,7 +79,7 @@ impl Init {
     fn run(self) -> Result<()> {
         let authority = Authority::create(&self.directory)?;
         let directory = self.directory.display();
-        println!("made    {}", authority.certificate().display());
+        println!("made    {} and {}", authority.certificate().display(), authority.list().display());
         println!("next    shunt ca issue {directory} NAME, for each machine's agent");
         println!("keep    {directory}/ca.key to yourself: whoever has it can be any agent");
         Ok(())
@@ -77,12 +93,24 @@ impl Issue {
         let files = authority.issue(&request)?;
         let (certificate, key) = (files.certificate.display(), files.key.display());
         println!("made    {certificate} and {key}, good for {} days", request.days);
-        println!("next    copy both and {} to /etc/shunt on {},", authority.certificate().display(), request.name);
+        let (ca, list) = (authority.certificate(), authority.list());
+        println!("next    copy both, {} and {} to /etc/shunt on {},", ca.display(), list.display(), request.name);
         println!("        name them in [tls] of its shuntd.toml, and delete the key here");
         println!(
             "        elsewhere: [[peer]] name = \"{}\" in the shuntd.toml of those that work with it",
             request.name
         );
+        Ok(())
+    }
+}
+
+impl Revoke {
+    fn run(self) -> Result<()> {
+        let authority = Authority::open(&self.directory);
+        let count = authority.revoke(&self.name)?;
+        let list = authority.list();
+        println!("made    {}: {count} revoked, {} among them", list.display(), self.name);
+        println!("next    copy it to each machine, where [tls] crl names it, and: systemctl reload shuntd");
         Ok(())
     }
 }

@@ -168,8 +168,9 @@ fn credentials(lab: &LabId, name: &str) -> Result<String> {
         issued => issued.with_context(|| format!("issuing a certificate for {name}"))?,
     };
     let path = |path: &Path| format!("\"{}\"", path.display());
-    let (certificate, key, ca) = (path(&files.certificate), path(&files.key), path(&authority.certificate()));
-    Ok(format!("\n[tls]\ncertificate = {certificate}\nkey = {key}\nca = {ca}\n"))
+    let (certificate, key) = (path(&files.certificate), path(&files.key));
+    let (ca, crl) = (path(&authority.certificate()), path(&authority.list()));
+    Ok(format!("\n[tls]\ncertificate = {certificate}\nkey = {key}\nca = {ca}\ncrl = {crl}\n"))
 }
 
 fn mount_bpffs() -> Result<()> {

@@ -29,7 +29,8 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
     let ask = || -> Result<Stats> {
         let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
-        rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).context("connecting")?;
+        rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?)
+            .context("connecting (is shuntd running? --socket names another)")?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL).context("asking")?;
         let mut answer = vec![0; ANSWER_BYTES];

@@ -1,0 +1,91 @@
+//! SIGHUP: the agent reads its certificates and the list of revoked ones again.
+
+mod service;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use service::held::{HELD_BYTES, Held};
+use service::{FILES, Running, may_run, start, start_on};
+use shunt_ca::{Authority, Request};
+use shunt_lab::{Host, Lab, Options, fetch};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn reload(service: &Running<'_>, host: &Host) -> Result<()> {
+    let agent = Pid::from_raw(service.service.agent(host)?.pid().cast_signed());
+    Ok(kill_process(agent.ok_or_else(|| anyhow::anyhow!("a process has a number"))?, Signal::HUP)?)
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !reached()? {
+        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Both agents' count of something since they began.
+fn count(service: &Running<'_>, what: &str) -> Result<u64> {
+    Ok(service.service.all_stats()?.count(what))
+}
+
+#[test]
+fn a_revoked_agent_is_turned_away_at_once() -> Result<()> {
+    if !may_run("a_revoked_agent_is_turned_away_at_once") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
+        service.still_good()?;
+        let authority = Authority::open(&service.lab.dir().join("ca"));
+        authority.revoke(backend.name())?;
+        reload(service, frontend)?;
+        until("its session ends", || Ok(service.frontend_stats()?.count("agent.sessions_lost") == 1))?;
+        // It comes again and again, and is refused.
+        until("it is refused", || Ok(service.frontend_stats()?.count("agent.strangers") >= 3))?;
+        let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+        service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)?;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("servers.shortcuts") == shortcuts, "a revoked backend sends: {:#}", stats.0);
+        ensure!(stats.count("agent.sessions") == 1, "it got another session: {:#}", stats.0["agent"]);
+
+        let old = authority.files_of(backend.name());
+        std::fs::remove_file(&old.certificate)?;
+        std::fs::remove_file(&old.key)?;
+        authority.issue(&Request { name: backend.name().to_owned(), addresses: Vec::new(), days: 1 })?;
+        reload(service, backend)?;
+        service.service.wait_for_agents()?;
+        service.still_good()
+    })
+}
+
+#[test]
+fn certificates_that_cannot_be_used_leave_all_as_it_was() -> Result<()> {
+    if !may_run("certificates_that_cannot_be_used_leave_all_as_it_was") {
+        return Ok(());
+    }
+    let files = [FILES, &[("held", HELD_BYTES)][..]].concat();
+    start_on(Lab::builder(), &files, Options::shunt(), |service| {
+        let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
+        let held = client.run(|| Held::ask(service, "held", ""))??;
+        let certificate = Authority::open(&service.lab.dir().join("ca")).files_of(frontend.name()).certificate;
+        let good = std::fs::read(&certificate)?;
+        reload(service, frontend)?;
+        std::fs::write(&certificate, "not a certificate\n")?;
+        for _ in 0..3 {
+            reload(service, frontend)?;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        client.run(|| held.finish(service))??;
+        ensure!(count(service, "agent.sessions_lost")? == 0, "a session ended");
+        // A session that begins from here still has the old ones.
+        service.service.kill_agent(backend)?;
+        service.service.restart_agent(backend)?;
+        std::fs::write(&certificate, good)?;
+        std::thread::sleep(Duration::from_secs(6)); // until the worker has found its agent again
+        service.still_good()
+    })
+}
