@@ -100,7 +100,7 @@ impl Agent {
         failures.into_iter().for_each(|failure| self.report(failure));
     }
 
-    fn report(&mut self, failure: Failure) {
+    pub(crate) fn report(&mut self, failure: Failure) {
         let Failure { claimant, reason } = failure;
         let trace = claimant.trace.known().map(display);
         tracing::warn!(%reason, handoff = claimant.handoff, trace, "a handoff failed");

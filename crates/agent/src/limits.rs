@@ -6,7 +6,7 @@
 //! the last ones are kept for what already runs.
 
 use serde::Deserialize;
-use shunt_handoff::sender::Load;
+use shunt_handoff::sender::{EVICTED_AT_ONCE, Load};
 use shunt_wire::local::{BOARD_PEERS, closed};
 use shunt_wire::peer::Closed;
 
@@ -14,6 +14,8 @@ use crate::agent::Agent;
 
 /// Descriptors that stay free for what already runs: sessions, answers, fetches.
 const SPARE_DESCRIPTORS: u64 = 64;
+/// Parked senders leave this part of all descriptors free, for what is new until the next look.
+const FREE_PART: u64 = 8;
 /// A look at everything costs more than an offer: between two looks a limit may be passed by this part of it.
 const SLACK: u64 = 32;
 
@@ -126,6 +128,8 @@ pub(crate) struct Pressure {
     pub(crate) total: Use,
     /// RLIMIT_NOFILE.
     pub(crate) descriptor_limit: u64,
+    /// All senders were looked at since the last tick, for want of descriptors.
+    has_swept: bool,
     /// Until the next look, which is due at once when one of them is used up.
     handoffs_left: u64,
     offers_left: u64,
@@ -145,6 +149,7 @@ impl Pressure {
             closings: Closings::default(),
             total: Use::default(),
             descriptor_limit: u64::MAX,
+            has_swept: false,
             handoffs_left: 0,
             offers_left: 0,
             bytes_left: 0,
@@ -164,6 +169,10 @@ impl Pressure {
     pub(crate) fn is_look_due(&self) -> bool {
         let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
         !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
+    }
+
+    fn descriptor_room(&self) -> u64 {
+        self.descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1)
     }
 
     /// The peer has said whether its agent takes offers of this machine.
@@ -187,14 +196,12 @@ impl Agent {
             total.handoffs += used.handoffs;
             total.sent += used.sent;
         }
-        if let Some(senders) = &mut self.senders {
-            senders.set_busy(total.sent.senders);
-        }
+        self.pressure.total = total;
+        self.keep_room();
         let limits = self.config.limits;
         let close = self.close_to_all(&total);
         let most = |of: fn(&Use) -> u64| peers.iter().map(of).max().unwrap_or(0);
         let pressure = &mut self.pressure;
-        pressure.total = total;
         pressure.handoffs_left =
             left(limits.handoffs, total.handoffs).min(left(limits.handoffs_per_peer, most(|used| used.handoffs)));
         pressure.offers_left =
@@ -212,9 +219,8 @@ impl Agent {
         let limits = self.config.limits;
         let open = self.descriptors_in_use();
         let most_senders = self.config.backend.as_ref().map_or(u64::MAX, |backend| backend.senders as u64);
-        let Pressure { closings, descriptor_limit, descriptors, handoffs, offers, bytes, senders, .. } =
-            &mut self.pressure;
-        let room = descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1);
+        let room = self.pressure.descriptor_room();
+        let Pressure { closings, descriptors, handoffs, offers, bytes, senders, .. } = &mut self.pressure;
         let handoffs = handoffs.look(total.handoffs, limits.handoffs, &mut closings.handoffs);
         let offers = offers.look(total.sent.payloads, limits.offers, &mut closings.offers)
             | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
@@ -293,16 +299,42 @@ impl Agent {
     /// By what this agent holds: counting /proc/self/fd would cost more with every one of them.
     pub(crate) fn descriptors_in_use(&self) -> u64 {
         let senders = self.senders.as_ref().map_or(0, |senders| senders.len());
-        let sending = self.pressure.total.sent.senders as usize;
+        let sending = self.senders.as_ref().map_or(0, |senders| senders.busy());
         let few = 32 + self.peers.len() + self.incoming.len();
         let servers = 2 * self.servers.len();
         (few + servers + self.offers.len() + senders + sending + 3 * self.fetches_out.len() + 2 * self.fetches_in.len())
             as u64
     }
 
-    /// Whether one more file may be kept.
-    pub(crate) fn has_descriptors(&self) -> bool {
-        self.descriptors_in_use() + SPARE_DESCRIPTORS / 2 < self.pressure.descriptor_limit
+    /// Whether one more file may be kept. A parked socket is worth less than what is new.
+    pub(crate) fn has_descriptors(&mut self) -> bool {
+        let limit = self.pressure.descriptor_limit;
+        let has = |agent: &Self| agent.descriptors_in_use() + SPARE_DESCRIPTORS / 2 < limit;
+        if !has(self) {
+            self.make_room(EVICTED_AT_ONCE as u64);
+        }
+        has(self)
+    }
+
+    /// Before the descriptors are used up. Once in each tick: closes as many parked senders as would soon be in the way.
+    fn keep_room(&mut self) {
+        self.pressure.has_swept = false;
+        let room = self.pressure.descriptor_room();
+        let over = self.descriptors_in_use().saturating_sub(room - room / FREE_PART);
+        if over > 0 {
+            self.make_room(over);
+        }
+    }
+
+    /// Parks what is acknowledged, which closes its file, and closes parked senders.
+    fn make_room(&mut self, descriptors: u64) {
+        let (now, is_first) = (self.now, !std::mem::replace(&mut self.pressure.has_swept, true));
+        let Some(senders) = &mut self.senders else {
+            return;
+        };
+        let failures = if is_first { senders.sweep_all(now) } else { Vec::new() };
+        senders.evict_parked(usize::try_from(descriptors).unwrap_or(usize::MAX));
+        failures.into_iter().for_each(|failure| self.report(failure));
     }
 }
 

@@ -98,8 +98,8 @@ pub struct Senders<T> {
     advice: Vec<(u32, Spacing)>,
     /// Where the next sweep begins.
     swept: usize,
-    /// Senders that were not parked when that was counted last.
-    busy: u64,
+    /// Senders that are not parked: each has its payload's file beside its socket.
+    busy: usize,
     workbench: Workbench,
 }
 
@@ -107,7 +107,7 @@ pub struct Senders<T> {
 const SWEEP_AT_LEAST: usize = 256;
 const SWEEPS_FOR_ALL: usize = 10;
 /// Parked senders that are closed together where there is no room, for finding the oldest is a look at all.
-const EVICTED_AT_ONCE: usize = 32;
+pub const EVICTED_AT_ONCE: usize = 32;
 /// No send buffer begins smaller, however many there are.
 const LEAST_SEND_BUFFER_BYTES: usize = 64 << 10;
 
@@ -148,15 +148,15 @@ impl<T: SenderTable> Senders<T> {
         busy.map(|(_, sender)| (sender.claimant.peer, Load::sending(sender.length)))
     }
 
-    /// How many are sending, as counted now: their buffers share `memory_bytes` from here on.
-    pub fn set_busy(&mut self, senders: u64) {
-        self.busy = senders;
+    /// How many are not parked: their buffers share `memory_bytes`.
+    pub fn busy(&self) -> usize {
+        self.busy
     }
 
     /// That one more sender begins with. The kernel counts twice the bytes of a buffer, for what it keeps beside them,
     /// and lets none grow while TCP's memory is short.
     fn buffer_bytes(&self) -> usize {
-        let share = usize::try_from(self.limits.memory_bytes / (self.busy + 1) / 2).unwrap_or(usize::MAX);
+        let share = usize::try_from(self.limits.memory_bytes / (self.busy as u64 + 1) / 2).unwrap_or(usize::MAX);
         share.max(LEAST_SEND_BUFFER_BYTES).min(self.limits.send_buffer_bytes)
     }
 
@@ -220,6 +220,7 @@ impl<T: SenderTable> Senders<T> {
         if sender.note_spacing(claim) {
             self.advise(index);
         }
+        self.busy += usize::from(self.slots[index].is_parked());
         self.slots[index].state = State::Sending(body);
         self.resume(index, now).map_err(|failure| failure.reason)
     }
@@ -267,14 +268,27 @@ impl<T: SenderTable> Senders<T> {
     /// Ten times a second or so: parks what is acknowledged, closes what waited too long. Each call looks at a part,
     /// so that it takes about as long with very many senders, each of which then gets its look once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {
+        let slots = self.slots.capacity();
+        self.look_at(slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))), now)
+    }
+
+    /// The same with all of them: for those that are acknowledged to be parked, and their files closed, at once.
+    pub fn sweep_all(&mut self, now: Instant) -> Vec<Failure> {
+        self.look_at(self.slots.capacity(), now)
+    }
+
+    fn look_at(&mut self, count: usize, now: Instant) -> Vec<Failure> {
         let mut failures = Vec::new();
         let slots = self.slots.capacity();
-        for _ in 0..slots.min(SWEEP_AT_LEAST.max(slots.div_ceil(SWEEPS_FOR_ALL))) {
+        for _ in 0..count {
             self.swept = if self.swept + 1 < slots { self.swept + 1 } else { 0 };
             let Some(sender) = self.slots.get_mut(self.swept) else {
                 continue;
             };
-            match sender.look(now, &self.limits) {
+            let was_parked = sender.is_parked();
+            let verdict = sender.look(now, &self.limits);
+            self.busy -= usize::from(sender.is_parked() && !was_parked);
+            match verdict {
                 Verdict::Keep => {}
                 Verdict::Close => self.discard(self.swept),
                 Verdict::Fail(reason) => failures.push(self.fail(self.swept, reason)),
@@ -322,7 +336,7 @@ impl<T: SenderTable> Senders<T> {
         local: SocketAddr,
         now: Instant,
     ) -> Result<usize, Reason> {
-        if self.slots.len() >= self.limits.senders && !self.evict_parked() {
+        if self.slots.len() >= self.limits.senders && self.evict_parked(EVICTED_AT_ONCE) == 0 {
             return Err(Reason::Limit);
         }
         let buffer_bytes = self.buffer_bytes();
@@ -360,17 +374,17 @@ impl<T: SenderTable> Senders<T> {
         std::mem::take(&mut self.advice)
     }
 
-    /// Makes room by closing the parked senders that have waited longest.
-    fn evict_parked(&mut self) -> bool {
+    /// Makes room by closing parked senders, those that have waited longest: how many.
+    pub fn evict_parked(&mut self, most: usize) -> usize {
         let parked = self.slots.iter().filter(|(_, sender)| sender.is_parked());
         let mut oldest: Vec<(Instant, usize)> = parked.map(|(index, sender)| (sender.idle_since(), index)).collect();
-        if oldest.len() > EVICTED_AT_ONCE {
-            oldest.select_nth_unstable(EVICTED_AT_ONCE);
-            oldest.truncate(EVICTED_AT_ONCE);
+        if oldest.len() > most {
+            oldest.select_nth_unstable(most);
+            oldest.truncate(most);
         }
         oldest.iter().for_each(|(_, index)| self.discard(*index));
         self.counts.evicted += oldest.len() as u64;
-        !oldest.is_empty()
+        oldest.len()
     }
 
     fn fail(&mut self, index: usize, reason: Reason) -> Failure {
@@ -382,6 +396,7 @@ impl<T: SenderTable> Senders<T> {
     /// Steering first, so that nothing of the socket's end reaches the client.
     fn discard(&mut self, index: usize) {
         let sender = self.slots.remove(index);
+        self.busy -= usize::from(!sender.is_parked());
         self.table.remove(&sender.key);
         self.by_key.remove(&sender.key);
         close_silently(sender.socket);

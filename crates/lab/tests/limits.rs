@@ -2,46 +2,48 @@
 
 mod service;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use service::held::{HELD_BYTES, Held};
-use service::{Running, may_run, start_on};
-use shunt_lab::{Lab, Options, Settings, Stats};
+use service::{Running, connect_to_agent, may_run, start_on};
+use shunt_lab::{Lab, Options, Settings, Stats, fetch};
 
-const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10)];
+const FILES: &[(&str, u64)] = &[("held", HELD_BYTES), ("64k", 64 << 10), ("7m", 7 << 20)];
 const LIMIT: u64 = 10;
+/// Descriptors of a backend's agent, and more connections than their parked sockets would leave any of.
+const DESCRIPTORS: u64 = 1000;
+const CONNECTIONS: u64 = 1500;
 /// One that is on its way between server and agent when the limit is reached.
 const UNDER_WAY: u64 = 1;
+const FETCHES: usize = 4;
 
-/// Asks for more than the limit one after the other, holds all, and lets them end: how many were shortcuts, and what
-/// all agents counted at the end.
-fn fill(test: &str, agent: &'static str, check: impl Fn(&Stats) -> Result<()> + Sync) -> Result<()> {
-    if !may_run(test) {
+fn with_limits(limits: &'static str, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    if !may_run(limits) {
         return Ok(());
     }
-    start_on(
-        Lab::builder(),
-        FILES,
-        Options { settings: Settings { agent, ..Settings::default() }, ..Options::shunt() },
-        |service| {
-            service.lab.client().run(|| -> Result<()> {
-                let held: Vec<Held> = (0..2 * LIMIT).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
-                let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
-                ensure!(
-                    (LIMIT..=LIMIT + UNDER_WAY).contains(&shortcuts),
-                    "{shortcuts} shortcuts with a limit of {LIMIT}"
-                );
-                held.into_iter().try_for_each(|one| one.finish(service))?;
-                check(&service.service.all_stats()?)?;
-                until_shortcut(service, shortcuts)
-            })??;
-            let stats = service.service.all_stats()?;
-            ensure!(stats.count("servers.aborted") + stats.count("servers.fetched") == 0, "{:#}", stats.0);
-            until_idle(service)
-        },
-    )
+    let settings = Settings { agent: limits, ..Settings::default() };
+    start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, test)
+}
+
+/// Asks for more than the limit one after the other, holds all, and lets them end: so many were shortcuts, the limit
+/// was reached once, and the others were relayed for that reason.
+fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
+    with_limits(limits, |service| {
+        service.lab.client().run(|| -> Result<()> {
+            let held: Vec<Held> = (0..2 * LIMIT).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
+            let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
+            ensure!((LIMIT..=LIMIT + UNDER_WAY).contains(&shortcuts), "{shortcuts} shortcuts with a limit of {LIMIT}");
+            held.into_iter().try_for_each(|one| one.finish(service))?;
+            reached(&service.service.all_stats()?, limit, relayed)?;
+            until_shortcut(service, shortcuts)
+        })??;
+        let stats = service.service.all_stats()?;
+        ensure!(stats.count("servers.aborted") + stats.count("servers.fetched") == 0, "{:#}", stats.0);
+        until_idle(service)
+    })
 }
 
 fn until_idle(service: &Running<'_>) -> Result<()> {
@@ -87,58 +89,137 @@ fn reached(stats: &Stats, limit: &str, relayed: &str) -> Result<()> {
 
 #[test]
 fn handoffs_in_all() -> Result<()> {
-    fill("handoffs_in_all", "[limits]\nhandoffs = 10", |stats| reached(stats, "handoffs", "relayed_handoffs_limit"))
+    fill("[limits]\nhandoffs = 10", "handoffs", "relayed_handoffs_limit")
 }
 
 #[test]
 fn handoffs_of_one_peer_end_its_offers() -> Result<()> {
-    fill("handoffs_of_one_peer_end_its_offers", "[limits]\nhandoffs_per_peer = 10", |stats| {
-        reached(stats, "handoffs_per_peer", "relayed_offers_limit")
-    })
+    fill("[limits]\nhandoffs_per_peer = 10", "handoffs_per_peer", "relayed_offers_limit")
 }
 
 #[test]
 fn payloads_in_all() -> Result<()> {
-    fill("payloads_in_all", "[limits]\noffers = 10", |stats| reached(stats, "offers", "relayed_offers_limit"))
+    fill("[limits]\noffers = 10", "offers", "relayed_offers_limit")
 }
 
 #[test]
 fn payloads_for_one_peer() -> Result<()> {
-    fill("payloads_for_one_peer", "[limits]\noffers_per_peer = 10", |stats| {
-        reached(stats, "offers_per_peer", "relayed_offers_limit")
-    })
+    fill("[limits]\noffers_per_peer = 10", "offers_per_peer", "relayed_offers_limit")
+}
+
+#[test]
+fn bytes_in_all() -> Result<()> {
+    fill("[limits]\nbytes = 2621440", "bytes", "relayed_offers_limit")
 }
 
 #[test]
 fn bytes_for_one_peer() -> Result<()> {
-    fill("bytes_for_one_peer", "[limits]\nbytes_per_peer = 2621440", |stats| {
-        reached(stats, "bytes_per_peer", "relayed_offers_limit")
-    })
+    fill("[limits]\nbytes_per_peer = 2621440", "bytes_per_peer", "relayed_offers_limit")
+}
+
+fn allow_descriptors(service: &Running<'_>, most: u64) -> Result<()> {
+    let agent = Pid::from_raw(service.service.agent(service.lab.backend())?.pid().cast_signed());
+    prlimit(agent, Resource::Nofile, Rlimit { current: Some(most), maximum: Some(20000) })?;
+    Ok(())
 }
 
 /// An agent without a descriptor to spare takes no new offers, serves what it has, and comes back.
 #[test]
 fn descriptors_run_out() -> Result<()> {
-    if !may_run("descriptors_run_out") {
-        return Ok(());
-    }
-    start_on(Lab::builder(), FILES, Options::shunt(), |service| {
-        let agent = Pid::from_raw(service.service.agent(service.lab.backend())?.pid().cast_signed());
-        let few = |current| prlimit(agent, Resource::Nofile, Rlimit { current: Some(current), maximum: Some(20000) });
+    with_limits("", |service| {
         service.lab.client().run(|| -> Result<()> {
             let early: Vec<Held> = (0..4).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
-            few(40)?;
+            allow_descriptors(service, 40)?;
             std::thread::sleep(Duration::from_millis(300));
             let before = service.frontend_stats()?.count("servers.shortcuts");
             let held: Vec<Held> = (0..LIMIT).map(|_| ask_slowly(service)).collect::<Result<_>>()?;
             let during = service.frontend_stats()?.count("servers.shortcuts");
             ensure!((before, during) == (4, 4), "shortcuts before and during: {before}, {during}");
             early.into_iter().chain(held).try_for_each(|one| one.finish(service))?;
-            few(20000)?;
+            allow_descriptors(service, 20000)?;
             until_shortcut(service, during)
         })??;
         let backend = service.service.stats(service.lab.backend())?;
         ensure!(backend.count("agent.limited.descriptors") == 1, "{:#}", backend.0["agent"]);
+        Ok(())
+    })
+}
+
+/// The sockets of connections that are over wait for nobody: they take no descriptor from what is new.
+#[test]
+fn parked_senders_give_way() -> Result<()> {
+    with_limits("", |service| {
+        allow_descriptors(service, DESCRIPTORS)?;
+        service.lab.client().run(|| {
+            let one = |_| Held::ask(service, "held", "Connection: close\r\n")?.finish(service);
+            (0..CONNECTIONS).try_for_each(one).with_context(|| service.service.explain())
+        })??;
+        let stats = service.service.all_stats()?;
+        let counted =
+            ["servers.shortcuts", "servers.aborted", "agent.offers_without_descriptor"].map(|name| stats.count(name));
+        ensure!(counted == [CONNECTIONS, 0, 0], "shortcuts, aborted, dropped offers: {counted:?}");
+        ensure!(stats.count("agent.senders.evicted") > CONNECTIONS - DESCRIPTORS, "{:#}", stats.0["agent"]);
+        Ok(())
+    })
+}
+
+/// More payloads than that are not fetched at once; who is there goes on, and who comes later finds room.
+fn fill_fetches(limits: &'static str) -> Result<()> {
+    with_limits(limits, |service| {
+        // A connection of the frontend itself is never handed off: what it asks for is fetched.
+        let client = service.lab.frontend();
+        let held: Vec<Held> =
+            client.run(|| (0..FETCHES).map(|_| Held::ask(service, "7m", "")).collect::<Result<_>>())??;
+        // Its header has left: what is missing shows by a reset.
+        let refused = fetch(client, service.service.chain().server(), &["/64k"]);
+        ensure!(refused.is_err(), "a payload that is fetched beyond the limit: {refused:?}");
+        client.run(|| held.into_iter().try_for_each(|one| one.finish(service)))??;
+        client.run(|| Held::ask(service, "64k", "")?.finish(service))??;
+        let stats = service.service.all_stats()?;
+        let counted =
+            ["agent.fetches_limited", "servers.fetch_failed", "servers.fetched"].map(|name| stats.count(name));
+        ensure!(counted == [1, 1, FETCHES as u64 + 2], "limited, failed, begun: {counted:?}\n{:#}", stats.0);
+        Ok(())
+    })
+}
+
+#[test]
+fn fetches_in_all() -> Result<()> {
+    fill_fetches("[limits]\nfetches = 4")
+}
+
+#[test]
+fn fetches_of_one_peer() -> Result<()> {
+    fill_fetches("[limits]\nfetches_per_peer = 4")
+}
+
+/// A worker that finds no place at its agent relays, and finds one later.
+#[test]
+fn connections_of_servers() -> Result<()> {
+    with_limits("[limits]\nservers = 4", |service| {
+        let (client, frontend) = (service.lab.client(), service.lab.frontend());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| -> Result<()> {
+            // Whatever place gets free, others have it first, and say nothing.
+            let silent = scope.spawn(|| -> Result<Vec<_>> {
+                let mut silent = Vec::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    silent.push(connect_to_agent(frontend)?);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(silent)
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            let restarted = service.service.chain_mut().restart(frontend);
+            let relayed = restarted.and_then(|()| fetch(client, service.service.chain().server(), &["/64k", "/7m"]));
+            is_over.store(true, Ordering::Relaxed);
+            silent.join().expect("the thread that says nothing")?;
+            service.whole(&relayed?)
+        })?;
+        client.run(|| until_shortcut(service, 0))??;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("agent.servers_refused") >= 4, "{:#}", stats.0["agent"]);
+        ensure!(stats.count("servers.relayed_no_agent") >= 2, "{:#}", stats.0["servers"]);
         Ok(())
     })
 }

@@ -257,6 +257,11 @@ impl Sender {
 
     /// Parks it where all is acknowledged, and says what is to become of it.
     pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
+        // Nothing changes there, and there may be very many: not worth a system call.
+        if self.is_parked() {
+            let waited = now.duration_since(self.progress.1);
+            return if waited > limits.park { Verdict::Close } else { Verdict::Keep };
+        }
         let Ok(outstanding) = unacknowledged(&self.socket) else {
             return Verdict::Close;
         };
@@ -265,8 +270,6 @@ impl Sender {
         }
         let waited = now.duration_since(self.progress.1);
         match &self.state {
-            State::Parked if waited > limits.park => Verdict::Close,
-            State::Parked => Verdict::Keep,
             State::Draining(body) if outstanding == 0 => {
                 let unchanged = body.is_unchanged();
                 self.state = State::Parked;

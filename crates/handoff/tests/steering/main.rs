@@ -14,4 +14,5 @@ mod segment;
 mod sockets;
 mod spacing;
 mod steered;
+mod sweep;
 mod vlan;

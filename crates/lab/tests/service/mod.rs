@@ -4,10 +4,14 @@
 pub mod held;
 pub mod impostor;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use shunt_lab::{Cores, Lab, LabBuilder, Options, Placement, Service, Stats, Wire};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use shunt_lab::{
+    Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
+};
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -70,9 +74,35 @@ pub fn start_prepared<T>(
     Ok(outcome)
 }
 
+/// As a server of that host would.
+pub fn connect_to_agent(host: &Host) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(ShuntPart::agent_socket(host))?)?;
+    Ok(socket)
+}
+
 impl Running<'_> {
     pub fn frontend_stats(&self) -> Result<Stats> {
         self.service.stats(self.lab.frontend())
+    }
+
+    /// Fails where a status is not 200, or a byte is not the file's.
+    pub fn whole(&self, fetched: &[Fetched]) -> Result<()> {
+        for one in fetched {
+            ensure!(one.status == 200, "{}: status {}", one.path, one.status);
+            ensure!(one.sha256 == file_sha256(self.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
+        }
+        Ok(())
+    }
+
+    /// Whole bodies, and the shortcut is still taken.
+    pub fn still_good(&self) -> Result<()> {
+        let before = self.frontend_stats()?.count("servers.shortcuts");
+        self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
+        let shortcuts = self.frontend_stats()?.count("servers.shortcuts") - before;
+        ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
+        Ok(())
     }
 
     /// Fails where a response that was long enough went the long way.

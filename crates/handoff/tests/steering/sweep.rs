@@ -1,0 +1,105 @@
+//! Very many senders at once, whose client never answers.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use shunt_handoff::payload::Payload;
+use shunt_handoff::sender::{Claimant, SenderKey, SenderLimits, SenderTable, Senders, Slot};
+use shunt_wire::Address;
+use shunt_wire::local::{Offer, Reason};
+use shunt_wire::peer::Claim;
+use zerocopy::FromZeros;
+
+use super::host::{Host, root};
+
+/// Each has two descriptors.
+const SENDERS: u16 = 8000;
+/// So many sweeps look at each.
+const SWEEPS: u32 = 10;
+const PROGRESS: Duration = Duration::from_secs(60);
+
+/// Which senders packets would find.
+#[derive(Default)]
+struct Table(HashSet<SenderKey>);
+
+impl SenderTable for Table {
+    fn write_slot(&mut self, _: u32, _: &Slot) {}
+
+    fn window(&self, _: u32) -> u32 {
+        0
+    }
+
+    fn insert(&mut self, key: &SenderKey, _: u32) -> io::Result<()> {
+        self.0.insert(*key);
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &SenderKey) {
+        self.0.remove(key);
+    }
+}
+
+/// The first bytes of this program.
+fn payload() -> Payload {
+    let file = File::open("/proc/self/exe").expect("this program");
+    let metadata = file.metadata().expect("its size");
+    let mut offer = Offer::new_zeroed();
+    offer.length = 1000;
+    offer.size = metadata.size();
+    offer.mtime_ns = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
+    Payload::new(file, &offer)
+}
+
+fn claim(number: u16) -> Claim {
+    let (client, server) = ("10.1.0.2:0".parse::<SocketAddr>(), "192.0.2.1:80".parse::<SocketAddr>());
+    let (client, server) = (client.expect("an address"), server.expect("an address"));
+    let mut claim = Claim::new_zeroed();
+    (claim.worker, claim.handoff, claim.first, claim.mss) = (1.into(), u64::from(number).into(), 1, 1000.into());
+    (claim.length, claim.snd_wnd, claim.snd_cwnd) = (1000.into(), 65_535.into(), 10.into());
+    (claim.client_address, claim.client_port) = (Address::from(client.ip()), (10_000 + number).to_be_bytes());
+    (claim.server_address, claim.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
+    claim
+}
+
+#[test]
+fn ten_sweeps_look_at_every_sender() {
+    if !root() {
+        return;
+    }
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).expect("as many descriptors as there may be");
+    let _host = Host::new();
+    let limits = SenderLimits {
+        senders: 16_384,
+        send_buffer_bytes: 65_536,
+        memory_bytes: 1 << 30,
+        park: PROGRESS,
+        progress: PROGRESS,
+    };
+    let mut senders = Senders::new(Table::default(), limits);
+    let (local, began) = ("10.1.0.1:7001".parse().expect("an address"), Instant::now());
+    for number in 0..SENDERS {
+        let claim = claim(number);
+        senders.start(&claim, Claimant::of(0, &claim), local, payload(), began).expect("it begins");
+    }
+    eprintln!("{SENDERS} senders began in {:?}", began.elapsed());
+    assert_eq!((senders.len(), senders.busy(), senders.table().0.len()), (8000, 8000, 8000));
+
+    let soon = Instant::now();
+    for _ in 0..SWEEPS {
+        assert_eq!(senders.sweep(began + Duration::from_secs(1)), []);
+    }
+    eprintln!("a sweep took {:?}", soon.elapsed() / SWEEPS);
+
+    let late = began + Duration::from_secs(2) + PROGRESS;
+    let mut failures: Vec<_> = (0..SWEEPS).flat_map(|_| senders.sweep(late)).collect();
+    failures.sort_by_key(|failure| failure.claimant.handoff);
+    assert!(failures.iter().map(|failure| failure.claimant.handoff).eq(0..u64::from(SENDERS)));
+    assert!(failures.iter().all(|failure| failure.reason == Reason::NoProgress));
+    assert_eq!((senders.len(), senders.busy(), senders.table().0.len()), (0, 0, 0));
+}
