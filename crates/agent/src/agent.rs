@@ -272,7 +272,7 @@ impl Agent {
         self.tend_served();
         self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
-            frontend.tend(self.now);
+            frontend.tend(self.now, self.counts.handoffs);
         }
         self.pressure.descriptor_limit = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         self.look_at_limits();
@@ -308,7 +308,7 @@ impl Agent {
         }
     }
 
-    /// After SIGHUP: for connections that begin from here. Sessions go on as they are.
+    /// After SIGHUP: for connections that begin from here, and sessions of those that would no longer be let in end.
     fn reload_credentials(&mut self) {
         while (&self.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
         match Credentials::read(&self.config.tls, &self.config.name) {
@@ -316,6 +316,7 @@ impl Agent {
                 self.credentials = credentials;
                 self.next_warning = self.now;
                 tracing::info!("read the certificates again");
+                self.recheck_sessions();
             }
             Err(error) => tracing::error!(%error, "keeping the certificates as they were"),
         }

@@ -18,6 +18,7 @@ mod fetches;
 mod handoffs;
 mod host;
 mod incoming;
+mod interfaces;
 pub mod limits;
 mod losses;
 mod metrics;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
-use shunt_handoff::bpf::MAX_RINGS;
-use shunt_handoff::frontend::{ActiveRegion, FlowKey, Spacing, SteerPeer};
+use shunt_handoff::bpf::{MAX_FLOWS, MAX_RINGS};
+use shunt_handoff::frontend::{ActiveRegion, Collected, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
 use shunt_sys::cgroup;
@@ -19,23 +19,24 @@ use shunt_wire::{Address, Endpoint, peer};
 
 use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
+use crate::interfaces::{self, InterfaceError};
 
 /// Completion rings: one per control connection.
 const RINGS: u32 = MAX_RINGS;
 /// Most time between two looks at flows that have ended.
 const GARBAGE_EVERY: Duration = Duration::from_secs(10);
+/// With so many flows, those that have ended stay no longer than that, and are looked for as often: each short
+/// connection leaves one, and a full table has new payloads fetched.
+const CROWDED: u64 = MAX_FLOWS as u64 / 2;
+const CROWDED_QUIET: Duration = Duration::from_secs(2);
+const CROWDED_EVERY: Duration = Duration::from_secs(1);
 
 /// Why steering could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SteerError {
     /// An interface of the configuration.
-    #[error("interface \"{name}\": {error}; `ip link` lists those that are there")]
-    Interface {
-        /// Its name.
-        name: String,
-        /// The kernel's answer.
-        error: io::Error,
-    },
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
     /// The machine is not as it has to be.
     #[error("{what}: {error}")]
     Host {
@@ -63,13 +64,10 @@ impl Place {
             Some(path) => path.clone(),
             None => cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?,
         };
-        let index = |name: &String| {
-            host::interface_index(name).map_err(|error| SteerError::Interface { name: name.clone(), error })
-        };
         Ok(Self {
             cgroup,
             netns_cookie: host::netns_cookie().map_err(host("asking for the network namespace's cookie"))?,
-            interfaces: names.iter().map(index).collect::<Result<_, _>>()?,
+            interfaces: interfaces::indices(names)?,
         })
     }
 }
@@ -80,7 +78,10 @@ pub struct FrontendSteering {
     free_rings: BTreeSet<u32>,
     /// As the programs have them.
     peers: BTreeMap<u32, SteerPeer>,
-    next_look: Option<Instant>,
+    /// The last look at all flows, how many there were after it, and how many handoffs had begun.
+    looked: Option<(Instant, u64, u64)>,
+    /// The next one that asks the kernel which connections live.
+    next_census: Instant,
     /// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
 }
@@ -95,7 +96,8 @@ impl FrontendSteering {
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
         let (free_rings, peers) = ((0..RINGS).collect(), BTreeMap::new());
-        Ok(Self { programs, free_rings, peers, next_look: None, quiet: frontend.flow_quiet })
+        let next_census = Instant::now();
+        Ok(Self { programs, free_rings, peers, looked: None, next_census, quiet: frontend.flow_quiet })
     }
 
     /// A ring for a worker of that user, and its number; `None` where all are taken.
@@ -184,22 +186,39 @@ impl FrontendSteering {
         now.filter(|now| now.handoff == region.handoff && now.peer == region.peer)
     }
 
-    /// Now and then: forgets flows whose connections are gone.
-    pub fn tend(&mut self, now: Instant) {
-        if self.next_look.is_some_and(|when| now < when) {
+    /// Now and then, and more often where there are many: forgets flows whose connections are gone. `handoffs`: so many
+    /// have begun, each of which may have made a flow.
+    pub fn tend(&mut self, now: Instant, handoffs: u64) {
+        let is_crowded = self.looked.is_some_and(|(_, flows, then)| flows + handoffs.saturating_sub(then) > CROWDED);
+        let every = if is_crowded { CROWDED_EVERY } else { GARBAGE_EVERY.min(self.quiet) };
+        if self.looked.is_some_and(|(then, ..)| now < then + every) {
             return;
         }
-        self.next_look = Some(now + GARBAGE_EVERY.min(self.quiet));
+        let quiet = if is_crowded { CROWDED_QUIET.min(self.quiet) } else { self.quiet };
+        let is_census = now >= self.next_census;
+        if is_census {
+            self.next_census = now + GARBAGE_EVERY.min(self.quiet);
+        }
         let mut connections = None;
-        let collected = self.programs.collect_garbage(self.quiet, |key| {
+        let collected = self.programs.collect_garbage(quiet, |key| {
+            if !is_census {
+                return true;
+            }
             // Read once, and only where a flow is quiet. Where it cannot be read, every flow is alive.
             let connections = connections.get_or_insert_with(|| host::connections().ok());
             connections.as_ref().is_none_or(|all| all.contains(&ends(key)))
         });
         match collected {
-            Ok(0) => {}
-            Ok(flows) => tracing::debug!(flows, "forgot flows whose connections are gone"),
-            Err(error) => tracing::error!(error = chain(&error), "cannot look through the flows"),
+            Ok(Collected { forgotten, left }) => {
+                self.looked = Some((now, left as u64, handoffs));
+                if forgotten > 0 {
+                    tracing::debug!(forgotten, left, "forgot flows whose connections are gone");
+                }
+            }
+            Err(error) => {
+                self.looked = Some((now, 0, handoffs));
+                tracing::error!(error = chain(&error), "cannot look through the flows");
+            }
         }
     }
 

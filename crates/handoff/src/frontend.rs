@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT};
 use crate::bpf::frontend::FrontendSkelBuilder;
-use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
+use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS, MAX_RINGS, RING_BYTES};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
 use crate::pins;
@@ -35,6 +35,15 @@ pub struct Spacing {
     pub peer: u32,
     /// Payload bytes between the ACKs that it needs.
     pub bytes: u32,
+}
+
+/// What [`Frontend::collect_garbage`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Connections that it forgot.
+    pub forgotten: usize,
+    /// Those that are known still.
+    pub left: usize,
 }
 
 /// SHUNT_REGION_ACTIVE.
@@ -74,9 +83,6 @@ impl ActiveRegion {
         })
     }
 }
-
-/// Flows that one call to the kernel reads.
-const FLOWS_AT_ONCE: u32 = 4096;
 
 /// Where the frontend's programs go.
 #[derive(Clone, Debug)]
@@ -225,11 +231,13 @@ impl Frontend {
         Ok(bytes.and_then(|bytes| Flow::read_from_bytes(&bytes).ok()))
     }
 
-    /// All connections. One that comes or goes meanwhile may be missed or be there twice.
+    /// All connections. One that comes or goes meanwhile may be missed.
     pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
-        // Many with a call: one by one, a full table keeps an agent for so long that its peers take it for dead.
-        let batches = self.flows.lookup_batch(FLOWS_AT_ONCE, MapFlags::LOCK, MapFlags::ANY);
-        batches
+        // With one call: one by one, a full table keeps an agent for so long that its peers take it for dead. And no
+        // fewer than there may be: the kernel ends a batch where the next bucket of the table does not fit, and
+        // libbpf-rs takes a batch that is not full for the last one.
+        let batch = self.flows.lookup_batch(MAX_FLOWS, MapFlags::LOCK, MapFlags::ANY);
+        batch
             .into_iter()
             .flatten()
             .filter_map(|(key, flow)| Some((FlowKey::read_from_bytes(&key).ok()?, Flow::read_from_bytes(&flow).ok()?)))
@@ -249,7 +257,7 @@ impl Frontend {
     }
 
     /// Forgets connections that no packet has belonged to for `quiet`, and that have ended: by a reset, by both FINs,
-    /// or because `is_alive` does not know them. Returns how many.
+    /// or because `is_alive` does not know them.
     ///
     /// # Errors
     /// The kernel's.
@@ -257,11 +265,13 @@ impl Frontend {
         &self,
         quiet: Duration,
         mut is_alive: impl FnMut(&FlowKey) -> bool,
-    ) -> Result<usize, SteeringError> {
+    ) -> Result<Collected, SteeringError> {
         let now = monotonic_ns();
         let quiet_since = now.saturating_sub(quiet.as_nanos() as u64);
+        let mut flows = 0;
         let dead: Vec<FlowKey> = self
             .flows()
+            .inspect(|_| flows += 1)
             .filter(|(_, flow)| flow.last_seen_ns < quiet_since)
             .filter(|(key, flow)| has_ended(flow) || !is_alive(key))
             .map(|(key, _)| key)
@@ -274,7 +284,7 @@ impl Frontend {
                 _ => {}
             }
         }
-        Ok(dead.len())
+        Ok(Collected { forgotten: dead.len(), left: flows - dead.len() })
     }
 
     /// What the programs have counted.

@@ -7,21 +7,11 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 use service::impostor::{Impostor, agents_address};
-use service::{Running, may_run, start};
-use shunt_lab::{Fetch, Host, ShuntPart, fetch, file_sha256};
+use service::{connect_to_agent, may_run, start};
+use shunt_lab::{Fetch, Host};
 use shunt_wire::local;
-
-fn still_good(service: &Running<'_>) -> Result<()> {
-    let before = service.frontend_stats()?.count("servers.shortcuts");
-    for one in fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])? {
-        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
-    }
-    let shortcuts = service.frontend_stats()?.count("servers.shortcuts") - before;
-    ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
-    Ok(())
-}
 
 #[test]
 fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
@@ -34,25 +24,21 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
         let payload = "Shunt-Payload: 1; backend=backend; offer=0000000100000001; length=65536; \
                        tag=00000000000000000000000000000000";
         forging.headers = vec![consent.into(), payload.into(), "shunt-anything: 1".into()];
-        for one in forging.run(service.lab.client(), &["/64k", "/1k", "/1m"])? {
-            ensure!(one.status == 200, "{}: {}", one.path, one.status);
-            ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
-        }
+        service.whole(&forging.run(service.lab.client(), &["/64k", "/1k", "/1m"])?)?;
         let stats = service.frontend_stats()?;
         let forged = stats.count("servers.forged_request_field");
         ensure!(forged == 9, "{forged} forged fields counted");
         // With its own consent in their place, the service still takes the shortcut.
         ensure!(stats.count("servers.shortcuts") == 2, "{:#}", stats.0["servers"]);
-        still_good(service)
+        service.still_good()
     })
 }
 
 /// Sends packets to an agent's Unix socket; returns how many bytes it answered before it closed, if it did.
 fn provoke(host: &Host, packets: &[Vec<u8>]) -> Result<Option<Vec<u8>>> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let socket = connect_to_agent(host)?;
     let patience = Some(Duration::from_secs(2));
     rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, patience)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(ShuntPart::agent_socket(host))?)?;
     for packet in packets {
         rustix::net::send(&socket, packet, SendFlags::NOSIGNAL)?;
     }
@@ -101,7 +87,7 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
         }
         let refused = service.service.all_stats()?.count("agent.malformed_local");
         ensure!(refused == 2 * cases.len() as u64, "{refused} refusals counted");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -134,6 +120,6 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
             })??;
             ensure!(answer.first().is_none_or(|kind| *kind == 21) && answer.len() < 16, "{bytes:?}: {answer:?}");
         }
-        still_good(service)
+        service.still_good()
     })
 }

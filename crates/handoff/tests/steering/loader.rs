@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuilder};
 use shunt_handoff::bpf::*;
+use shunt_handoff::frontend::Collected;
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all};
 use zerocopy::{FromBytes, IntoBytes};
@@ -137,12 +138,33 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
         asked.push(u16::from_be(key.client_port));
         u16::from_be(key.client_port) == 4
     });
-    assert_eq!(collected.expect("collect"), 3);
+    assert_eq!(collected.expect("collect"), Collected { forgotten: 3, left: 2 });
     asked.sort_unstable();
     assert_eq!(asked, [3, 4], "only those in doubt");
     let mut left: Vec<u16> = frontend.flows().map(|(key, _)| u16::from_be(key.client_port)).collect();
     left.sort_unstable();
     assert_eq!(left, [4, 5]);
+    detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn a_table_of_many_flows_is_read_whole() {
+    if !root() {
+        return;
+    }
+    let host = Host::new();
+    let pins = Pins::new(&host, "loader");
+    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+    for number in 0..20_000 {
+        let mut at = client();
+        at.set_port(number);
+        let flow = Flow { last_seen_ns: u64::from(number), ..Default::default() };
+        flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    }
+    let mut found: Vec<u64> = frontend.flows().map(|(_, flow)| flow.last_seen_ns).collect();
+    found.sort_unstable();
+    assert!(found.iter().copied().eq(0..20_000), "{} of 20000 flows", found.len());
     detach_all(&pins.0).expect("detach_all");
 }
 

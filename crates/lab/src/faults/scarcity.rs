@@ -4,11 +4,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use shunt_handoff::bpf::{Flow, FlowKey};
-use zerocopy::IntoBytes;
 
 use super::bed::Bed;
+use crate::flow_table::FlowTable;
 use crate::host::Host;
 
 /// What a lab's hosts choose local ports from (links.rs).
@@ -70,38 +68,12 @@ pub(super) fn give_ports(host: &Host) -> Result<()> {
     host.sysctls(&[("ipv4/ip_local_port_range", PORTS)])
 }
 
-fn flow_table(bed: &Bed<'_>) -> Result<MapHandle> {
-    let pins = bed.lab().id().pins_prefix();
-    let path = format!("{pins}{}/flows", bed.lab().frontend().name());
-    MapHandle::from_pinned_path(&path).with_context(|| format!("opening {path}"))
-}
-
-/// A flow of no connection: from the addresses that nobody has (RFC 1112, 4).
-fn nobody(number: u32) -> FlowKey {
-    let mut client_address = [0; 16];
-    client_address[10..12].fill(0xff);
-    client_address[12..].copy_from_slice(&Ipv4Addr::from(0xf000_0000 | number >> 16).octets());
-    let client_port = (number as u16).to_be();
-    FlowKey { client_address, server_address: client_address, client_port, server_port: 0 }
-}
-
 /// Fills the frontend's flow table with flows that are never too old.
 pub(super) fn fill_flow_table(bed: &Bed<'_>) -> Result<()> {
-    let table = flow_table(bed)?;
-    let flow = Flow { last_seen_ns: u64::MAX, ..Default::default() };
-    for number in 0..=table.max_entries() {
-        if table.update(nobody(number).as_bytes(), flow.as_bytes(), MapFlags::NO_EXIST).is_err() {
-            return Ok(());
-        }
-    }
-    anyhow::bail!("the flow table takes more than {} flows", table.max_entries())
+    FlowTable::of(bed.lab())?.fill()
 }
 
 pub(super) fn empty_flow_table(bed: &Bed<'_>) -> Result<()> {
-    let table = flow_table(bed)?;
-    for number in 0..=table.max_entries() {
-        // Those that did not fit are not there.
-        let _ = table.delete(nobody(number).as_bytes());
-    }
+    FlowTable::of(bed.lab())?.empty();
     Ok(())
 }

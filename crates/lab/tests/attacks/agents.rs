@@ -12,7 +12,6 @@ use zerocopy::FromZeros;
 use crate::offers::{Seen, served};
 use crate::service::impostor::{Connection, Impostor, Listening};
 use crate::service::{FILES, Running, may_run, start, start_on};
-use crate::{still_good, whole};
 
 fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     let mut hello = Hello::new_zeroed();
@@ -61,7 +60,7 @@ fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
         ensure!(stats.count("agent.strangers") == 2, "{} strangers", stats.count("agent.strangers"));
         ensure!(stats.count("agent.malformed_peer") == 3, "{} refusals", stats.count("agent.malformed_peer"));
         ensure!(stats.count("agent.sessions") == 1, "the frontend's session began again");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -114,7 +113,7 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
         drop(session);
         service.service.restart_agent(frontend)?;
         std::thread::sleep(WORKER_COMES_BACK);
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -162,7 +161,7 @@ fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
         }
         reader.join().expect("the reader's thread")
     })?;
-    whole(service, &fetched)?;
+    service.whole(&fetched)?;
     let stats = service.frontend_stats()?;
     ensure!(stats.count("servers.aborted") == 0, "aborted: {:#}", stats.0["servers"]);
     if stats.count("servers.shortcuts") == 0 {

@@ -6,12 +6,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use shunt_lab::{Fetch, Host, Lab, Options, Role, ShuntPart, fetch};
+use shunt_lab::{Fetch, FlowTable, Host, Lab, Options, Role, fetch};
 
+use crate::offers::consenting;
 use crate::service::impostor::agents_address;
-use crate::service::{FILES, may_run, start, start_on};
-use crate::{still_good, whole};
+use crate::service::{FILES, connect_to_agent, may_run, start, start_on};
 
 /// Longer than any agent's patience.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -53,7 +52,7 @@ fn half_open_connections_of_strangers_do_not_keep_agents_apart() -> Result<()> {
             ensure!(half_open.iter_mut().all(is_closed), "a connection is kept that says nothing");
         }
         std::thread::sleep(Duration::from_secs(6)); // until the worker has found its agent again
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -72,7 +71,7 @@ fn a_slow_loris_loses_its_place() -> Result<()> {
             ensure!(began.elapsed() < LIMIT, "still open after {LIMIT:?}");
             std::thread::sleep(Duration::from_millis(200));
         }
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -82,17 +81,11 @@ fn silent_processes_lose_their_connections() -> Result<()> {
         return Ok(());
     }
     start(0, |service| {
-        let socket = ShuntPart::agent_socket(service.lab.frontend());
-        let connect = || -> Result<_> {
-            let flags = SocketFlags::CLOEXEC;
-            let one = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            rustix::net::connect(&one, &SocketAddrUnix::new(&socket)?)?;
-            Ok(one)
-        };
-        let silent: Vec<_> = (0..600).map(|_| connect()).collect::<Result<_>>()?;
+        let frontend = service.lab.frontend();
+        let silent: Vec<_> = (0..600).map(|_| connect_to_agent(frontend)).collect::<Result<_>>()?;
         // The service does not wait for them.
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])?;
-        whole(service, &fetched)?;
+        service.whole(&fetched)?;
         let timeout = rustix::net::sockopt::Timeout::Recv;
         for one in &silent {
             rustix::net::sockopt::set_socket_timeout(one, timeout, Some(LIMIT))?;
@@ -103,7 +96,7 @@ fn silent_processes_lose_their_connections() -> Result<()> {
         let stats = service.frontend_stats()?;
         let refused = stats.count("agent.refused_callers") + stats.count("agent.servers_refused");
         ensure!(refused > 0, "600 connections of one user, and none too many");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -140,6 +133,85 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
         }
         let ended = service.service.stats(backend)?.count("agent.ended.NoProgress");
         ensure!(ended == 1, "{ended} handoffs ended for want of progress");
-        whole(service, &fetch(other, service.service.chain().server(), &["/64k", "/1m"])?)
+        service.whole(&fetch(other, service.service.chain().server(), &["/64k", "/1m"])?)
+    })
+}
+
+/// A tier that the backend trusts asks for body after body in a frontend's name, and claims none.
+#[test]
+fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()> {
+    const OFFERS: u64 = 20;
+    if !may_run("offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long") {
+        return Ok(());
+    }
+    let mut options = Options::shunt();
+    options.settings.agent = "[limits]\noffers_per_peer = 20\n";
+    options.settings.agent_backend = "offer_lifetime = \"3s\"\n";
+    start_on(Lab::builder(), FILES, options, |service| {
+        let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
+        for _ in 0..OFFERS {
+            ensure!(consenting(frontend, backend, "/64k")?.length == 0, "the body came with the header");
+        }
+        std::thread::sleep(Duration::from_millis(300)); // until the agent has looked
+        let more = (0..OFFERS).map(|_| consenting(frontend, backend, "/64k")).collect::<Result<Vec<_>>>()?;
+        service.whole(&more)?;
+        service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)?;
+        let stats = service.service.all_stats()?;
+        let counted =
+            ["servers.offers", "servers.shortcuts", "agent.limited.offers_per_peer"].map(|what| stats.count(what));
+        ensure!(counted == [OFFERS, 0, 1], "offers, shortcuts, limits reached: {counted:?}");
+        std::thread::sleep(Duration::from_millis(3500));
+        ensure!(service.service.stats(backend)?.count("agent.offers_expired") == OFFERS, "offers are kept");
+        service.still_good()
+    })
+}
+
+#[test]
+fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Result<()> {
+    if !may_run("connections_that_fill_the_flow_table_cost_others_only_the_shortcut") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (client, server) = (service.lab.client(), service.service.chain().server());
+        let table = FlowTable::of(service.lab)?;
+        let mut slow = Fetch::new(server);
+        (slow.read_bytes, slow.pause) = (16 << 10, Duration::from_millis(5));
+        let fetched = std::thread::scope(|scope| -> Result<_> {
+            let reader = scope.spawn(|| slow.run(client, &["/7m", "/1m"]));
+            let began = Instant::now();
+            while service.frontend_stats()?.count("servers.shortcuts") == 0 {
+                ensure!(began.elapsed() < LIMIT, "no shortcut");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            table.fill()?;
+            service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
+            reader.join().expect("the reader's thread")
+        })?;
+        // Who had a flow before keeps it, for what follows on its connection, too.
+        service.whole(&fetched)?;
+        let stats = service.frontend_stats()?;
+        let counted =
+            ["servers.shortcuts", "frontend.fe_refused_full", "servers.fetched_begin"].map(|what| stats.count(what));
+        ensure!(counted == [2, 2, 2], "shortcuts, refused, fetched: {counted:?}");
+        table.empty();
+        service.still_good()
+    })
+}
+
+/// More connections a second than the table holds for `flow_quiet`: those that have ended are forgotten sooner.
+#[test]
+fn flows_of_short_connections_make_room() -> Result<()> {
+    if !may_run("flows_of_short_connections_make_room") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let table = FlowTable::of(service.lab)?;
+        table.add_ended(40_000, Duration::from_secs(10))?;
+        let began = Instant::now();
+        while service.frontend_stats()?.count("frontend.flows") > 1000 {
+            ensure!(began.elapsed() < Duration::from_secs(40), "{:#}", service.frontend_stats()?.0["frontend"]);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        service.still_good()
     })
 }

@@ -8,7 +8,6 @@ use shunt_lab::{Host, Lab, Options, ShuntPart};
 use shunt_wire::local::{VERSION, kind};
 
 use crate::service::{FILES, Running, may_run, start, start_on};
-use crate::still_good;
 
 /// Not one that a user has for himself.
 const PYTHON: &str = "/usr/bin/python3";
@@ -92,7 +91,7 @@ fn another_users_process_is_no_server() -> Result<()> {
         ensure!(answer.trim() == "6 15", "the observer as a server: {answer:?}");
         let refused = service.frontend_stats()?.count("agent.refused_callers");
         ensure!(refused == 3, "{refused} refusals counted");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -137,6 +136,6 @@ fn a_ring_is_its_users_alone() -> Result<()> {
         ensure!(own.trim() == "EPERM good", "its own user: {own:?}");
         let other = python_as(NOBODY, frontend, NAME_RINGS, &address)?;
         ensure!(other.trim() == "EPERM", "another user: {other:?}");
-        still_good(service)
+        service.still_good()
     })
 }

@@ -5,14 +5,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use shunt_lab::{Fetch, Host, Lab, Options, Role, fetch};
+use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch};
 use shunt_wire::Tag;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
 
 use crate::service::impostor::{Connection, Impostor};
 use crate::service::{FILES, Running, may_run, start, start_on};
-use crate::still_good;
 
 /// An offer as every tier between sees it.
 #[derive(Clone, Debug)]
@@ -37,11 +36,7 @@ impl Seen {
 
     /// Has the backend's server make one for the frontend, which then hears nothing of it.
     pub fn made_for(frontend: &Host, backend: &Host, path: &str) -> Result<Self> {
-        let address = backend.service_address().context("the backend's address")?;
-        let mut asking = Fetch::new(SocketAddr::from((address, 80)));
-        let consent = format!("Shunt-Consent: 1; frontend={}; nonce={:032x}; tiers=1", frontend.name(), 7);
-        asking.headers = vec![consent];
-        let answer = asking.run(frontend, &[path])?.remove(0);
+        let answer = consenting(frontend, backend, path)?;
         ensure!(answer.length == 0, "the body came with the header");
         Self::of_field(answer.field("shunt-payload").context("no offer in the answer")?)
     }
@@ -68,6 +63,15 @@ impl Seen {
         tag[15] ^= 1;
         Self { tag: Tag(tag), ..self.clone() }
     }
+}
+
+/// What the backend's server answers to a tier that consents in a frontend's name.
+pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched> {
+    let address = backend.service_address().context("the backend's address")?;
+    let mut asking = Fetch::new(SocketAddr::from((address, 80)));
+    let consent = format!("Shunt-Consent: 1; frontend={}; nonce={:032x}; tiers=1", frontend.name(), 7);
+    asking.headers = vec![consent];
+    Ok(asking.run(frontend, &[path])?.remove(0))
 }
 
 /// Why a fetch was refused; an error where it was served.
@@ -116,7 +120,7 @@ fn an_offer_is_for_one_frontend_and_for_once() -> Result<()> {
         let bytes = served(own.connect(frontend, backend)?, &offer)?;
         ensure!(bytes == std::fs::read(service.files.join("64k"))?, "{} other bytes", bytes.len());
         ensure!(refused(&own, &offer)? == Reason::UnknownOffer, "a replayed claim");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -134,7 +138,7 @@ fn an_offer_dies_with_its_lifetime() -> Result<()> {
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
         ensure!(refusal(own.connect(frontend, backend)?, &offer)? == Reason::UnknownOffer, "an old offer");
         ensure!(service.service.all_stats()?.count("agent.offers_expired") == 1, "not counted");
-        still_good(service)
+        service.still_good()
     })
 }
 
@@ -228,5 +232,5 @@ fn lie_to(service: &mut Running<'_>) -> Result<()> {
         .map(|name| stats.count(&format!("servers.{name}")))
         .sum();
     ensure!(refused == LIES.len() as u64 - 1, "{refused} refusals counted: {:#}", stats.0["servers"]);
-    still_good(service)
+    service.still_good()
 }

@@ -7,7 +7,6 @@ use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
 
 use crate::service::{FILES, Running, may_run, start_on};
-use crate::still_good;
 
 /// Bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
@@ -80,9 +79,10 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
     options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\n";
     options.settings.agent_frontend = "flow_quiet = \"1s\"\n";
     options.settings.locations = Some(filtered);
+    options.settings.http = &["shunt_alone_length 0"]; // each of its bodies is alone on its connection
     start_on(Lab::builder(), FILES, options, |service| {
         check_privileges(service)?;
-        still_good(service)?;
+        service.still_good()?;
         fetches_work(service)?;
         // Programs and maps are taken over, flows whose connections are gone forgotten.
         for host in [service.lab.frontend(), service.lab.backend()] {
@@ -91,7 +91,7 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
         }
         std::thread::sleep(std::time::Duration::from_secs(6)); // until the workers have found their agents again
         check_privileges(service)?;
-        still_good(service)?;
+        service.still_good()?;
         fetches_work(service)
     })
 }

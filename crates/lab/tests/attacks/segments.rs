@@ -9,7 +9,6 @@ use rustix::net::{AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, 
 use shunt_lab::{Fetch, Host, Lab, Options};
 
 use crate::service::{FILES, Running, may_run, start_on};
-use crate::{still_good, whole};
 
 const FIN: u8 = 1;
 const SYN: u8 = 2;
@@ -114,10 +113,10 @@ fn download_under(
         reader.join().expect("the reader's thread")
     })?;
     ensure!(sent >= 10 * AT_ONCE, "only {sent} packets");
-    whole(service, &fetched)?;
+    service.whole(&fetched)?;
     let shortcuts = service.frontend_stats()?.count("servers.shortcuts");
     ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
-    still_good(service)
+    service.still_good()
 }
 
 #[test]

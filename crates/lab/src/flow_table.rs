@@ -1,0 +1,72 @@
+//! The flow table of a frontend, filled without the connections that would fill it.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use rustix::time::{ClockId, clock_gettime};
+use shunt_handoff::bpf::{FLOW_CLIENT_FIN, FLOW_SERVER_FIN, Flow, FlowKey};
+use zerocopy::IntoBytes;
+
+use crate::lab::Lab;
+
+/// The table.
+#[derive(Debug)]
+pub struct FlowTable(MapHandle);
+
+impl FlowTable {
+    /// That of the lab's frontend, whose agent runs.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn of(lab: &Lab) -> Result<Self> {
+        let path = format!("{}{}/flows", lab.id().pins_prefix(), lab.frontend().name());
+        Ok(Self(MapHandle::from_pinned_path(&path).with_context(|| format!("opening {path}"))?))
+    }
+
+    /// Fills it with flows that are never too old.
+    ///
+    /// # Errors
+    /// When it does not get full.
+    pub fn fill(&self) -> Result<()> {
+        let flow = Flow { last_seen_ns: u64::MAX, ..Default::default() };
+        match (0..=self.0.max_entries()).find(|number| self.add(*number, &flow).is_err()) {
+            Some(_) => Ok(()),
+            None => bail!("the flow table takes more than {} flows", self.0.max_entries()),
+        }
+    }
+
+    /// Adds flows whose connections both ends have closed so long ago.
+    ///
+    /// # Errors
+    /// When they have no room.
+    pub fn add_ended(&self, count: u32, ago: Duration) -> Result<()> {
+        let now = clock_gettime(ClockId::Monotonic);
+        let last_seen_ns = (now.tv_sec as u64).saturating_sub(ago.as_secs()) * 1_000_000_000;
+        let flow = Flow { flags: (FLOW_CLIENT_FIN | FLOW_SERVER_FIN) as u8, last_seen_ns, ..Default::default() };
+        ensure!((0..count).all(|number| self.add(number, &flow).is_ok()), "no room for {count} flows");
+        Ok(())
+    }
+
+    /// Takes out again what was put in.
+    pub fn empty(&self) {
+        for number in 0..=self.0.max_entries() {
+            // Those that did not fit are not there.
+            let _ = self.0.delete(nobody(number).as_bytes());
+        }
+    }
+
+    fn add(&self, number: u32, flow: &Flow) -> libbpf_rs::Result<()> {
+        self.0.update(nobody(number).as_bytes(), flow.as_bytes(), MapFlags::NO_EXIST)
+    }
+}
+
+/// A flow of no connection: from the addresses that nobody has (RFC 1112, 4).
+fn nobody(number: u32) -> FlowKey {
+    let mut client_address = [0; 16];
+    client_address[10..12].fill(0xff);
+    client_address[12..].copy_from_slice(&Ipv4Addr::from(0xf000_0000 | number >> 16).octets());
+    let client_port = (number as u16).to_be();
+    FlowKey { client_address, server_address: client_address, client_port, server_port: 0 }
+}
