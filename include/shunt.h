@@ -212,6 +212,7 @@ struct shunt_board {
     X(45, aborted_agent, "of the aborted: an agent ended it, agent.ended says why")                 \
     X(46, aborted_closed, "of the aborted: the request ended: the client closed, or nginx did") \
     X(48, relayed_family, "not consented: no backend sends to clients of that IP version")            \
+    X(49, relayed_short_lived, "relayed by the backend: too short to be alone on its connection")    \
     X(50, relayed_tls_version, "not consented: TLS before 1.3")                                     \
     X(51, relayed_tls_early, "not consented: the TLS handshake is not complete (0-RTT)")            \
     X(52, relayed_tls_suite, "not consented: a cipher suite that cannot be handed over")            \
@@ -382,9 +383,7 @@ struct shunt_fetched {
  * session's key, over nonce (16 bytes, from the consent), offer number and length (8 bytes each,
  * little-endian).
  *
- * Header fields (RFC 9110 structured like parameters, one space after each semicolon, all lower
- * case): request   Shunt-Consent: 1; frontend=NAME; nonce=32HEX; tiers=N response  Shunt-Payload:
- * 1; backend=NAME; offer=16HEX; length=DECIMAL; tag=32HEX
+ * docs/protocols.md has the header fields.
  */
 #define SHUNT_TAG_INPUT_BYTES 32
 

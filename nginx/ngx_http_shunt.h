@@ -17,7 +17,7 @@
 
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_CONSENT_BYTES \
-    (sizeof("1; frontend=; nonce=; tiers=255; rest=1") + SHUNT_NAME_BYTES + 32)
+    (sizeof("1; frontend=; nonce=; tiers=255; from=") + SHUNT_NAME_BYTES + 32 + NGX_INT64_LEN)
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
@@ -33,8 +33,10 @@ typedef struct {
 
 typedef struct {
     ngx_flag_t shunt;
-    size_t mean_length;  /* bytes in long bodies per response, for which it is worth consenting */
-    uint64_t long_bytes; /* what this worker has seen of those: worth.c */
+    size_t mean_length;   /* bytes in long bodies per response, for which it is worth consenting */
+    uint64_t long_bytes;  /* what this worker has seen of those: worth.c */
+    size_t alone_length;  /* from which on a body alone on its connection is worth a shortcut */
+    uint32_t alone_share; /* long bodies that were their connection's first: lifetime.c */
     ngx_flag_t consent;
     ngx_flag_t offer;
     size_t offer_min_length;
@@ -48,6 +50,7 @@ typedef struct {
     u_char nonce[16];
     ngx_uint_t tiers;
     ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
+    uint64_t from;   /* bytes: not to a shorter payload; 0: as the backend likes it */
 } ngx_http_shunt_consent_t;
 
 typedef struct {
@@ -150,6 +153,7 @@ ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h);
 
 /* variables */
 ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf);
+ngx_str_t *ngx_http_shunt_counter_name(ngx_uint_t counter);
 
 /* consent: the request side */
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
@@ -161,10 +165,18 @@ ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, cha
                                            ngx_str_t *value);
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h));
 
+#define NGX_HTTP_SHUNT_LONG (32 * 1024) /* bytes: the default of shunt_offer_min_length */
+
 /* worth: whether to consent */
 void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
 ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf);
-void ngx_http_shunt_worth_note(ngx_http_shunt_loc_conf_t *lcf, off_t length);
+void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length);
+
+/* lifetime: to which lengths */
+void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf);
+uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf);
+void ngx_http_shunt_lifetime_note(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
+void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c);
 
 /* backend */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);

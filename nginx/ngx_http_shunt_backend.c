@@ -34,6 +34,10 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_too_small;
     }
 
+    if (r->headers_out.content_length_n < (off_t) ctx->consent.from) {
+        return SHUNT_COUNT_relayed_short_lived;
+    }
+
     if (ngx_http_test_content_type(r, &lcf->offer_types) == NULL) {
         return SHUNT_COUNT_relayed_type;
     }

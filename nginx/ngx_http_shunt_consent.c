@@ -331,6 +331,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ctx->consent.frontend = ngx_http_shunt_board_name();
     ctx->consent.tiers = 1;
     ctx->consent.rest = 0;
+    ctx->consent.from = ngx_http_shunt_least_length(r, lcf);
     ctx->given = 1;
     ctx->given_at = ngx_current_msec;
     ctx->tls_fresh = ngx_http_shunt_ssl_is_fresh(r->connection);

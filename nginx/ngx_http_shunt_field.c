@@ -122,15 +122,17 @@ ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_
         return NGX_ERROR;
     }
 
-    consent->rest = c.pos != c.last;
+    consent->tiers = (ngx_uint_t) tiers;
+    consent->rest = ngx_http_shunt_take_literal(&c, "; rest=1") == NGX_OK;
+    consent->from = 0;
 
-    if (consent->rest &&
-        (ngx_http_shunt_take_literal(&c, "; rest=1") != NGX_OK || c.pos != c.last)) {
+    if (ngx_http_shunt_take_literal(&c, "; from=") == NGX_OK &&
+        (consent->rest ||
+         ngx_http_shunt_take_decimal(&c, NGX_MAX_OFF_T_VALUE, &consent->from) != NGX_OK)) {
         return NGX_ERROR;
     }
 
-    consent->tiers = (ngx_uint_t) tiers;
-    return NGX_OK;
+    return c.pos == c.last ? NGX_OK : NGX_ERROR;
 }
 
 ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_t *payload)
@@ -204,6 +206,11 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
     p = ngx_sprintf(p, "1; frontend=%V; nonce=", &consent->frontend);
     p = ngx_hex_dump(p, consent->nonce, 16);
     p = ngx_sprintf(p, "; tiers=%ui%s", consent->tiers, consent->rest ? "; rest=1" : "");
+
+    if (consent->from) {
+        p = ngx_sprintf(p, "; from=%uL", consent->from);
+    }
+
     field->len = p - field->data;
 
     return NGX_OK;

@@ -97,12 +97,23 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
     return 0;
 }
 
+/* Never the field itself: whoever reads its tag can claim the payload until somebody else has. */
 static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
                                        ngx_uint_t counter)
 {
-    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
-                  "shunt: upstream's offer refused (counter %ui), \"Shunt-Payload: %V\"%V", counter,
-                  &field->value, ngx_http_shunt_trace_text(r));
+    ngx_http_shunt_payload_t payload;
+
+    if (ngx_http_shunt_parse_payload(&field->value, &payload) == NGX_OK) {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                      "shunt: upstream's offer %016xL of \"%V\", %uL bytes, %V%V", payload.number,
+                      &payload.backend, payload.length, ngx_http_shunt_counter_name(counter),
+                      ngx_http_shunt_trace_text(r));
+    } else {
+        ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                      "shunt: upstream's \"Shunt-Payload\" of %uz bytes, which is no offer, %V%V",
+                      field->value.len, ngx_http_shunt_counter_name(counter),
+                      ngx_http_shunt_trace_text(r));
+    }
 
     ngx_http_shunt_outcome(r, counter);
 
@@ -119,8 +130,7 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_uint_t in_memory;
     const struct shunt_board *board = ngx_http_shunt_board();
 
-    ngx_http_shunt_worth_note(ngx_http_get_module_loc_conf(r, ngx_http_shunt_module),
-                              ctx->payload.length);
+    ngx_http_shunt_worth_note(r, ctx->payload.length);
 
     ngx_http_shunt_recovery_note(r, ctx);
 
@@ -200,7 +210,7 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
 
     if (field == NULL && lcf->shunt) {
-        ngx_http_shunt_worth_note(lcf, r->header_only ? 0 : r->headers_out.content_length_n);
+        ngx_http_shunt_worth_note(r, r->header_only ? 0 : r->headers_out.content_length_n);
     }
 
     if (field == NULL || pass) {

@@ -164,6 +164,7 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
 
     ngx_http_shunt_ring_hold(ctx->ring);
     ngx_http_shunt_count_handoff(ctx->peer.index, 1);
+    ngx_http_shunt_lifetime_shortcut(c);
     ctx->mode = SHUNT_MODE_ACTIVE;
 
     return 0;

@@ -38,6 +38,10 @@ static ngx_command_t ngx_http_shunt_commands[] = {
      ngx_conf_set_size_slot, NGX_HTTP_LOC_CONF_OFFSET,
      offsetof(ngx_http_shunt_loc_conf_t, mean_length), NULL},
 
+    {ngx_string("shunt_alone_length"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_TAKE1,
+     ngx_conf_set_size_slot, NGX_HTTP_LOC_CONF_OFFSET,
+     offsetof(ngx_http_shunt_loc_conf_t, alone_length), NULL},
+
     {ngx_string("shunt_trust"), NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_CONF_1MORE,
      ngx_http_shunt_trust, NGX_HTTP_LOC_CONF_OFFSET, 0, NULL},
 
@@ -304,7 +308,9 @@ static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf)
 
     conf->shunt = NGX_CONF_UNSET;
     conf->mean_length = NGX_CONF_UNSET_SIZE;
+    conf->alone_length = NGX_CONF_UNSET_SIZE;
     ngx_http_shunt_worth_init(conf);
+    ngx_http_shunt_lifetime_init(conf);
     conf->consent = NGX_CONF_UNSET;
     conf->offer = NGX_CONF_UNSET;
     conf->offer_min_length = NGX_CONF_UNSET_SIZE;
@@ -320,6 +326,7 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
 
     ngx_conf_merge_value(conf->shunt, prev->shunt, 0);
     ngx_conf_merge_size_value(conf->mean_length, prev->mean_length, 4 * 1024);
+    ngx_conf_merge_size_value(conf->alone_length, prev->alone_length, 256 * 1024);
     ngx_conf_merge_value(conf->consent, prev->consent, 1);
     ngx_conf_merge_value(conf->offer, prev->offer, 0);
     ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);

@@ -137,6 +137,7 @@ static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shun
     rec->consent.frontend = ngx_http_shunt_board_name();
     rec->consent.tiers = 1;
     rec->consent.rest = 1;
+    rec->consent.from = 0;
 
     if (ngx_http_shunt_add_request_field(sr, "Range", "range", &range) != NGX_OK ||
         ngx_http_shunt_add_request_field(sr, "If-Match", "if-match", &ctx->etag) != NGX_OK) {

@@ -20,6 +20,11 @@ static ngx_http_variable_t ngx_http_shunt_variables[] = {
 static ngx_str_t ngx_http_shunt_counter_names[] = {SHUNT_COUNTER_LIST(SHUNT_NAME_X)};
 #undef SHUNT_NAME_X
 
+ngx_str_t *ngx_http_shunt_counter_name(ngx_uint_t counter)
+{
+    return &ngx_http_shunt_counter_names[counter];
+}
+
 ngx_int_t ngx_http_shunt_add_variables(ngx_conf_t *cf)
 {
     ngx_http_variable_t *var, *v;

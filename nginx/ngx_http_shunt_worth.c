@@ -10,7 +10,6 @@
  */
 #include "ngx_http_shunt.h"
 
-#define NGX_HTTP_SHUNT_LONG    (32 * 1024)        /* bytes: the default of shunt_offer_min_length */
 #define NGX_HTTP_SHUNT_LONGEST (16 * 1024 * 1024) /* one body counts for no more */
 #define NGX_HTTP_SHUNT_HOPE    (64 * 1024)
 #define NGX_HTTP_SHUNT_LATEST  12 /* 2^12 responses: log2 of the weight of the past */
@@ -25,12 +24,15 @@ ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf)
     return lcf->long_bytes >> NGX_HTTP_SHUNT_LATEST >= lcf->mean_length;
 }
 
-/* length: of a response's body, -1 where it is unknown */
-void ngx_http_shunt_worth_note(ngx_http_shunt_loc_conf_t *lcf, off_t length)
+/* length: of the response's body, -1 where it is unknown */
+void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length)
 {
+    ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
     lcf->long_bytes -= lcf->long_bytes >> NGX_HTTP_SHUNT_LATEST;
 
     if (length >= NGX_HTTP_SHUNT_LONG) {
         lcf->long_bytes += ngx_min(length, NGX_HTTP_SHUNT_LONGEST);
+        ngx_http_shunt_lifetime_note(r, lcf);
     }
 }

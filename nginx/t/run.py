@@ -65,6 +65,7 @@ CONF = HEAD + """
         location /after/ {{ limit_rate_after 1m; proxy_pass http://backend/; }}
         location /rate/ {{ limit_rate 5m; proxy_pass http://backend/; }}
         location /off/ {{ shunt off; proxy_pass http://backend/; }}
+        location /alone0/ {{ shunt_alone_length 0; proxy_pass http://backend/; }}
         location /raw/ {{ proxy_pass http://127.0.0.5:8085/; }}
         location /rawoff/ {{ shunt off; proxy_pass http://127.0.0.5:8085/; }}
         location /strange/ {{ proxy_pass http://127.0.0.6:8085/; }}
@@ -212,6 +213,10 @@ class Base(unittest.TestCase):
 
     def outcome(self, port=8081, n=1):
         return self.log(port, n)[3]
+
+    def consent(self, port=8083, n=1):
+        """What came with a request."""
+        return " ".join(self.log(port, n)[6:]).strip('"')
 
     def assertClean(self, r):
         self.assertEqual([k for k in r.fields if k.startswith("shunt") or k.startswith("x-accel")], [])
@@ -633,7 +638,14 @@ class Refuse(Base):
         self.assertClean(r)
         self.assertNotIn("set-cookie", r.fields)
         self.assertEqual(self.agent.counters()[counter], 1, counter)
+        self.assertIn(counter, self.logged())
         return raw
+
+    def logged(self):
+        """What the log says of the offer that was refused last: never its tag, which whoever reads the log could use."""
+        lines = [l for l in read(self.dir + "/error.log").splitlines() if "shunt: upstream's" in l]
+        self.assertNotRegex("".join(lines), "(?i)tag=|[0-9a-f]{17}")
+        return lines[-1]
 
     def test_raw_offer(self):
         """The consent's form; and that a good offer of a raw upstream is taken."""
@@ -662,6 +674,7 @@ class Refuse(Base):
             raw.close()
             n += 1
             self.assertEqual((r.status, self.agent.counters()["refused_malformed"]), (502, n))
+            self.assertIn("which is no offer, refused_malformed", self.logged())
 
     def test_two_fields(self):
         self.refused(lambda q: self.answer(self.offer(q), extra=f"shunt-payload: {self.offer(q)}\r\n"),
@@ -717,19 +730,24 @@ class Refuse(Base):
 
     def test_consent_of_a_trusted_tier(self):
         good = "1; frontend=self; nonce=" + "a" * 32 + "; tiers=1"
-        for value, cl in ((good, 0), (good.replace("self", "other"), len(BIG)), (good + ";", len(BIG)), (good[:-1] + "0", len(BIG)),
-                          (good.replace("aaaa", "AAAA"), len(BIG))):
+        relayed = [good.replace("self", "other"), good + ";", good[:-1] + "0", good.replace("aaaa", "AAAA"), good + "; from=0",
+                   good + "; from=", good + "; from=05", good + "; from=1; from=1", good + "; from=1; rest=1",
+                   good + "; rest=1; from=1", good + f"; from={len(BIG) + 1}"]
+        taken = [good, good + "; rest=1", good + "; from=1", good + f"; from={len(BIG)}"]
+        for value, cl in [(v, 0) for v in taken] + [(v, len(BIG)) for v in relayed]:
             c = Client("127.0.0.2", 8083, source="127.0.0.9")
             c.send("/big", fields=f"Shunt-Consent: {value}\r\n")
             status, fields = c.head()
             self.assertEqual(fields["content-length"], str(cl), value)
             self.assertEqual("shunt-payload" in fields, fields["content-length"] == "0")
             c.close()
-        self.assertEqual(self.agent.counters()["relayed_no_peer"], 1)
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_no_peer"], n["relayed_short_lived"]), (1, 1))
 
     def test_intermediate_adds_itself(self):
         c = Client("127.0.0.3", 8082, source="127.0.0.9")
-        c.send("/big", fields="Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n")
+        c.send("/big", fields="Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1; from=5000\r\n")
+        self.assertRegex(self.consent(8083), "^1; frontend=self; nonce=a{32}; tiers=2; from=5000$")
         status, fields = c.head()
         self.assertRegex(fields["shunt-payload"], "^1; backend=self; offer=[0-9a-f]{16}; length=%d; tag=[0-9a-f]{32}$" % len(BIG))
         self.assertEqual(fields["x-accel-expires"], "0")
@@ -756,6 +774,7 @@ if __name__ == "__main__":
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
     from configurations import *
+    from lifetime import *
     from limits import *
     from recovery import *
     from tls import *

@@ -266,7 +266,9 @@ fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>) -> Option<Shun
     let mut part = ShuntPart::of(host, PathBuf::from(module));
     match (host.role(), offer_min) {
         (Role::Backend, Some(bytes)) => part.location.push(format!("shunt_offer_min_length {bytes}")),
-        (Role::Frontend, Some(_)) => part.location.push("shunt_mean_length 0".into()),
+        (Role::Frontend, Some(_)) => {
+            part.location.extend(["shunt_mean_length 0".to_owned(), "shunt_alone_length 0".to_owned()]);
+        }
         _ => {}
     }
     Some(part)

@@ -39,6 +39,11 @@ pub(super) enum Case {
         size: u64,
         wire: Wire,
     },
+    /// The whole service's CPU per response that has a connection of its own.
+    Alone {
+        size: u64,
+        wire: Wire,
+    },
     /// What a shortcut costs above the physical limit.
     Handoff,
     TierCpu {
@@ -74,6 +79,7 @@ pub(super) struct Shape {
 }
 
 pub(super) const CPU_SIZES: [u64; 4] = [16 * KIB, 64 * KIB, 256 * KIB, MIB];
+const ALONE_SIZES: [u64; 3] = [64 * KIB, 256 * KIB, MIB];
 
 impl Subject for Case {
     fn all() -> Vec<Self> {
@@ -82,6 +88,9 @@ impl Subject for Case {
             for size in CPU_SIZES {
                 all.extend([Wire::Tso, Wire::Mtu].map(|wire| Self::Cpu { intermediates, size, wire }));
             }
+        }
+        for size in ALONE_SIZES {
+            all.extend([Wire::Tso, Wire::Mtu].map(|wire| Self::Alone { size, wire }));
         }
         all.push(Self::Handoff);
         for tier in [Tier::Frontend, Tier::Intermediate] {
@@ -104,6 +113,7 @@ impl Subject for Case {
     fn name(self) -> String {
         match self {
             Self::Cpu { intermediates, size, wire } => format!("cpu/{intermediates}is/{}/{wire}", size_name(size)),
+            Self::Alone { size, wire } => format!("alone/{}/{wire}", size_name(size)),
             Self::Handoff => "handoff/64k".to_owned(),
             Self::TierCpu { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),
             Self::TierCpu { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
@@ -125,7 +135,9 @@ impl Subject for Case {
 
     fn unit(self) -> Unit {
         match self {
-            Self::Cpu { .. } | Self::Handoff | Self::TierCpu { .. } => Unit::MicrosecondsPerResponse,
+            Self::Cpu { .. } | Self::Alone { .. } | Self::Handoff | Self::TierCpu { .. } => {
+                Unit::MicrosecondsPerResponse
+            }
             Self::IntermediateBytes => Unit::BytesPerResponse,
             Self::Saturated { .. } | Self::Idle => Unit::ResponsesPerSecond,
             Self::Latency { .. } | Self::IdleTail => Unit::Microseconds,
@@ -142,7 +154,7 @@ impl Case {
     /// The body that it asks for, in bytes.
     pub(super) fn size(self) -> u64 {
         match self {
-            Self::Cpu { size, .. } | Self::TierCpu { size, .. } => size,
+            Self::Cpu { size, .. } | Self::Alone { size, .. } | Self::TierCpu { size, .. } => size,
             Self::Saturated { size } | Self::Latency { size, .. } => size,
             Self::Handoff => 64 * KIB,
             Self::IntermediateBytes => MIB,
@@ -156,6 +168,7 @@ impl Case {
     pub(super) fn shape(self) -> Option<Shape> {
         let (intermediates, wire) = match self {
             Self::Cpu { intermediates, wire, .. } => (intermediates, wire),
+            Self::Alone { wire, .. } => (0, wire),
             Self::TierCpu { wire, .. } => (2, wire),
             Self::IntermediateBytes => (2, Wire::Mtu),
             Self::Handoff | Self::Saturated { .. } | Self::Latency { .. } | Self::Idle | Self::IdleTail => {
@@ -181,10 +194,12 @@ mod tests {
     #[test]
     fn names_never_change() {
         let names: Vec<String> = Case::all().into_iter().map(Case::name).collect();
-        assert_eq!(names.len(), 24 + 1 + 8 + 1 + 2 + 4 + 2 + 4);
+        assert_eq!(names.len(), 24 + 6 + 1 + 8 + 1 + 2 + 4 + 2 + 4);
         for name in [
             "cpu/0is/16k/tso",
             "cpu/2is/1m/mtu",
+            "alone/64k/tso",
+            "alone/1m/mtu",
             "handoff/64k",
             "fe-cpu/64k/tso",
             "is-cpu/1m/mtu",

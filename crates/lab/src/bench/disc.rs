@@ -10,7 +10,7 @@ use super::case::{Case, Shape};
 use super::choice::{Choice, Subject, once};
 use super::limit::Limits;
 use super::outcome::{CaseOutcome, Outcome};
-use super::runs::{CONNECTIONS, Runner};
+use super::runs::{self, CONNECTIONS, Runner};
 use super::{profile, show, wan};
 use crate::report::Progress;
 use crate::service::Options;
@@ -42,7 +42,7 @@ impl Disc {
             case.shape().context("the time of a download over a long way goes by on the link: nothing to profile")?;
         profile::run(case, Plan::of(shape, self.ours()), |bed, side, time| {
             bed.place(&Runner::placement(bed, case)?)?;
-            bed.load(side, case.size(), CONNECTIONS, time)
+            runs::load(bed, case, side, CONNECTIONS, time)
         })
     }
 

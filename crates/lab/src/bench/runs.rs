@@ -1,5 +1,7 @@
 //! How each case is measured.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 
 use super::bed::{Bed, Side};
@@ -12,6 +14,8 @@ use super::outcome::CaseOutcome;
 use crate::load::Cost;
 use crate::placement::Placement;
 use crate::report::Sample;
+use crate::report::number::size_name;
+use crate::wrk::Wrk;
 
 /// wrk's, for everything but a saturated frontend.
 pub(super) const CONNECTIONS: u32 = 10;
@@ -101,6 +105,7 @@ impl Runner {
         let together: Vec<Case> = cases.iter().copied().filter(|case| comes_with(*case, first)).collect();
         match first {
             Case::Cpu { .. } => Ok(vec![self.whole_service(bed, first)?]),
+            Case::Alone { .. } => Ok(vec![self.alone(bed, first)?]),
             Case::Handoff => Ok(vec![self.handoff(bed)?]),
             Case::TierCpu { .. } => Ok(vec![self.tier(bed, first)?]),
             Case::IntermediateBytes => Ok(vec![self.intermediate_bytes(bed)?]),
@@ -113,7 +118,7 @@ impl Runner {
     }
 
     fn costs(&self, bed: &Bed, case: Case, connections: u32) -> Result<Costs> {
-        let load = |side| bed.load(side, case.size(), connections, self.effort.load());
+        let load = |side| load(bed, case, side, connections, self.effort.load());
         Costs::measure(bed, self.effort.rounds(case), load)
     }
 
@@ -132,6 +137,11 @@ impl Runner {
         let limit = self.limits.of(bed, case.size(), self.effort)?;
         let above = outcome.ours - limit;
         Ok(outcome.with("limit", limit).with("above_limit", above))
+    }
+
+    fn alone(&self, bed: &Bed, case: Case) -> Result<CaseOutcome> {
+        let background = bed.background();
+        Ok(self.costs(bed, case, CONNECTIONS)?.compared(case, |cost| cost.microseconds(&background)))
     }
 
     /// The limit's parts are measured again, in turns with ours: a difference of large numbers wants its own runs.
@@ -202,6 +212,13 @@ impl Runner {
             .with("cpu_us", cpu(&costs.ours))
             .with("cpu_us_baseline", cpu(&costs.baseline)))
     }
+}
+
+/// One side as a case has it.
+pub(super) fn load(bed: &Bed, case: Case, side: Side, connections: u32, time: Duration) -> Result<Cost> {
+    let (_, chain) = bed.target(side)?;
+    let wrk = Wrk::new(chain.url(&format!("/{}", size_name(case.size())))).connections(connections).duration(time);
+    bed.load_with(side, if matches!(case, Case::Alone { .. }) { wrk.new_connections() } else { wrk })
 }
 
 /// Whether a case is read off the same requests as `first`.
