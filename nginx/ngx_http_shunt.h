@@ -136,9 +136,10 @@ typedef struct {
     uint64_t acked;
     ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
-    ngx_event_t progress; /* timer: has the client acknowledged anything lately? */
-    ngx_event_t watch;    /* posted: look at what a client on TLS says meanwhile */
-    ngx_event_t failure;  /* posted: give the request up, from outside of any filter */
+    ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
+    ngx_event_t watch;           /* posted: look at what a client on TLS says meanwhile */
+    ngx_event_handler_pt reader; /* of the client's connection, while its FIN is ignored */
+    ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
 } ngx_http_shunt_ctx_t;
 

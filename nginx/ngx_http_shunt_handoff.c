@@ -13,6 +13,41 @@
 static void ngx_http_shunt_progress_handler(ngx_event_t *ev);
 static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
 
+/* ---- a client that has closed its half, where that is no reason to leave it ---- */
+
+static void ngx_http_shunt_deaf_handler(ngx_event_t *rev)
+{
+    ngx_connection_t *c = rev->data;
+
+    ngx_http_block_reading(c->data);
+}
+
+/*
+ * While nginx reads from an upstream, proxy_ignore_client_abort and its kin have it send on to such
+ * a client. With an offer the upstream is done at once, and nginx would look for a FIN from when
+ * the filters have returned: by an event of this very turn, if one is there.
+ */
+static void ngx_http_shunt_turn_deaf(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_event_t *rev = r->connection->read;
+
+    /* on TLS, events have more to tell: ngx_http_shunt_ssl_watch() */
+    if (ctx->content_bytes == 0 && !r->discard_body && r->upstream &&
+        r->upstream->conf->ignore_client_abort) {
+        ctx->reader = rev->handler;
+        rev->handler = ngx_http_shunt_deaf_handler;
+    }
+}
+
+/* What came meanwhile has left `ready` set, and whoever wants to read begins with that. */
+static void ngx_http_shunt_hear_again(ngx_http_shunt_ctx_t *ctx)
+{
+    if (ctx->reader) {
+        ctx->request->connection->read->handler = ctx->reader;
+        ctx->reader = NULL;
+    }
+}
+
 /* ---- beginning ---- */
 
 /* NGX_OK: nothing of this connection waits in nginx any more. */
@@ -243,6 +278,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
     ngx_http_shunt_watch_progress(r, ctx);
+    ngx_http_shunt_turn_deaf(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
     rc = ngx_http_shunt_claim(r, ctx, &keys);
@@ -293,6 +329,7 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = 0;
     ctx->mode = SHUNT_MODE_COMPLETE;
+    ngx_http_shunt_hear_again(ctx);
     ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->progress.timer_set) {
@@ -450,6 +487,7 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
 
+    ngx_http_shunt_hear_again(ctx);
     ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->failure.posted) {

@@ -66,6 +66,7 @@ CONF = HEAD + """
         location /rate/ {{ limit_rate 5m; proxy_pass http://backend/; }}
         location /off/ {{ shunt off; proxy_pass http://backend/; }}
         location /alone0/ {{ shunt_alone_length 0; proxy_pass http://backend/; }}
+        location /deaf/ {{ proxy_ignore_client_abort on; proxy_pass http://backend/; }}
         location /raw/ {{ proxy_pass http://127.0.0.5:8085/; }}
         location /rawoff/ {{ shunt off; proxy_pass http://127.0.0.5:8085/; }}
         location /strange/ {{ proxy_pass http://127.0.0.6:8085/; }}
@@ -488,6 +489,24 @@ class Trouble(Base):
             self.assertEqual(self.agent.wait("abort"), h["handoff"])
             self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # too late: finds nothing
         self.assertEqual(self.agent.counters()["aborted"], 2)
+
+    def test_client_closes_its_half(self):
+        for uri, whole in ("/big", False), ("/deaf/big", True):
+            closed = threading.Event()
+            self.agent.on_handoff = lambda s, h: (closed.wait(10), self.agent.serve(s, h))
+            c = Client()
+            c.send(uri)
+            self.agent.wait("handoff")
+            c.s.shutdown(socket.SHUT_WR)
+            if whole:
+                time.sleep(0.2)  # for nginx to see it
+                closed.set()
+                self.assertEqual(c.receive().body, BIG)
+                self.assertEqual(c.f.read(1), b"")
+            else:
+                self.agent.wait("abort")
+                closed.set()
+        self.assertEqual(self.agent.counters()["aborted"], 1)
 
     def test_unknown_events_and_ends(self):
         self.agent.on_handoff = lambda s, h: (self.agent.ring.post(12345, 1, 1), self.agent.ring.post(MASK64, 1, 2),

@@ -173,8 +173,8 @@ fn fetch_one(service: &Running<'_>, name: &str) -> Result<()> {
 }
 
 /// Closes or resets after each of these many bytes of a response's stream.
-fn leave_everywhere(test: &str, resets: bool) -> Result<()> {
-    beside_others(test, 1, soon(), |service| {
+fn leave_everywhere(test: &str, options: Options, resets: bool) -> Result<()> {
+    beside_others(test, 1, options, |service| {
         for name in ["64k", "300k"] {
             let mut measured = Client::connect(service)?;
             measured.ask(&format!("/{name}"), "")?;
@@ -206,12 +206,12 @@ fn leave_at(service: &Running<'_>, name: &str, start: u64, at: u64, resets: bool
 
 #[test]
 fn a_client_that_closes_at_any_byte_leaves_nothing_behind() -> Result<()> {
-    leave_everywhere("a_client_that_closes_at_any_byte_leaves_nothing_behind", false)
+    leave_everywhere("a_client_that_closes_at_any_byte_leaves_nothing_behind", soon(), false)
 }
 
 #[test]
 fn a_client_that_resets_at_any_byte_leaves_nothing_behind() -> Result<()> {
-    leave_everywhere("a_client_that_resets_at_any_byte_leaves_nothing_behind", true)
+    leave_everywhere("a_client_that_resets_at_any_byte_leaves_nothing_behind", soon(), true)
 }
 
 #[test]
@@ -348,6 +348,47 @@ fn a_client_that_has_closed_its_half_is_never_left_with_wrong_bytes() -> Result<
         }
         Ok(())
     })
+}
+
+/// As [`soon`], with tiers that send on to whoever has closed a half.
+fn deaf() -> Options {
+    let options = soon();
+    let settings = Settings { http: &["proxy_ignore_client_abort on"], ..options.settings };
+    Options { settings, ..options }
+}
+
+/// Bodies that a client has whole, though it had closed its half at one of the [`MOMENTS`].
+fn whole_though_half_closed(service: &Running<'_>) -> Result<Vec<String>> {
+    let mut whole = Vec::new();
+    for name in ["64k", "7m"] {
+        for moment in MOMENTS {
+            if half_close(service, name, moment).with_context(|| format!("{name} {moment:?}"))? {
+                whole.push(format!("{name} {moment:?}"));
+            }
+        }
+    }
+    Ok(whole)
+}
+
+// Plain nginx sends on to such a client while it reads from an upstream, and looks for the FIN again when it writes the
+// last of what it has read: it depends on buffers what the client gets. Of a shortcut there is no such last.
+#[test]
+fn a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored() -> Result<()> {
+    let test = "a_client_that_has_closed_its_half_gets_everything_where_aborts_are_ignored";
+    beside_others(test, 0, deaf(), |service| {
+        let whole = whole_though_half_closed(service)?;
+        ensure!(whole.len() == 2 * MOMENTS.len(), "whole are only {whole:?}");
+        let aborted = service.frontend_stats()?.count("servers.aborted");
+        ensure!(aborted == 0, "{aborted} shortcuts were aborted");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_client_that_leaves_at_any_byte_leaves_nothing_behind_where_aborts_are_ignored() -> Result<()> {
+    let test = "a_client_that_leaves_at_any_byte_leaves_nothing_behind_where_aborts_are_ignored";
+    leave_everywhere(test, deaf(), false)?;
+    leave_everywhere(test, deaf(), true)
 }
 
 #[test]
