@@ -74,7 +74,7 @@ impl Payload {
             Ok(0) if most > 0 => return Err(Reason::FileChanged),
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return self.read(buffer),
-            Err(_) => return Err(Reason::FileChanged),
+            Err(error) => return Err(Errno::from_io_error(&error).map_or(Reason::Socket, reason_of)),
         };
         self.offset += bytes as u64;
         self.still_good(true).map(|_| bytes)
@@ -83,7 +83,7 @@ impl Payload {
     /// Reads bytes of what is left to send, from its byte `at` on, into one slice after the other.
     ///
     /// # Errors
-    /// [`Reason::FileChanged`] where the file ends before, or cannot be read.
+    /// [`Reason::FileChanged`] where the file ends before, [`Reason::Socket`] where it cannot be read.
     pub fn read_exactly(&self, at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
         let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
         let (mut slices, mut at) = (slices.as_mut_slice(), self.offset + at);
@@ -113,7 +113,7 @@ pub(crate) fn reason_of(errno: Errno) -> Reason {
     match errno {
         Errno::PIPE | Errno::CONNRESET => Reason::ClientGone,
         Errno::TIMEDOUT => Reason::NoProgress,
-        Errno::IO => Reason::FileChanged,
+        // A disk that cannot be read (EIO) is among these: what was read is right, and another backend may have the rest.
         _ => Reason::Socket,
     }
 }
@@ -162,6 +162,14 @@ mod tests {
         let mut cut = payload(&file, 2, 5);
         file.set_len(4).unwrap();
         assert_eq!(cut.read(&mut buffer), Err(Reason::FileChanged));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_from_one_that_has_changed() {
+        // Nothing is mapped at 0: EIO.
+        let mut unreadable = payload(&File::open("/proc/self/mem").unwrap(), 0, 5);
+        assert_eq!(unreadable.read(&mut [0; 5]), Err(Reason::Socket));
+        assert_eq!(unreadable.read_exactly(0, vec![&mut [0; 5]]), Err(Reason::Socket));
     }
 
     #[test]

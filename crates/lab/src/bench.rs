@@ -106,7 +106,7 @@ impl Bench {
         match self {
             Self::Disc(disc) => disc.choice.list,
             Self::Tls(tls) => tls.choice.list,
-            Self::Faults(faults) => faults.list,
+            Self::Faults(faults) => faults.list || faults.expected,
             Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
         }
     }

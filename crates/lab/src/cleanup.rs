@@ -18,7 +18,7 @@ use shunt_sys::netns::NAMED;
 const PREFIX: &str = "shunt-";
 
 /// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix;
-/// `$4`: its control groups'.
+/// `$4`: its control groups'. A file system in the lab's directory whose server has ended can only be taken away.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 read -r _
@@ -35,7 +35,12 @@ done
 # What the agents pinned: programs and maps go with the last name of them.
 [ -z "$3" ] || rm -rf -- "$3"*
 [ -z "$4" ] || rmdir -- "$4"*
-[ -z "$2" ] || rm -rf -- "$2"
+if [ -n "$2" ]; then
+    while read -r _ at _; do
+        case $at in "$2"/?*) umount -l "$at" ;; esac
+    done < /proc/mounts
+    rm -rf -- "$2"
+fi
 "#;
 
 /// Names one lab: the owner's process number and a count.

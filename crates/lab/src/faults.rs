@@ -24,4 +24,4 @@ pub use fault::Fault;
 pub use ledger::Ledger;
 pub use processes::ProcessUse;
 pub use step::Step;
-pub use table::{BOUND, Expected, expected};
+pub use table::{End, Expected, expected};

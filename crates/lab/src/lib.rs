@@ -29,6 +29,7 @@ pub mod cleanup;
 pub mod cli;
 pub mod demo;
 mod description;
+mod disk;
 pub mod failover;
 pub mod faults;
 mod fetch;

@@ -18,6 +18,7 @@ const SAMPLE: &[(Step, Fault)] = &[
     (Step::Asked, Fault::BackendServerReloaded),
     (Step::Parked, Fault::SessionLost),
     (Step::Next, Fault::FrontendWorkerKilled),
+    (Step::Sending, Fault::DiskReadError),
 ];
 
 #[test]

@@ -10,12 +10,14 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use super::client::Client;
 use crate::answer::Ending;
+use crate::disk::Disk;
 use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::PROXY_SETTINGS;
@@ -28,6 +30,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) const FILES: &[(&str, u64)] =
     &[(QUEUED_FILE.0, QUEUED_FILE.1), (LONG_FILE.0, LONG_FILE.1), ("64k", 64 << 10)];
 
+/// A directory of the service, of a file system of its own.
+const DISK: &str = "disk";
 /// Fits into a sender's send buffer: an agent has queued it as a whole before the client reads.
 pub(super) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
 /// Does not.
@@ -44,8 +48,7 @@ fn options() -> Options {
     Options { settings, ..Options::shunt() }
 }
 
-/// A worker asks an agent that is back after 5 seconds at the latest (docs/nginx.md, `shunt_agent`), and so does an
-/// agent another one.
+/// Nobody waits for so long.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 fn locations(lab: &Lab, host: &Host) -> String {
@@ -74,12 +77,27 @@ pub enum Way {
     Straight,
 }
 
+impl Way {
+    /// What a bystander has that notices nothing.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Other => "shortcut of another backend",
+            Self::Plain => "relayed by the frontend",
+            Self::Straight => "not through the frontend",
+        }
+    }
+}
+
 /// A running service for faults.
 pub struct Bed<'lab> {
     pub(super) lab: &'lab Lab,
     pub(super) service: Service<'lab>,
     /// By name and size.
     files: Vec<(String, u64)>,
+    directory: PathBuf,
+    /// The same files on a disk that may fail, once that is needed: below [`DISK`].
+    disk: Option<Disk>,
     /// While a fault lasts that has used them up.
     pub(super) taken_ports: Vec<TcpListener>,
 }
@@ -107,8 +125,9 @@ impl<'lab> Bed<'lab> {
     /// # Errors
     /// When a part does not start, or the service does not work.
     pub fn start_with(lab: &'lab Lab, files: Vec<(String, u64)>, options: Options) -> Result<Self> {
-        let service = Service::start(lab, &lab.files(&files)?, options)?;
-        let bed = Self { lab, service, files, taken_ports: Vec::new() };
+        let directory = lab.files(&files)?;
+        let service = Service::start(lab, &directory, options)?;
+        let bed = Self { lab, service, files, directory, disk: None, taken_ports: Vec::new() };
         bed.wait_for_shortcuts()?;
         Ok(bed)
     }
@@ -142,6 +161,15 @@ impl<'lab> Bed<'lab> {
         self.lab.intermediates()[0]
     }
 
+    /// The disk below [`DISK`].
+    pub(super) fn disk(&mut self) -> Result<&Disk> {
+        let disk = match self.disk.take() {
+            Some(disk) => disk,
+            None => Disk::mount(&self.directory, &self.directory.join(DISK))?,
+        };
+        Ok(self.disk.insert(disk))
+    }
+
     /// Where clients ask.
     #[must_use]
     pub fn server(&self) -> SocketAddr {
@@ -162,7 +190,8 @@ impl<'lab> Bed<'lab> {
 
     /// Fetches every file on both ways, so that caches are as full before a cell as after it; all bytes are compared.
     pub(super) fn warm(&self) -> Result<()> {
-        for way in ["/t/", "/other/"] {
+        let disk = self.disk.as_ref().map(|_| format!("/t/{DISK}/"));
+        for way in ["/t/", "/other/"].into_iter().chain(disk.as_deref()) {
             let mut client = Client::connect(self.lab.client(), self.server(), None)?;
             for (file, size) in &self.files {
                 client.ask(&format!("{way}{file}"), file, *size);
@@ -173,23 +202,25 @@ impl<'lab> Bed<'lab> {
         Ok(())
     }
 
-    /// Waits until the service works as before a fault.
+    /// Waits until the service works as before a fault, and says how long that took.
     ///
     /// # Errors
-    /// When a part has ended, or does not find the others.
-    pub fn recover(&mut self) -> Result<()> {
+    /// When a part has ended, or does not find the others, or a response on a new connection is not whole.
+    pub fn recover(&mut self) -> Result<Duration> {
+        let begin = Instant::now();
         self.service.wait_for_agents()?;
         self.service.check_running().context("after the service was repaired")?;
-        self.wait_for_shortcuts()
+        self.wait_for_shortcuts()?;
+        Ok(begin.elapsed())
     }
 
-    /// Waits until new responses on both ways are shortcuts.
+    /// Waits until new responses on both ways are shortcuts. All are to be whole.
     fn wait_for_shortcuts(&self) -> Result<()> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();
         loop {
             for way in missing.clone() {
-                if self.is_shortcut(way).unwrap_or(false) {
+                if self.is_shortcut(way)? {
                     missing.remove(way);
                 }
             }
@@ -212,7 +243,8 @@ impl<'lab> Bed<'lab> {
         let mut client = Client::connect(self.lab.client(), self.server(), None)?;
         client.ask(&format!("{way}{file}"), file, *size);
         let ending = client.finish(RECOVERY_LIMIT)?;
-        Ok(ending == Ending::Whole && self.shortcuts()? > before)
+        ensure!(ending == Ending::Whole, "{way}{file} once the service works: {ending}{}", self.service.explain());
+        Ok(self.shortcuts()? > before)
     }
 
     /// How many the frontend's agent has counted.

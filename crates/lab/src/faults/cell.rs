@@ -18,8 +18,11 @@ use crate::answer::Ending;
 
 /// Longer than any bound of the table: what has not ended by then hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Until new responses on new connections are shortcuts again: the 5 seconds that workers and agents wait at most before
+/// they try again (docs/nginx.md, `shunt_agent`), and time for a machine that does other work.
+const AGAIN_BOUND: Duration = Duration::from_secs(8);
 /// A bystander without a byte for so long has noticed something.
-const BYSTANDER_PATIENCE: Duration = Duration::from_secs(5);
+const BYSTANDER_PATIENCE: Duration = Duration::from_secs(3);
 /// A bystander reads a piece of 16 KiB, and waits so long: 24 MiB last longer than a cell.
 const BYSTANDER_PAUSE: Duration = Duration::from_millis(10);
 
@@ -28,11 +31,13 @@ const BYSTANDER_PAUSE: Duration = Duration::from_millis(10);
 pub struct Outcome {
     pub step: &'static str,
     pub fault: &'static str,
-    pub expected: &'static str,
+    pub expected: String,
     /// How the response ended, in words.
     pub ending: String,
     /// From the fault to the response's end.
     pub seconds: f64,
+    /// From the repair to a new shortcut on each way.
+    pub again_seconds: f64,
     /// What the service held afterwards that it did not before.
     pub leaks: BTreeMap<String, u64>,
     /// What was wrong; none where all was as it is to be.
@@ -48,6 +53,7 @@ impl Outcome {
             expected: table::expected(step, fault).name(),
             ending: "not known".to_owned(),
             seconds: 0.0,
+            again_seconds: 0.0,
             leaks: BTreeMap::new(),
             faults_found: vec![format!("{error:#}{explanation}")],
         }
@@ -93,12 +99,15 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     let mut found = Vec::new();
     found.extend(expected.objection(ending, seconds));
     found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
-    bed.recover()?;
+    let again_seconds = bed.recover()?.as_secs_f64();
+    if again_seconds > AGAIN_BOUND.as_secs_f64() {
+        found.push(format!("no shortcut until {again_seconds:.1} s after the repair, more than {AGAIN_BOUND:?}"));
+    }
     let leaks = Ledger::leaks(&before, &bed.service)?;
     found.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
     let ending = ending.to_string();
     let (step, fault, expected) = (step.name(), fault.name(), expected.name());
-    Ok(Outcome { step, fault, expected, ending, seconds, leaks, faults_found: found })
+    Ok(Outcome { step, fault, expected, ending, seconds, again_seconds, leaks, faults_found: found })
 }
 
 /// Takes a response through the fault: how it ended, and after how long.

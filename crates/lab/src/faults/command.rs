@@ -12,6 +12,7 @@ use super::bed::{Bed, build_lab};
 use super::cell::{self, Outcome};
 use super::fault::Fault;
 use super::step::Step;
+use super::table;
 use crate::bench::Machine;
 use crate::report::{Align, Paint, Progress, Table};
 
@@ -27,6 +28,9 @@ pub struct Faults {
     /// Print the names of the cells, and end
     #[arg(long)]
     pub(crate) list: bool,
+    /// Print how the responses are to end, as docs/faults.md has it, and end
+    #[arg(long)]
+    pub(crate) expected: bool,
 }
 
 impl Faults {
@@ -38,6 +42,10 @@ impl Faults {
         let cells = choose(&self.cell)?;
         if self.list {
             cells.iter().for_each(|(step, fault)| println!("{}/{}", step.name(), fault.name()));
+            return Ok(true);
+        }
+        if self.expected {
+            print!("{}", table::page());
             return Ok(true);
         }
         let outcomes = run_cells(&cells, &Progress::to_stderr())?;

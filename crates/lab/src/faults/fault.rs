@@ -42,10 +42,11 @@ pub enum Fault {
     FrontendAgentNoMemory,
     BackendAgentNoMemory,
     NoPorts,
+    DiskReadError,
 }
 
 impl Fault {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::BackendServerKilled,
         Self::BackendServerReloaded,
         Self::BackendAgentKilled,
@@ -70,6 +71,7 @@ impl Fault {
         Self::FrontendAgentNoMemory,
         Self::BackendAgentNoMemory,
         Self::NoPorts,
+        Self::DiskReadError,
     ];
 
     #[must_use]
@@ -99,12 +101,16 @@ impl Fault {
             Self::FrontendAgentNoMemory => "frontend-agent-no-memory",
             Self::BackendAgentNoMemory => "backend-agent-no-memory",
             Self::NoPorts => "no-ports",
+            Self::DiskReadError => "disk-read-error",
         }
     }
 
     /// Below which path files are asked for.
     pub(super) fn prefix(self) -> &'static str {
-        "/t/"
+        match self {
+            Self::DiskReadError => "/t/disk/",
+            _ => "/t/",
+        }
     }
 
     /// How far away a bystander has to be.
@@ -134,6 +140,7 @@ impl Fault {
     pub(super) fn prepare(self, bed: &mut Bed<'_>) -> Result<()> {
         match self {
             Self::FrontendServerUpgraded => daemonize(bed),
+            Self::DiskReadError => bed.disk().map(drop),
             _ => Ok(()),
         }
     }
@@ -173,6 +180,7 @@ impl Fault {
                 bed.taken_ports = taken.collect::<Result<_>>()?;
                 Ok(())
             }
+            Self::DiskReadError => bed.disk()?.fail(true),
         }
     }
 
@@ -203,6 +211,7 @@ impl Fault {
                 bed.taken_ports.clear();
                 [frontend, bed.intermediate()].into_iter().try_for_each(scarcity::give_ports)
             }
+            Self::DiskReadError => bed.disk()?.fail(false),
             Self::BackendServerReloaded
             | Self::BackendAgentRestarted
             | Self::FrontendWorkerKilled

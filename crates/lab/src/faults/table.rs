@@ -1,4 +1,4 @@
-//! The table: what follows from each fault at each step.
+//! The table: how a response ends after each fault at each step, and until when.
 
 use std::time::Duration;
 
@@ -6,50 +6,176 @@ use super::fault::Fault;
 use super::step::Step;
 use crate::answer::Ending;
 
-/// What a client may see, and until when. A wrong byte, a short body that looks complete, and a connection on which
-/// nothing more happens are never among it.
+/// How a client sees a response end. A wrong byte, a short body that looks complete, and a connection on which nothing
+/// more happens are never among these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
+pub enum End {
     /// The whole body.
     Whole,
-    /// The whole body, or an end that every client takes for a failure: an error status, a reset, a connection that is
-    /// closed before the length that its header named.
-    Ends,
+    /// An error status in its place.
+    Error,
+    /// A reset, or a connection closed before the length that the header named.
+    Broken,
+    /// None, on a connection that ends: as one may that was idle.
+    Unanswered,
 }
 
-/// Until a response has ended at the latest, whatever happens: the timeouts of [`super::bed::TIMEOUT`] and a quarter
-/// (docs/nginx.md, `send_timeout`), twice where one begins when another has ended, and time for a machine that does
-/// other work.
-pub const BOUND: Duration = Duration::from_secs(10);
+impl End {
+    /// `None`: one that is never right.
+    fn of(ending: Ending) -> Option<Self> {
+        match ending {
+            Ending::Whole => Some(Self::Whole),
+            Ending::Error(_) => Some(Self::Error),
+            Ending::Reset(_) | Ending::Short(_) => Some(Self::Broken),
+            Ending::Unanswered => Some(Self::Unanswered),
+            Ending::Wrong(_) | Ending::Hang(_) => None,
+        }
+    }
 
-/// What follows from a fault at a step.
-#[must_use]
-pub fn expected(step: Step, fault: Fault) -> Expected {
-    let _ = (step, fault);
-    Expected::Ends
-}
-
-impl Expected {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Whole => "whole",
-            Self::Ends => "ends",
+            Self::Error => "error",
+            Self::Broken => "broken",
+            Self::Unanswered => "none",
         }
+    }
+}
+
+/// What may follow from a fault at a step: one of these ends, within this time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expected {
+    pub ends: &'static [End],
+    pub within: Duration,
+}
+
+/// Nobody waits for longer than four heartbeats, or than a fault lasts that passes; and time for a machine that does
+/// other work.
+const SOON: Duration = Duration::from_secs(4);
+/// A timeout decides: [`super::bed::TIMEOUT`], and a quarter (docs/nginx.md, `send_timeout`), after what is above.
+const LATE: Duration = Duration::from_secs(7);
+
+const fn soon(ends: &'static [End]) -> Expected {
+    Expected { ends, within: SOON }
+}
+
+const fn late(ends: &'static [End]) -> Expected {
+    Expected { ends, within: LATE }
+}
+
+/// Whole.
+const W: Expected = soon(&[End::Whole]);
+/// An error.
+const E: Expected = soon(&[End::Error]);
+/// Broken.
+const B: Expected = soon(&[End::Broken]);
+/// Not answered.
+const N: Expected = soon(&[End::Unanswered]);
+/// After a timeout.
+const LE: Expected = late(&[End::Error]);
+const LB: Expected = late(&[End::Broken]);
+/// Moments decide. A second is as long as four heartbeats: whether agents lose each other is open, and with that whether
+/// offers of before are good, and whether the rest can be asked for in time. So it is where a frontend's agent is back,
+/// and its server has three times to ask before the backend's is, too.
+const WE: Expected = late(&[End::Whole, End::Error]);
+const WB: Expected = late(&[End::Whole, End::Broken]);
+/// What is queued may be with the client before its reset.
+const BW: Expected = soon(&[End::Broken, End::Whole]);
+/// nginx closes idle connections when it is told to end, and the request may be on its way.
+const WN: Expected = soon(&[End::Whole, End::Unanswered]);
+/// Which allocation fails, and whether the agent ends of it, is open.
+const WEB: Expected = late(&[End::Whole, End::Error, End::Broken]);
+
+/// One for each of [`Step::ALL`], in that order: asked, offered, begun, claimed, sending, queued, parked, next.
+fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
+    use Fault::*;
+    match fault {
+        BackendServerKilled => [E, W, W, W, W, W, E, W],
+        BackendServerReloaded => [W; 8],
+        BackendAgentKilled => [W, E, B, B, B, W, W, B],
+        BackendAgentRestarted | SessionLost => [W, E, W, W, W, W, W, W],
+        BackendAgentStopped | FrontendAgentStopped => [W; 8],
+        FrontendWorkerKilled | FrontendServerKilled => [N, N, B, B, B, BW, N, B],
+        FrontendServerReloaded | FrontendServerUpgraded => [W, W, W, W, W, W, WN, W],
+        FrontendAgentKilled => [W, B, B, LB, LB, W, W, LB],
+        FrontendAgentRestarted => [W, B, WB, W, W, W, W, W],
+        IntermediateKilled => [E, E, W, W, W, W, E, W],
+        BackendCut => [LE, LB, LB, LB, LB, LB, LE, LB],
+        FrontendCut => [LE, LE, LB, LB, LB, LB, LE, LB],
+        BackendCutBriefly | FrontendCutBriefly => [WE, WE, WB, WB, WB, WB, WE, WB],
+        FlowTableFull | FrontendAgentNoDescriptors => [W; 8],
+        BackendAgentNoDescriptors => [B, W, B, B, W, W, W, W],
+        FrontendAgentNoMemory | BackendAgentNoMemory => [WEB, WEB, WEB, WEB, WEB, W, WEB, WEB],
+        NoPorts => [W, W, W, W, W, W, E, W],
+        DiskReadError => [B, B, B, B, B, W, B, B],
+    }
+}
+
+/// What follows from a fault at a step.
+#[must_use]
+pub fn expected(step: Step, fault: Fault) -> Expected {
+    row(fault)[step as usize]
+}
+
+impl Expected {
+    /// In words.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let ends: Vec<&str> = self.ends.iter().map(|end| end.name()).collect();
+        ends.join(" or ")
     }
 
     /// What is wrong with this ending, after so many seconds.
-    pub(super) fn objection(self, ending: Ending, seconds: f64) -> Option<String> {
-        let allowed = match (self, ending) {
-            (_, Ending::Whole) => true,
-            (_, Ending::Wrong(_) | Ending::Hang(_)) => false,
-            (Self::Ends, _) => true,
-            (Self::Whole, _) => false,
-        };
-        if !allowed {
+    pub(super) fn objection(&self, ending: Ending, seconds: f64) -> Option<String> {
+        if End::of(ending).is_none_or(|end| !self.ends.contains(&end)) {
             return Some(format!("the response was to be {}, and is: {ending}", self.name()));
         }
-        let bound = BOUND.as_secs_f64();
+        let bound = self.within.as_secs_f64();
         (seconds > bound).then(|| format!("{ending} after {seconds:.1} s, more than {bound} s"))
+    }
+}
+
+/// The table as docs/faults.md has it.
+#[must_use]
+pub fn page() -> String {
+    let mut page = "| fault |".to_owned();
+    page.extend(Step::ALL.map(|step| format!(" {} |", step.name())));
+    page.push_str(" bystander |\n| --- |");
+    page.push_str(&" --- |".repeat(Step::ALL.len() + 1));
+    for fault in Fault::ALL {
+        page.push_str(&format!("\n| {} |", fault.name()));
+        page.extend(row(fault).map(|cell| {
+            let bound = if cell.within == SOON { String::new() } else { format!(" {} s", cell.within.as_secs()) };
+            format!(" {}{bound} |", cell.name())
+        }));
+        page.push_str(&format!(" {} |", fault.bystander().name()));
+    }
+    page + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_page_has_this_table() {
+        let docs = include_str!("../../../../docs/faults.md");
+        assert!(docs.contains(&page()), "docs/faults.md is to have this table:\n{}", page());
+    }
+
+    #[test]
+    fn wrong_bytes_and_silence_are_never_right() {
+        for fault in Fault::ALL {
+            for step in Step::ALL {
+                for ending in [Ending::Wrong(7), Ending::Hang(7)] {
+                    assert!(expected(step, fault).objection(ending, 0.0).is_some(), "{step:?} {fault:?} {ending}");
+                }
+            }
+        }
+        assert_eq!(W.objection(Ending::Whole, 1.0), None);
+        assert!(W.objection(Ending::Whole, 4.1).is_some_and(|found| found.contains("more than 4 s")));
+        assert!(W.objection(Ending::Error(502), 0.0).is_some());
+        assert_eq!(LB.objection(Ending::Short(3), 6.9), None);
     }
 }

@@ -1,0 +1,201 @@
+//! A disk whose reads can be made to fail: a directory's files, once more, as a file system of our own (FUSE).
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
+};
+
+/// Where the bad part of each file begins.
+const BAD_FROM: u64 = 512 << 10;
+
+/// Nothing about a file changes: the kernel may keep what it knows.
+const KEPT: Duration = Duration::from_secs(3600);
+/// Numbers of files begin behind the root's.
+const FIRST: u64 = 2;
+
+/// A file system that is mounted. Dropping it takes it away.
+#[derive(Debug)]
+pub struct Disk {
+    session: BackgroundSession,
+    fails: Arc<AtomicBool>,
+    files: u64,
+}
+
+impl Disk {
+    /// Mounts the files of `directory` in a directory `at`, which it makes.
+    ///
+    /// # Errors
+    /// When a file cannot be opened, or the kernel refuses.
+    pub fn mount(directory: &Path, at: &Path) -> Result<Self> {
+        let entries = std::fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_file() {
+                files.push(Entry { name: entry.file_name(), file: File::open(entry.path())? });
+            }
+        }
+        std::fs::create_dir(at).with_context(|| format!("making {}", at.display()))?;
+        let (fails, count) = (Arc::new(AtomicBool::new(false)), files.len() as u64);
+        let mut config = Config::default();
+        config.mount_options = vec![MountOption::RO, MountOption::FSName("shunt-lab".to_owned())];
+        let files = Files { files, fails: fails.clone() };
+        let session =
+            fuser::spawn_mount(files, at, &config).with_context(|| format!("mounting {} by FUSE", at.display()))?;
+        Ok(Self { session, fails, files: count })
+    }
+
+    /// From here on, what lies at [`BAD_FROM`] or behind it cannot be read, or can again. What the kernel has read of
+    /// it already, it forgets.
+    ///
+    /// # Errors
+    /// When the kernel does not.
+    pub fn fail(&self, fails: bool) -> Result<()> {
+        self.fails.store(fails, Ordering::SeqCst);
+        let notifier = self.session.notifier();
+        for number in FIRST..FIRST + self.files {
+            match notifier.inval_inode(INodeNo(number), 0, 0) {
+                // One that it has never asked for.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                other => other.context("having the kernel forget what it has read")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: OsString,
+    file: File,
+}
+
+#[derive(Debug)]
+struct Files {
+    files: Vec<Entry>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Files {
+    fn entry(&self, number: u64) -> Result<&Entry, Errno> {
+        let index = number.checked_sub(FIRST).ok_or(Errno::EISDIR)?;
+        self.files.get(index as usize).ok_or(Errno::ENOENT)
+    }
+
+    fn attributes(&self, number: u64) -> Result<FileAttr, Errno> {
+        let is_root = number == INodeNo::ROOT.0;
+        let any = if is_root { self.files.first().ok_or(Errno::ENOENT)? } else { self.entry(number)? };
+        let metadata = any.file.metadata()?;
+        let modified = metadata.modified()?;
+        Ok(FileAttr {
+            ino: INodeNo(number),
+            size: if is_root { 0 } else { metadata.len() },
+            blocks: metadata.blocks(),
+            atime: modified,
+            mtime: modified,
+            ctime: modified,
+            crtime: modified,
+            kind: if is_root { FileType::Directory } else { FileType::RegularFile },
+            perm: if is_root { 0o755 } else { 0o644 },
+            nlink: 1,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        })
+    }
+
+    fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
+        let entry = self.entry(number)?;
+        // Of a request that lies on both sides the kernel asks again for each page.
+        if self.fails.load(Ordering::SeqCst) && offset + u64::from(bytes) > BAD_FROM {
+            return Err(Errno::EIO);
+        }
+        let mut read = vec![0; bytes as usize];
+        let mut at = 0;
+        while at < read.len() {
+            match entry.file.read_at(&mut read[at..], offset + at as u64)? {
+                0 => break,
+                more => at += more,
+            }
+        }
+        read.truncate(at);
+        Ok(read)
+    }
+}
+
+impl Filesystem for Files {
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let index = self.files.iter().position(|entry| entry.name == name);
+        let found = index.filter(|_| parent == INodeNo::ROOT).ok_or(Errno::ENOENT);
+        match found.and_then(|index| self.attributes(FIRST + index as u64)) {
+            Ok(attributes) => reply.entry(&KEPT, &attributes, Generation(0)),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.attributes(number.0) {
+            Ok(attributes) => reply.attr(&KEPT, &attributes),
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        bytes: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match Files::read(self, number.0, offset, bytes) {
+            Ok(read) => reply.data(&read),
+            Err(error) => reply.error(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files;
+
+    #[test]
+    fn reads_fail_from_the_bad_part_on_and_nowhere_else() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: mounting takes root");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        files::write(&directory.path().join("1m"), "1m", 1 << 20).unwrap();
+        let right = std::fs::read(directory.path().join("1m")).unwrap();
+        let at = directory.path().join("disk");
+        let disk = Disk::mount(directory.path(), &at).unwrap();
+        assert!(std::fs::read(at.join("1m")).unwrap() == right, "other bytes");
+        disk.fail(true).unwrap();
+        let file = File::open(at.join("1m")).unwrap();
+        let mut bytes = vec![0; BAD_FROM as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes == right[..bytes.len()], "other bytes");
+        let error = file.read_exact_at(&mut [0], BAD_FROM).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+        disk.fail(false).unwrap();
+        assert!(std::fs::read(at.join("1m")).unwrap() == right, "other bytes after the repair");
+        drop((file, disk));
+        assert!(std::fs::read_dir(&at).unwrap().next().is_none(), "nothing is mounted any more");
+    }
+}
