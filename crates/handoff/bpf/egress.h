@@ -52,18 +52,27 @@ static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
            !is_before(flow->rcv_nxt + ACK_AHEAD_BYTES, ack);
 }
 
+/*
+ * The kernel repeats a FIN only where the client has acknowledged what lies before it and has room:
+ * else it repeats the header, or probes the window. After a cancel these are resets, too. What only
+ * acknowledges stays what it is: a client that begins a new connection from the same port takes an
+ * ACK for a sign that the old one is in its way, and ends that (RFC 9293, 3.5.2).
+ */
 static __always_inline void depart_open(struct flow *flow, const struct packet *p, __u32 end,
                                         struct departure *d)
 {
     __u32 local = nth_break(&flow->spaces, 0)->local;
+    bool repeats = p->payload_bytes || is_before(p->seq, local);
 
     d->seq = flow->client_ack;
-    if (p->flags & (TH_RST | TH_FIN)) {
+    if (p->flags & (TH_RST | TH_FIN) ||
+        (repeats && flow->spaces.status == SHUNT_REGION_CANCELLED)) {
         d->fate = p->flags & TH_RST ? RST_MOVED : FIN_TO_RST;
         d->edge = client_edge(flow);
         cancel_region(flow, d);
+        flow->flags |= FLOW_SERVER_FIN;
     } else if (p->payload_bytes) {
-        if (flow->spaces.status == SHUNT_REGION_CANCELLED || is_before(local, end))
+        if (is_before(local, end))
             d->fate = DROPPED;
         else
             translate(flow, p->seq, end, d);

@@ -156,7 +156,7 @@ struct sender_slot {
     X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")   \
     X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                \
     X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")    \
-    X(FE_OUT_FIN_TO_RST, "frontend FINs during a handoff, turned into resets")                    \
+    X(FE_OUT_FIN_TO_RST, "frontend segments that end half a response, turned into resets")        \
     X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
     X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
     X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \

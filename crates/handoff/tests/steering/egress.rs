@@ -197,13 +197,19 @@ fn a_reset_after_completion_is_translated() {
     assert_eq!(fe.fe_out(&from_server(LOCAL + 10).flags(RST)).segment(), from_server(START + LENGTH + 10).flags(RST));
 }
 
+/// A header again, a window probe: whatever the kernel repeats, it is the reset that it repeats.
 #[test]
 fn after_a_cancel_only_acks_and_resets_leave() {
     let mut fe = frontend!(cancelled());
-    assert_eq!(fe.fe_out(&from_server(LOCAL).payload(b"x")).verdict, SHOT);
-    assert_eq!(fe.fe_out(&from_server(LOCAL - 100).payload(&[7; 100])).verdict, SHOT);
-    assert_eq!(fe.counted(), [("fe_drop_early_write", 2)].into());
+    let header = from_server(LOCAL - 100).payload(&[7; 100]);
     assert_eq!(fe.fe_out(&from_server(LOCAL)).segment(), from_server(EDGE));
+    assert_eq!(fe.counted(), once(&["fe_out_ack_moved"]));
+    for segment in [header, from_server(LOCAL - 1), from_server(LOCAL).payload(b"x")] {
+        assert_eq!(resets(&fe, &segment), at_each_place(&from_server(0).flags(ACK | RST)), "{segment:?}");
+        assert_eq!(fe.counted(), once(&["fe_out_fin_to_rst"]));
+    }
+    assert_eq!(fe.fe_in(&Segment::ack(client(), server(), 77_000, START + 2500)).verdict, REDIRECT);
+    assert_eq!(fe.counted(), once(&["fe_in_ended"]));
 }
 
 #[test]

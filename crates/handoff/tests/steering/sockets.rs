@@ -283,6 +283,22 @@ fn a_client_whose_last_acks_were_lost_is_reset_by_a_reset() {
     });
 }
 
+/// The kernel repeats the header then, and not its FIN.
+#[test]
+fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
+    let Some(steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect();
+    steered.hosts.client_is_heard(false);
+    server.write_all(b"header").expect("header");
+    expect(&mut client, b"header");
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    drop(server);
+    std::thread::sleep(Duration::from_millis(100)); // for the first FIN, and what it draws
+    steered.hosts.client_is_heard(true);
+    let error = client.read(&mut [0]).expect_err("a part of a response");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
 #[test]
 fn a_client_that_resets_is_reported() {
     let Some(mut steered) = Steered::new() else { return };
