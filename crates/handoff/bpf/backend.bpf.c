@@ -52,8 +52,8 @@ static __always_inline bool is_reserved(__u16 port)
     return port >= sender_port_low && port <= sender_port_high;
 }
 
-/* The live sender of a client and one of our ports, or NULL. */
-static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
+/* The sender of a client and one of our ports, or NULL. */
+static __always_inline struct sender_slot *find_sender(const __u32 *client, __be16 client_port,
                                                        __be16 port)
 {
     struct sender_key key = {.client_port = client_port, .port = port};
@@ -61,7 +61,14 @@ static __always_inline struct sender_slot *live_sender(const __u32 *client, __be
     __u32 *index = bpf_map_lookup_elem(&senders, &key);
     if (!index)
         return NULL;
-    struct sender_slot *slot = bpf_map_lookup_elem(&sender_slots, index);
+    return bpf_map_lookup_elem(&sender_slots, index);
+}
+
+/* The same, if it may send and receive. */
+static __always_inline struct sender_slot *live_sender(const __u32 *client, __be16 client_port,
+                                                       __be16 port)
+{
+    struct sender_slot *slot = find_sender(client, client_port, port);
     return slot && slot->live ? slot : NULL;
 }
 
@@ -281,7 +288,7 @@ int be_in(struct __sk_buff *skb)
     return PASS;
 }
 
-/* ---- a sender's socket, as it leaves repair mode ---- */
+/* ---- a sender's socket, as it leaves repair mode: before its slot is live ---- */
 
 SEC("sockops")
 int be_connected(struct bpf_sock_ops *ops)
@@ -302,7 +309,7 @@ int be_connected(struct bpf_sock_ops *ops)
         client[3] = ops->remote_ip6[3];
     }
     __be16 client_port = bpf_htons(bpf_ntohl(ops->remote_port));
-    struct sender_slot *slot = live_sender(client, client_port, bpf_htons(ops->local_port));
+    struct sender_slot *slot = find_sender(client, client_port, bpf_htons(ops->local_port));
     if (slot && slot->snd_cwnd) {
         int cwnd = slot->snd_cwnd;
         bpf_setsockopt(ops, IPPROTO_TCP, TCP_BPF_IW, &cwnd, sizeof(cwnd));

@@ -343,8 +343,10 @@ impl<T: SenderTable> Senders<T> {
         let entry = self.slots.vacant_entry();
         let index = entry.key();
         let slot = first_slot(claim);
-        // The slot and the key first: the programs must know the socket before its first segment.
-        self.table.write_slot(index as u32, &slot);
+        // The slot and the key first: the programs must know the socket before its first segment. But not open before
+        // it is there: until then, what has these ports is the socket of an agent that has ended, which may still
+        // repeat bytes that have their places in other sequence numbers.
+        self.table.write_slot(index as u32, &Slot { live: false, ..slot });
         self.table.insert(&key, index as u32).map_err(|_| Reason::Limit)?;
         let sender = match Sender::restore(key, &slot, claim, claimant, local, now) {
             Ok(sender) => sender,
@@ -354,6 +356,7 @@ impl<T: SenderTable> Senders<T> {
                 return Err(Reason::Socket);
             }
         };
+        self.table.write_slot(index as u32, &slot);
         sender.set_send_buffer(buffer_bytes);
         entry.insert(sender);
         self.by_key.insert(key, index);
@@ -413,5 +416,55 @@ impl<T> Drop for Senders<T> {
                 State::Sending(_) | State::Parked => close_silently(sender.socket),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// What the programs are told, in order.
+    #[derive(Default)]
+    struct Told(Vec<&'static str>);
+
+    impl SenderTable for Told {
+        fn write_slot(&mut self, _: u32, slot: &Slot) {
+            self.0.push(if slot.live { "open" } else { "closed" });
+        }
+
+        fn window(&self, _: u32) -> u32 {
+            0
+        }
+
+        fn insert(&mut self, _: &SenderKey, _: u32) -> std::io::Result<()> {
+            self.0.push("insert");
+            Ok(())
+        }
+
+        fn remove(&mut self, _: &SenderKey) {
+            self.0.push("remove");
+        }
+    }
+
+    #[test]
+    fn no_slot_is_open_before_its_socket_is_there() {
+        let second = Duration::from_secs(1);
+        let limits = SenderLimits {
+            senders: 1,
+            send_buffer_bytes: 1 << 20,
+            memory_bytes: 1 << 20,
+            park: second,
+            progress: second,
+        };
+        let mut senders = Senders::new(Told::default(), limits);
+        let claim = Claim::new_zeroed();
+        let client: SocketAddr = "192.0.2.1:9".parse().unwrap();
+        let key = SenderKey { client: client.into(), port: 7 };
+        let local = "127.0.0.1:7".parse().unwrap();
+        // Without root there is no socket.
+        let restored = senders.restore(key, &claim, Claimant::of(0, &claim), local, Instant::now());
+        let then = if restored.is_ok() { "open" } else { "remove" };
+        assert_eq!(senders.table().0, ["closed", "insert", then]);
     }
 }
