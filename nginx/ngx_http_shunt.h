@@ -218,7 +218,7 @@ ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c);
 ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c);
 ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                         struct shunt_tls *keys);
-ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys);
 void ngx_http_shunt_ssl_watch(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys);

@@ -228,13 +228,12 @@ static void ngx_http_shunt_watch_handler(ngx_event_t *ev)
 }
 
 /* Tells the agent. NGX_ERROR: the region has begun, and nobody will send it. */
-static ngx_int_t ngx_http_shunt_claim(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
-                                      const struct shunt_tls *keys)
+static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_int_t rc;
     struct shunt_handoff msg;
 
-    if (ngx_http_shunt_ssl_freeze(r) != NGX_OK ||
+    if (ngx_http_shunt_ssl_freeze(ctx, keys) != NGX_OK ||
         ngx_http_shunt_describe(ctx, ctx->payload.length, &msg) != NGX_OK) {
         return NGX_ERROR;
     }
@@ -281,7 +280,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_turn_deaf(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    rc = ngx_http_shunt_claim(r, ctx, &keys);
+    rc = ngx_http_shunt_claim(ctx, &keys);
     ngx_http_shunt_ssl_forget(&keys);
 
     if (rc != NGX_OK) {

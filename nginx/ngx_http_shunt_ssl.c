@@ -89,8 +89,7 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
         return 0;
     }
 
-    rc = ngx_http_shunt_tls_hand_over(c->ssl->connection, ctx->tls_fresh, ctx->payload.length,
-                                      ngx_current_msec, keys);
+    rc = ngx_http_shunt_tls_hand_over(c->ssl->connection, ctx->tls_fresh, ngx_current_msec, keys);
 
     if (rc != 1) {
         return rc == 0 ? SHUNT_COUNT_fetched_unsent : SHUNT_COUNT_fetched_tls;
@@ -103,11 +102,11 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
 }
 
 /* The region has begun: nothing that OpenSSL writes may leave. */
-ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r)
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
-    ngx_connection_t *c = r->connection;
+    ngx_connection_t *c = ctx->request->connection;
 
-    if (c->ssl && ngx_http_shunt_tls_freeze(c->ssl->connection) != 0) {
+    if (c->ssl && ngx_http_shunt_tls_freeze(c->ssl->connection, keys, ctx->payload.length) != 0) {
         return NGX_ERROR;
     }
 
@@ -225,7 +224,7 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
     return 0;
 }
 
-ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_request_t *r)
+ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     return NGX_OK;
 }

@@ -10,6 +10,16 @@
 
 /* ---- KeyUpdates ---- */
 
+/* The last KeyUpdate leaves with the next record, which may be long after take_back: it has left by
+ * now, or has not. */
+static void tls_settle_update(ngx_http_shunt_tls_t *state, uint64_t now_ms)
+{
+    if (state->closing) {
+        state->updates_ms[(state->updates - 1) % SHUNT_TLS_STRICT_UPDATES] = now_ms;
+        state->closing = state->waiting != 0;
+    }
+}
+
 /* Whether two more may leave now: one that opens a generation, and the one that closes it. */
 static int tls_in_budget(const ngx_http_shunt_tls_t *state, uint64_t now_ms)
 {
@@ -75,6 +85,8 @@ ngx_http_shunt_tls_refusal_t ngx_http_shunt_tls_refused(SSL *ssl, uint64_t now_m
         return SHUNT_TLS_KERNEL;
     }
 
+    tls_settle_update(state, now_ms);
+
     return tls_in_budget(state, now_ms) ? SHUNT_TLS_READY : SHUNT_TLS_BUDGET;
 }
 
@@ -85,8 +97,7 @@ int ngx_http_shunt_tls_is_fresh(SSL *ssl)
     return state && state->records == 0;
 }
 
-int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t payload, uint64_t now_ms,
-                                 struct shunt_tls *keys)
+int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct shunt_tls *keys)
 {
     ngx_http_shunt_tls_t *state = ngx_http_shunt_tls_state(ssl);
     int rc;
@@ -94,6 +105,8 @@ int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t payload, uint64_t
     if (state == NULL || state->frozen || !SSL_is_init_finished(ssl)) {
         return -1;
     }
+
+    tls_settle_update(state, now_ms);
 
     if (!fresh) {
         rc = tls_update(ssl);
@@ -105,22 +118,21 @@ int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t payload, uint64_t
         tls_note_update(state, now_ms);
     }
 
-    if (state->waiting || ngx_http_shunt_tls_write_keys(ssl, state, keys) != 0) {
-        return -1;
-    }
-
-    /* for take_back, while the keys are at hand */
-    rc = ngx_http_shunt_tls_seal_key_update(keys, payload, state->key_update);
-
-    return rc == 0 ? 1 : -1;
+    return state->waiting || ngx_http_shunt_tls_write_keys(ssl, state, keys) != 0 ? -1 : 1;
 }
 
-int ngx_http_shunt_tls_freeze(SSL *ssl)
+int ngx_http_shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
 {
     ngx_http_shunt_tls_t *state = ngx_http_shunt_tls_state(ssl);
 
     if (state == NULL || state->frozen || ngx_http_shunt_tls_set_gate(ssl, state) != 0 ||
         state->waiting) {
+        return -1;
+    }
+
+    /* The KeyUpdate for take_back, while the keys are at hand. Not sooner: its number is one that
+     * OpenSSL would use, where nothing comes of the handoff. */
+    if (ngx_http_shunt_tls_seal_key_update(keys, payload, state->key_update) != 0) {
         return -1;
     }
 
@@ -194,6 +206,7 @@ int ngx_http_shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
 
     state->waiting = SHUNT_TLS_KEY_UPDATE_BYTES;
     state->frozen = 0;
+    state->closing = 1;
     tls_note_update(state, now_ms);
     SSL_set_read_ahead(ssl, state->read_ahead);
     SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);

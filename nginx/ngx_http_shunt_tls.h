@@ -35,9 +35,10 @@ int ngx_http_shunt_tls_is_fresh(SSL *ssl);
 
 /* 1: `keys` is filled, and to be cleansed after use. 0: the socket takes no more now, and nothing
  * is handed over; OpenSSL goes on by itself. -1: the connection is broken. */
-int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t payload, uint64_t now_ms,
-                                 struct shunt_tls *keys);
-int ngx_http_shunt_tls_freeze(SSL *ssl);
+int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct shunt_tls *keys);
+/* `keys` are those that were handed over. After this nobody but the backend seals a record in their
+ * generation. */
+int ngx_http_shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload);
 int ngx_http_shunt_tls_is_broken(SSL *ssl);
 
 /* For whoever goes on after so many bytes on the wire: with the payload's byte `from`, and with the

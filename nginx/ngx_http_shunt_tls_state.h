@@ -41,6 +41,7 @@ typedef struct {
     size_t waiting;                                       /* how many bytes of it, from its end */
     uint64_t updates_ms[SHUNT_TLS_STRICT_UPDATES];        /* when the last ones were sent, a ring */
     uint64_t updates;
+    unsigned closing : 1; /* when the last one of those leaves is not known yet */
 } ngx_http_shunt_tls_t;
 
 /* NULL: nothing is known, and the connection is not handed off. */

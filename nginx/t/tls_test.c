@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../ngx_http_shunt_tls.h"
+#include "../ngx_http_shunt_tls_state.h"
 
 #define CHECK(what)                                                    \
     do {                                                               \
@@ -198,9 +198,9 @@ static struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t
 
     CHECK(ngx_http_shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
     CHECK(SSL_write(p->server, "HEADER", 6) == 6);
-    CHECK(ngx_http_shunt_tls_hand_over(p->server, fresh, n, p->now_ms, &keys) == 1);
+    CHECK(ngx_http_shunt_tls_hand_over(p->server, fresh, p->now_ms, &keys) == 1);
     CHECK(keys.record == (fresh ? 1 : 0));
-    CHECK(ngx_http_shunt_tls_freeze(p->server) == 0);
+    CHECK(ngx_http_shunt_tls_freeze(p->server, &keys, n) == 0);
     backend_sends(p->wire, &keys, payload, n);
     if (meanwhile) {
         meanwhile(p);
@@ -346,8 +346,8 @@ static void what_is_written_meanwhile_is_noticed(void)
 
     for (asked = 0; asked < 2; asked++) {
         p = connected(server, client, NULL);
-        CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, 100, p.now_ms, &keys) == 1);
-        CHECK(ngx_http_shunt_tls_freeze(p.server) == 0);
+        CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
+        CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
         if (asked) {
             asks_for_an_update(&p); /* then OpenSSL writes a KeyUpdate first */
         }
@@ -369,8 +369,8 @@ static void a_fatal_alert_is_told_from_all_else(void)
     struct shunt_tls keys;
     unsigned char garbage[30] = {23, 3, 3, 0, 25}, byte;
 
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, 100, p.now_ms, &keys) == 1);
-    CHECK(ngx_http_shunt_tls_freeze(p.server) == 0);
+    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
+    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
     CHECK(!ngx_http_shunt_tls_is_broken(p.server));
     CHECK(SSL_write(p.client, "GET", 3) == 3);
     CHECK(!ngx_http_shunt_tls_is_broken(p.server)); /* the next request */
@@ -386,8 +386,8 @@ static void a_fatal_alert_is_told_from_all_else(void)
     closed(p);
 
     p = connected(server, client, NULL);
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, 100, p.now_ms, &keys) == 1);
-    CHECK(ngx_http_shunt_tls_freeze(p.server) == 0);
+    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
+    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
     CHECK(SSL_shutdown(p.client) == 0);
     CHECK(!ngx_http_shunt_tls_is_broken(p.server)); /* a close_notify: it may go on reading */
     closed(p);
@@ -403,14 +403,34 @@ static void nothing_leaves_while_it_is_frozen(void)
     char byte;
 
     client_sees_nothing(p.client); /* reads the tickets */
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, 100, p.now_ms, &keys) == 1);
+    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
     client_sees_nothing(p.client);
-    CHECK(ngx_http_shunt_tls_freeze(p.server) == 0);
+    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
     (void) SSL_shutdown(p.server);
     CHECK(recv(SSL_get_fd(p.client), &byte, 1, MSG_PEEK) == -1); /* no close_notify */
     SSL_free(p.server);
     CHECK(recv(SSL_get_fd(p.client), &byte, 1, MSG_PEEK) == -1);
     p.server = NULL;
+    closed(p);
+    SSL_CTX_free(server);
+    SSL_CTX_free(client);
+}
+
+/* The kernel has refused the region: OpenSSL goes on with the header's generation. */
+static void a_connection_of_whose_handoff_nothing_comes_goes_on(void)
+{
+    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
+    pair_t p = connected(server, client, NULL);
+    struct shunt_tls keys, next;
+    unsigned char nothing[SHUNT_TLS_KEY_UPDATE_BYTES] = {0};
+
+    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
+    CHECK(memcmp(ngx_http_shunt_tls_state(p.server)->key_update, nothing, sizeof(nothing)) == 0);
+    relayed(&p);
+    relayed(&p);
+    CHECK(!ngx_http_shunt_tls_is_fresh(p.server));
+    next = handed_off(&p, 50000, NULL);
+    CHECK(memcmp(keys.key, next.key, 32) != 0);
     closed(p);
     SSL_CTX_free(server);
     SSL_CTX_free(client);
@@ -485,23 +505,28 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
     uint64_t sent[100];
-    int updates = 0, i, n;
+    int updates = 0, i;
     pair_t p;
 
     CHECK(SSL_CTX_add_custom_ext(client, 28, SSL_EXT_CLIENT_HELLO, adds_limit, NULL, NULL, NULL,
                                  NULL) == 1);
     p = connected(server, client, NULL);
-    for (i = 0; i < 2000 && updates < 90; i++, p.now_ms += 7) {
+    /* it pauses now and then, while the KeyUpdate of the response before has yet to leave */
+    for (i = 0; i < 2000 && updates < 90; i++, p.now_ms += i % 9 ? 7 : 700) {
+        if (ngx_http_shunt_tls_state(p.server)->waiting) {
+            sent[updates++] = p.now_ms;
+        }
+
         if (ngx_http_shunt_tls_refused(p.server, p.now_ms) == SHUNT_TLS_BUDGET) {
             relayed(&p);
             continue;
         }
 
-        n = ngx_http_shunt_tls_is_fresh(p.server) ? 1 : 2;
-        handed_off(&p, 100, NULL);
-        while (n--) {
+        if (!ngx_http_shunt_tls_is_fresh(p.server)) {
             sent[updates++] = p.now_ms;
         }
+
+        handed_off(&p, 100, NULL);
     }
 
     CHECK(updates >= 40); /* it is not starved */
@@ -536,8 +561,8 @@ static void another_backend_goes_on_in_mid_record(void)
 
     for (cut = 1; cut < n; cut += 7001) {
         CHECK(SSL_write(p.server, "HEADER", 6) == 6);
-        CHECK(ngx_http_shunt_tls_hand_over(p.server, cut % 2, n, p.now_ms, &keys) == 1);
-        CHECK(ngx_http_shunt_tls_freeze(p.server) == 0);
+        CHECK(ngx_http_shunt_tls_hand_over(p.server, cut % 2, p.now_ms, &keys) == 1);
+        CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, n) == 0);
         all = sealed(&keys, payload, n);
         memcpy(first, records, all);
         CHECK(write(p.wire, first, cut) == (ssize_t) cut);
@@ -631,6 +656,7 @@ int main(void)
     what_is_written_meanwhile_is_noticed();
     a_fatal_alert_is_told_from_all_else();
     nothing_leaves_while_it_is_frozen();
+    a_connection_of_whose_handoff_nothing_comes_goes_on();
     what_cannot_be_handed_off_is_named();
     a_smaller_fragment_is_honoured();
     a_resumed_connection_hands_off_too();
