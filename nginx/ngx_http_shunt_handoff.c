@@ -556,6 +556,12 @@ static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_finalize_request(r, NGX_HTTP_BAD_GATEWAY);
 }
 
+/* Whether a client can tell from what it has that the rest of the body is missing. */
+static ngx_uint_t ngx_http_shunt_end_is_told(ngx_http_request_t *r)
+{
+    return r->chunked || r->headers_out.content_length_n >= 0;
+}
+
 static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;
@@ -571,7 +577,8 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
         ngx_http_shunt_bad_gateway(r, ctx);
 
     } else {
-        if (!active) {
+        /* A FIN is repeated until it is acknowledged, a reset that is lost is not. */
+        if (!active && !ngx_http_shunt_end_is_told(r)) {
             (void) ngx_http_shunt_kernel_reset_on_close(c->fd);
         }
 
