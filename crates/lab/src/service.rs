@@ -22,6 +22,8 @@ pub use stats::{Stats, agent_stats};
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
+/// The module's default for `shunt_alone_length`, in bytes: from there on, a body alone on its connection is handed off.
+pub const ALONE_LENGTH: u64 = 256 << 10;
 
 /// What a service has.
 #[derive(Debug, Clone, Copy, Default)]
@@ -279,10 +281,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_minimum_is_the_modules() {
+    fn the_default_lengths_are_the_modules() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../nginx/ngx_http_shunt_module.c");
         let source = std::fs::read_to_string(source).unwrap();
-        let line = source.lines().find(|line| line.contains("merge_size_value(conf->offer_min_length"));
-        assert!(line.unwrap().contains(&format!(", {} * 1024)", OFFER_MIN_LENGTH / 1024)), "{line:?}");
+        for (name, length) in [("offer_min_length", OFFER_MIN_LENGTH), ("alone_length", ALONE_LENGTH)] {
+            let line = source.lines().find(|line| line.contains(&format!("merge_size_value(conf->{name},")));
+            assert!(line.unwrap().contains(&format!(", {} * 1024)", length / 1024)), "{line:?}");
+        }
     }
 }

@@ -21,7 +21,7 @@ use crate::disk::Disk;
 use crate::host::{Host, Role};
 use crate::lab::Lab;
 use crate::nginx::PROXY_SETTINGS;
-use crate::service::{OFFER_MIN_LENGTH, Options, Service, Settings};
+use crate::service::{ALONE_LENGTH, Options, Service, Settings};
 
 /// nginx's `send_timeout` and `proxy_read_timeout`, and the agents' `progress`.
 pub const TIMEOUT: Duration = Duration::from_secs(3);
@@ -237,7 +237,7 @@ impl<'lab> Bed<'lab> {
     }
 
     fn is_shortcut(&self, way: &str) -> Result<bool> {
-        let long_enough = |file: &&(String, u64)| file.1 >= OFFER_MIN_LENGTH;
+        let long_enough = |file: &&(String, u64)| file.1 >= ALONE_LENGTH;
         let (file, size) = self.files.iter().find(long_enough).context("no file is long enough for a shortcut")?;
         let before = self.shortcuts()?;
         let mut client = Client::connect(self.lab.client(), self.server(), None)?;
