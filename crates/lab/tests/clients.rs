@@ -5,8 +5,8 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{FILES, Running, may_run, start};
-use shunt_lab::{Host, Wrk, file_sha256};
+use service::{FILES, Running, may_run, start, start_on};
+use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 
 const URLS_OVER_ONE_CONNECTION: usize = 12;
 
@@ -60,7 +60,10 @@ fn wget() -> Result<()> {
     if !may_run("wget") {
         return Ok(());
     }
-    start(1, |service| {
+    // Each body is alone on its connection: all of them are to be handed off.
+    let settings = Settings { http: &["shunt_alone_length 0"], ..Settings::default() };
+    let options = Options { settings, ..Options::shunt() };
+    start_on(Lab::builder(), FILES, options, |service| {
         compare(service, |client, urls, directory| {
             for (index, (_, url)) in urls.iter().enumerate() {
                 let mut wget = Command::new("wget");
