@@ -258,7 +258,31 @@ def field(request, name):
     return m and m.group(1)
 
 
-class Shortcut(Base):
+class SeveralRequests:
+    """What holds for requests on plain connections and on TLS alike."""
+    client, crowd = Client, (16, 10)  # so many clients at once, so many requests of each
+
+    def test_pipelining(self):
+        c = self.client()
+        for uri in "/big", "/small", "/big", "/text.html":
+            c.send(uri)
+        for body in BIG, b"s" * 100, BIG, TEXT:
+            self.assertEqual(c.receive().body, body)
+
+    def test_concurrent(self):
+        clients, requests = self.crowd
+        bad = []
+        def one():
+            c = self.client()
+            for _ in range(requests):
+                if c.get("/text.html").body != TEXT:
+                    bad.append(1)
+        threads = [threading.Thread(target=one) for _ in range(clients)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        self.assertEqual((bad, self.agent.counters()["shortcuts"]), ([], clients * requests))
+
+
+class Shortcut(SeveralRequests, Base):
     def test_body_is_equal_and_logged(self):
         c = Client()
         r = c.get("/big")
@@ -286,24 +310,6 @@ class Shortcut(Base):
         n = self.agent.counters()
         self.assertEqual((n["shortcuts"], n["offers"], n["relayed_too_small"]), (10, 10, 5))
         self.assertEqual([self.agent.wait("handoff")["first"] for _ in range(10)], [1] + [0] * 9)
-
-    def test_pipelining(self):
-        c = Client()
-        for uri in "/big", "/small", "/big", "/text.html":
-            c.send(uri)
-        for body in BIG, b"s" * 100, BIG, TEXT:
-            self.assertEqual(c.receive().body, body)
-
-    def test_concurrent(self):
-        bad = []
-        def one():
-            c = Client()
-            for _ in range(10):
-                if c.get("/text.html").body != TEXT:
-                    bad.append(1)
-        threads = [threading.Thread(target=one) for _ in range(16)]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        self.assertEqual((bad, self.agent.counters()["shortcuts"]), ([], 160))
 
     def test_http_1_0_and_connection_close(self):
         c = Client()

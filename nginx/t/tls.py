@@ -1,8 +1,8 @@
 """Handoffs of TLS connections: the agent's stand-in seals records with what nginx hands over, Python's ssl reads them."""
-import ctypes, ctypes.util, os, socket, ssl, struct, subprocess, threading
+import ctypes, ctypes.util, os, socket, ssl, struct, subprocess
 
 import agent as agents
-from run import BIG, Base, Client, TEXT
+from run import BIG, TEXT, Base, Client, SeveralRequests
 
 SUITES = {0x1301: ("EVP_aes_128_gcm", 16), 0x1302: ("EVP_aes_256_gcm", 32), 0x1303: ("EVP_chacha20_poly1305", 32)}
 GET_TAG = 0x10  # EVP_CTRL_AEAD_GET_TAG
@@ -61,7 +61,8 @@ class TlsClient(Client):
         self.f = self.s.makefile("rb")
 
 
-class Tls(Base):
+class Tls(SeveralRequests, Base):
+    client, crowd = TlsClient, (8, 5)
     conf = Base.conf.replace("listen 127.0.0.4:8081;", "listen 127.0.0.4:8081;" + TLS).rstrip().removesuffix("}}") + SECOND + "}}\n"
 
     def setUp(self):
@@ -123,26 +124,6 @@ class Tls(Base):
         self.assertTrue(again.s.session_reused)
         self.assertEqual(again.get("/big").body, BIG)
         self.assertEqual(self.outcome(2), "shortcut")
-
-    def test_pipelining(self):
-        c = TlsClient()
-        for uri in "/big", "/small", "/big", "/text.html":
-            c.send(uri)
-        for body in BIG, b"s" * 100, BIG, TEXT:
-            self.assertEqual(c.receive().body, body)
-
-    def test_concurrent(self):
-        bad = []
-
-        def one():
-            c = TlsClient()
-            for _ in range(5):
-                if c.get("/text.html").body != TEXT:
-                    bad.append(1)
-
-        threads = [threading.Thread(target=one) for _ in range(8)]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        self.assertEqual((bad, self.agent.counters()["shortcuts"]), ([], 40))
 
     def test_tls_1_2_is_relayed(self):
         self.assertEqual(TlsClient(version=ssl.TLSVersion.TLSv1_2).get("/big").body, BIG)
