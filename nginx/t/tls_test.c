@@ -1,228 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * ngx_http_shunt_tls.c without nginx: a server and a client of OpenSSL, joined by a socket pair,
- * and a backend that seals records with what the server hands over. Ends with the first thing that
- * is not as it should be.
- */
-#include <fcntl.h>
-#include <openssl/err.h>
-#include <openssl/ssl.h>
-#include <stdio.h>
-#include <stdlib.h>
+/* ngx_http_shunt_tls.c without nginx: what a server, a client and a backend make of its keys. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../ngx_http_shunt_tls_state.h"
-
-#define CHECK(what)                                                    \
-    do {                                                               \
-        if (!(what)) {                                                 \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-            ERR_print_errors_fp(stderr);                               \
-            exit(1);                                                   \
-        }                                                              \
-    } while (0)
-
-#define PAYLOAD_MAX 200000
-
-typedef struct {
-    SSL *server;
-    SSL *client;
-    int wire; /* the server's end of the socket pair, which a backend writes to */
-    uint64_t now_ms;
-} pair_t;
-
-static SSL_CTX *server_ctx(void)
-{
-    SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
-    EVP_PKEY *key = EVP_EC_gen("P-256");
-    X509 *cert = X509_new();
-
-    ASN1_INTEGER_set(X509_get_serialNumber(cert), 1);
-    X509_gmtime_adj(X509_getm_notBefore(cert), 0);
-    X509_gmtime_adj(X509_getm_notAfter(cert), 3600);
-    X509_set_pubkey(cert, key);
-    CHECK(X509_sign(cert, key, EVP_sha256()) > 0);
-    CHECK(SSL_CTX_use_certificate(ctx, cert) == 1 && SSL_CTX_use_PrivateKey(ctx, key) == 1);
-    /* as nginx has it */
-    SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN);
-    SSL_CTX_set_read_ahead(ctx, 1);
-    CHECK(ngx_http_shunt_tls_watch(ctx) == 0);
-    X509_free(cert);
-    EVP_PKEY_free(key);
-
-    return ctx;
-}
-
-static SSL_CTX *client_ctx(const char *suite)
-{
-    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
-
-    if (suite) {
-        CHECK(SSL_CTX_set_ciphersuites(ctx, suite) == 1);
-    }
-
-    return ctx;
-}
-
-static pair_t connected(SSL_CTX *server, SSL_CTX *client, SSL_SESSION *session)
-{
-    int fd[2], i, room = 1 << 22;
-    pair_t p = {SSL_new(server), SSL_new(client), 0, 1000000};
-
-    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd) == 0);
-    for (i = 0; i < 2; i++) {
-        CHECK(setsockopt(fd[i], SOL_SOCKET, SO_SNDBUF, &room, sizeof(room)) == 0);
-    }
-
-    p.wire = fd[0];
-    SSL_set_fd(p.server, fd[0]);
-    SSL_set_fd(p.client, fd[1]);
-    SSL_set_accept_state(p.server);
-    SSL_set_connect_state(p.client);
-    if (session) {
-        SSL_set_session(p.client, session);
-    }
-
-    for (i = 0; i < 10; i++) {
-        SSL_do_handshake(p.client);
-        SSL_do_handshake(p.server);
-    }
-
-    CHECK(SSL_is_init_finished(p.server) && SSL_is_init_finished(p.client));
-    ERR_clear_error();
-
-    return p;
-}
-
-static void closed(pair_t p)
-{
-    int fd = SSL_get_fd(p.client);
-
-    SSL_free(p.server);
-    SSL_free(p.client);
-    close(p.wire);
-    close(fd);
-}
-
-/* ---- a backend ---- */
-
-static const EVP_CIPHER *cipher_of(unsigned suite)
-{
-    return suite == 0x1301   ? EVP_aes_128_gcm()
-           : suite == 0x1302 ? EVP_aes_256_gcm()
-                             : EVP_chacha20_poly1305();
-}
-
-static size_t seal(unsigned char *out, const struct shunt_tls *keys, uint64_t number, int type,
-                   const unsigned char *content, size_t n)
-{
-    unsigned char header[5] = {23, 3, 3, (n + 17) >> 8, n + 17}, nonce[12], t = type;
-    EVP_CIPHER_CTX *c = EVP_CIPHER_CTX_new();
-    int i, l;
-
-    memcpy(nonce, keys->iv, 12);
-    for (i = 0; i < 8; i++) {
-        nonce[11 - i] ^= number >> (8 * i);
-    }
-
-    memcpy(out, header, 5);
-    CHECK(EVP_EncryptInit_ex(c, cipher_of(keys->suite), NULL, keys->key, nonce) == 1);
-    CHECK(EVP_EncryptUpdate(c, NULL, &l, header, 5) == 1);
-    CHECK(EVP_EncryptUpdate(c, out + 5, &l, content, n) == 1);
-    CHECK(EVP_EncryptUpdate(c, out + 5 + n, &l, &t, 1) == 1);
-    CHECK(EVP_EncryptFinal_ex(c, out + 6 + n, &l) == 1);
-    CHECK(EVP_CIPHER_CTX_ctrl(c, EVP_CTRL_AEAD_GET_TAG, 16, out + 6 + n) == 1);
-    EVP_CIPHER_CTX_free(c);
-
-    return n + 22;
-}
-
-static unsigned char records[PAYLOAD_MAX * 2];
-
-static size_t sealed(const struct shunt_tls *keys, const unsigned char *payload, size_t n)
-{
-    size_t at = 0, done = 0, some;
-    uint64_t number = keys->record;
-
-    for (; done < n; done += some) {
-        some = n - done < keys->content_bytes ? n - done : keys->content_bytes;
-        at += seal(records + at, keys, number++, 23, payload + done, some);
-    }
-
-    CHECK(at == ngx_http_shunt_tls_wire_bytes(keys, n));
-
-    return at;
-}
-
-static void backend_sends(int wire, const struct shunt_tls *keys, const unsigned char *payload,
-                          size_t n)
-{
-    size_t at = sealed(keys, payload, n);
-
-    CHECK(write(wire, records, at) == (ssize_t) at);
-}
-
-/* ---- what a client sees ---- */
-
-static unsigned char payload[PAYLOAD_MAX];
-
-static void client_reads(SSL *client, const void *expected, size_t n)
-{
-    static unsigned char got[PAYLOAD_MAX + 100];
-    size_t at = 0;
-    int some;
-
-    while (at < n && (some = SSL_read(client, got + at, n - at)) > 0) {
-        at += some;
-    }
-
-    CHECK(at == n && memcmp(got, expected, n) == 0);
-}
-
-static void client_sees_nothing(SSL *client)
-{
-    char byte;
-    int n = SSL_read(client, &byte, 1);
-
-    CHECK(n <= 0 && SSL_get_error(client, n) == SSL_ERROR_WANT_READ);
-    ERR_clear_error();
-}
-
-/* One response whose payload is the backend's; `meanwhile` happens before it is taken back. */
-static struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *))
-{
-    struct shunt_tls keys;
-    int fresh = ngx_http_shunt_tls_is_fresh(p->server);
-
-    CHECK(ngx_http_shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
-    CHECK(SSL_write(p->server, "HEADER", 6) == 6);
-    CHECK(ngx_http_shunt_tls_hand_over(p->server, fresh, p->now_ms, &keys) == 1);
-    CHECK(keys.record == (fresh ? 1 : 0));
-    CHECK(ngx_http_shunt_tls_freeze(p->server, &keys, n) == 0);
-    backend_sends(p->wire, &keys, payload, n);
-    if (meanwhile) {
-        meanwhile(p);
-    }
-
-    CHECK(ngx_http_shunt_tls_take_back(p->server, p->now_ms) == 0);
-    client_reads(p->client, "HEADER", 6);
-    client_reads(p->client, payload, n);
-
-    /* nothing to read on a connection that is idle now */
-    CHECK(recv(SSL_get_fd(p->client), &n, 1, MSG_PEEK) == -1);
-
-    return keys;
-}
-
-static void relayed(pair_t *p)
-{
-    CHECK(SSL_write(p->server, "RELAYED", 7) == 7);
-    client_reads(p->client, "RELAYED", 7);
-}
-
-/* ---- tests ---- */
+#include "tls_pair.h"
 
 static void every_suite_and_many_responses(void)
 {
@@ -249,31 +31,26 @@ static void every_suite_and_many_responses(void)
 }
 
 /* A key that a backend has covers the header before its payload, and nothing else. */
-static void no_key_covers_anything_else(void)
+static void no_key_covers_anything_else(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
     struct shunt_tls before, after;
     unsigned char record[100];
     int n;
 
-    before = handed_off(&p, 1000, NULL);
-    relayed(&p);
-    relayed(&p);
-    CHECK(!ngx_http_shunt_tls_is_fresh(p.server));
-    after = handed_off(&p, 1000, NULL); /* opens a generation of its own */
+    before = handed_off(p, 1000, NULL);
+    relayed(p);
+    relayed(p);
+    CHECK(!ngx_http_shunt_tls_is_fresh(p->server));
+    after = handed_off(p, 1000, NULL); /* opens a generation of its own */
     CHECK(memcmp(before.key, after.key, 32) != 0 && memcmp(before.iv, after.iv, 12) != 0);
-    relayed(&p);
+    relayed(p);
 
     /* and says nothing to the client any more */
     n = seal(record, &after, 0, 23, (const unsigned char *) "forged", 6);
-    CHECK(write(p.wire, record, n) == n);
-    n = SSL_read(p.client, record, sizeof(record));
-    CHECK(n <= 0 && SSL_get_error(p.client, n) == SSL_ERROR_SSL);
+    CHECK(write(p->wire, record, n) == n);
+    n = SSL_read(p->client, record, sizeof(record));
+    CHECK(n <= 0 && SSL_get_error(p->client, n) == SSL_ERROR_SSL);
     ERR_clear_error();
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
 }
 
 static void asks_for_an_update(pair_t *p)
@@ -285,19 +62,14 @@ static void asks_for_an_update(pair_t *p)
     CHECK(!ngx_http_shunt_tls_is_broken(p->server));
 }
 
-static void a_client_may_ask_for_an_update_meanwhile(void)
+static void a_client_may_ask_for_an_update_meanwhile(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
     char got[10];
 
-    handed_off(&p, 50000, asks_for_an_update);
-    CHECK(SSL_read(p.server, got, 10) == 3);
-    relayed(&p);
-    handed_off(&p, 50000, NULL);
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    handed_off(p, 50000, asks_for_an_update);
+    CHECK(SSL_read(p->server, got, 10) == 3);
+    relayed(p);
+    handed_off(p, 50000, NULL);
 }
 
 static void asks_often(pair_t *p)
@@ -314,40 +86,33 @@ static void asks_often(pair_t *p)
     }
 }
 
-static void however_often_it_asks_one_update_is_the_answer(void)
+static void however_often_it_asks_one_update_is_the_answer(pair_t *p)
 {
     int at = 0, n;
     char got[10];
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
 
-    handed_off(&p, 50000, asks_often);
+    handed_off(p, 50000, asks_often);
     while (at < 9) {
-        n = SSL_read(p.server, got + at, sizeof(got) - at);
+        n = SSL_read(p->server, got + at, sizeof(got) - at);
         CHECK(n > 0);
         at += n;
     }
 
     CHECK(memcmp(got, "GETGETGET", 9) == 0);
-    relayed(&p);
-    handed_off(&p, 50000, NULL);
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    relayed(p);
+    handed_off(p, 50000, NULL);
 }
 
 /* It went nowhere, and the client would miss it. */
 static void what_is_written_meanwhile_is_noticed(void)
 {
     SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    struct shunt_tls keys;
     pair_t p;
     int asked;
 
     for (asked = 0; asked < 2; asked++) {
         p = connected(server, client, NULL);
-        CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
-        CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
+        frozen(&p, 0, 100);
         if (asked) {
             asks_for_an_update(&p); /* then OpenSSL writes a KeyUpdate first */
         }
@@ -362,78 +127,61 @@ static void what_is_written_meanwhile_is_noticed(void)
     SSL_CTX_free(client);
 }
 
-static void a_fatal_alert_is_told_from_all_else(void)
+static void a_fatal_alert_is_told_from_all_else(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
-    struct shunt_tls keys;
     unsigned char garbage[30] = {23, 3, 3, 0, 25}, byte;
 
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
-    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
-    CHECK(!ngx_http_shunt_tls_is_broken(p.server));
-    CHECK(SSL_write(p.client, "GET", 3) == 3);
-    CHECK(!ngx_http_shunt_tls_is_broken(p.server)); /* the next request */
-    CHECK(!ngx_http_shunt_tls_is_broken(p.server));
-    client_sees_nothing(p.client);
+    frozen(p, 0, 100);
+    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(SSL_write(p->client, "GET", 3) == 3);
+    CHECK(!ngx_http_shunt_tls_is_broken(p->server)); /* the next request */
+    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
+    client_sees_nothing(p->client);
 
     /* the client cannot open a record, and says so */
-    CHECK(write(p.wire, garbage, sizeof(garbage)) == sizeof(garbage));
-    CHECK(SSL_read(p.client, &byte, 1) <= 0);
-    CHECK(SSL_read(p.server, garbage, 3) == 3);
-    CHECK(ngx_http_shunt_tls_is_broken(p.server));
-    CHECK(recv(SSL_get_fd(p.client), &byte, 1, MSG_PEEK) == -1);
-    closed(p);
-
-    p = connected(server, client, NULL);
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
-    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
-    CHECK(SSL_shutdown(p.client) == 0);
-    CHECK(!ngx_http_shunt_tls_is_broken(p.server)); /* a close_notify: it may go on reading */
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    CHECK(write(p->wire, garbage, sizeof(garbage)) == sizeof(garbage));
+    CHECK(SSL_read(p->client, &byte, 1) <= 0);
+    CHECK(SSL_read(p->server, garbage, 3) == 3);
+    CHECK(ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(recv(SSL_get_fd(p->client), &byte, 1, MSG_PEEK) == -1);
 }
 
-static void nothing_leaves_while_it_is_frozen(void)
+static void a_close_notify_is_no_fatal_alert(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
+    frozen(p, 0, 100);
+    CHECK(SSL_shutdown(p->client) == 0);
+    CHECK(!ngx_http_shunt_tls_is_broken(p->server)); /* it may go on reading */
+}
+
+static void nothing_leaves_while_it_is_frozen(pair_t *p)
+{
     struct shunt_tls keys;
     char byte;
 
-    client_sees_nothing(p.client); /* reads the tickets */
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
-    client_sees_nothing(p.client);
-    CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, 100) == 0);
-    (void) SSL_shutdown(p.server);
-    CHECK(recv(SSL_get_fd(p.client), &byte, 1, MSG_PEEK) == -1); /* no close_notify */
-    SSL_free(p.server);
-    CHECK(recv(SSL_get_fd(p.client), &byte, 1, MSG_PEEK) == -1);
-    p.server = NULL;
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    client_sees_nothing(p->client); /* reads the tickets */
+    CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+    client_sees_nothing(p->client);
+    CHECK(ngx_http_shunt_tls_freeze(p->server, &keys, 100) == 0);
+    (void) SSL_shutdown(p->server);
+    CHECK(recv(SSL_get_fd(p->client), &byte, 1, MSG_PEEK) == -1); /* no close_notify */
+    SSL_free(p->server);
+    CHECK(recv(SSL_get_fd(p->client), &byte, 1, MSG_PEEK) == -1);
+    p->server = NULL;
 }
 
 /* The kernel has refused the region: OpenSSL goes on with the header's generation. */
-static void a_connection_of_whose_handoff_nothing_comes_goes_on(void)
+static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
     struct shunt_tls keys, next;
     unsigned char nothing[SHUNT_TLS_KEY_UPDATE_BYTES] = {0};
 
-    CHECK(ngx_http_shunt_tls_hand_over(p.server, 0, p.now_ms, &keys) == 1);
-    CHECK(memcmp(ngx_http_shunt_tls_state(p.server)->key_update, nothing, sizeof(nothing)) == 0);
-    relayed(&p);
-    relayed(&p);
-    CHECK(!ngx_http_shunt_tls_is_fresh(p.server));
-    next = handed_off(&p, 50000, NULL);
+    CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+    CHECK(memcmp(ngx_http_shunt_tls_state(p->server)->key_update, nothing, sizeof(nothing)) == 0);
+    relayed(p);
+    relayed(p);
+    CHECK(!ngx_http_shunt_tls_is_fresh(p->server));
+    next = handed_off(p, 50000, NULL);
     CHECK(memcmp(keys.key, next.key, 32) != 0);
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
 }
 
 static void what_cannot_be_handed_off_is_named(void)
@@ -549,10 +297,8 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     SSL_CTX_free(server);
 }
 
-static void another_backend_goes_on_in_mid_record(void)
+static void another_backend_goes_on_in_mid_record(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
     static unsigned char first[PAYLOAD_MAX * 2];
     const size_t n = 100000;
     struct shunt_tls keys, rest;
@@ -560,65 +306,56 @@ static void another_backend_goes_on_in_mid_record(void)
     size_t all, cut;
 
     for (cut = 1; cut < n; cut += 7001) {
-        CHECK(SSL_write(p.server, "HEADER", 6) == 6);
-        CHECK(ngx_http_shunt_tls_hand_over(p.server, cut % 2, p.now_ms, &keys) == 1);
-        CHECK(ngx_http_shunt_tls_freeze(p.server, &keys, n) == 0);
+        CHECK(SSL_write(p->server, "HEADER", 6) == 6);
+        keys = frozen(p, cut % 2, n);
         all = sealed(&keys, payload, n);
         memcpy(first, records, all);
-        CHECK(write(p.wire, first, cut) == (ssize_t) cut);
+        CHECK(write(p->wire, first, cut) == (ssize_t) cut);
 
-        CHECK(ngx_http_shunt_tls_rest(p.server, cut, &rest, &from) == 0);
+        CHECK(ngx_http_shunt_tls_rest(p->server, cut, &rest, &from) == 0);
         CHECK(sealed(&rest, payload + from, n - from) - rest.skip == all - cut);
         CHECK(memcmp(records + rest.skip, first + cut, all - cut) ==
               0); /* no byte is another one */
-        CHECK(write(p.wire, records + rest.skip, all - cut) == (ssize_t) (all - cut));
+        CHECK(write(p->wire, records + rest.skip, all - cut) == (ssize_t) (all - cut));
 
-        CHECK(ngx_http_shunt_tls_take_back(p.server, p.now_ms) == 0);
-        client_reads(p.client, "HEADER", 6);
-        client_reads(p.client, payload, n);
+        CHECK(ngx_http_shunt_tls_take_back(p->server, p->now_ms) == 0);
+        client_reads(p->client, "HEADER", 6);
+        client_reads(p->client, payload, n);
     }
 
-    relayed(&p);
-    CHECK(ngx_http_shunt_tls_rest(p.server, 0, &rest, &from) == -1); /* nobody has keys now */
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    relayed(p);
+    CHECK(ngx_http_shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody has keys now */
 }
 
 /* A socket that takes a byte at a time, and a KeyUpdate before what it takes. */
-static void a_key_update_that_leaves_in_pieces_is_whole(void)
+static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
 {
-    SSL_CTX *server = server_ctx(), *client = client_ctx(NULL);
-    pair_t p = connected(server, client, NULL);
     int least = 1, n, times;
     unsigned char filler[1 << 16];
     size_t filled;
 
     for (times = 0; times < 3; times++) {
-        handed_off(&p, 1000, NULL);
-        CHECK(setsockopt(p.wire, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
+        handed_off(p, 1000, NULL);
+        CHECK(setsockopt(p->wire, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
         /* an AF_UNIX stream: full once it holds one more record of the same kind as those before */
-        for (filled = 0; (n = SSL_write(p.server, filler, 4096)) > 0; filled += n) {
+        for (filled = 0; (n = SSL_write(p->server, filler, 4096)) > 0; filled += n) {
         }
 
-        CHECK(SSL_get_error(p.server, n) == SSL_ERROR_WANT_WRITE);
+        CHECK(SSL_get_error(p->server, n) == SSL_ERROR_WANT_WRITE);
         while (filled) {
-            n = SSL_read(p.client, filler, sizeof(filler) < filled ? sizeof(filler) : filled);
+            n = SSL_read(p->client, filler, sizeof(filler) < filled ? sizeof(filler) : filled);
             CHECK(n > 0);
             filled -= n;
         }
 
-        CHECK(SSL_write(p.server, filler, 4096) == 4096);
+        CHECK(SSL_write(p->server, filler, 4096) == 4096);
         for (filled = 4096; filled; filled -= n) {
-            n = SSL_read(p.client, filler, filled);
+            n = SSL_read(p->client, filler, filled);
             CHECK(n > 0);
         }
     }
 
-    relayed(&p);
-    closed(p);
-    SSL_CTX_free(server);
-    SSL_CTX_free(client);
+    relayed(p);
 }
 
 static void sizes_are_those_of_the_backend(void)
@@ -650,19 +387,20 @@ int main(void)
 
     sizes_are_those_of_the_backend();
     every_suite_and_many_responses();
-    no_key_covers_anything_else();
-    a_client_may_ask_for_an_update_meanwhile();
-    however_often_it_asks_one_update_is_the_answer();
+    on_a_connection(no_key_covers_anything_else);
+    on_a_connection(a_client_may_ask_for_an_update_meanwhile);
+    on_a_connection(however_often_it_asks_one_update_is_the_answer);
     what_is_written_meanwhile_is_noticed();
-    a_fatal_alert_is_told_from_all_else();
-    nothing_leaves_while_it_is_frozen();
-    a_connection_of_whose_handoff_nothing_comes_goes_on();
+    on_a_connection(a_fatal_alert_is_told_from_all_else);
+    on_a_connection(a_close_notify_is_no_fatal_alert);
+    on_a_connection(nothing_leaves_while_it_is_frozen);
+    on_a_connection(a_connection_of_whose_handoff_nothing_comes_goes_on);
     what_cannot_be_handed_off_is_named();
     a_smaller_fragment_is_honoured();
     a_resumed_connection_hands_off_too();
     a_client_that_counts_updates_by_the_clock_is_spared();
-    another_backend_goes_on_in_mid_record();
-    a_key_update_that_leaves_in_pieces_is_whole();
+    on_a_connection(another_backend_goes_on_in_mid_record);
+    on_a_connection(a_key_update_that_leaves_in_pieces_is_whole);
     puts("tls_test: all passed");
 
     return 0;
