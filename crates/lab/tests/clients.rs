@@ -9,6 +9,7 @@ use service::{FILES, Running, may_run, start, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 
 const URLS_OVER_ONE_CONNECTION: usize = 12;
+const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
 
 /// The files' URLs, in an order that mixes small and large.
 fn urls(service: &Running<'_>) -> Vec<(String, String)> {
@@ -75,17 +76,6 @@ fn wget() -> Result<()> {
     })
 }
 
-const REQUESTS: &str = r#"
-import requests, sys
-session = requests.Session()
-for index, url in enumerate(sys.argv[2:]):
-    answer = session.get(url, timeout=30)
-    answer.raise_for_status()
-    assert int(answer.headers["Content-Length"]) == len(answer.content)
-    assert not [name for name in answer.headers if name.lower().startswith("shunt")], answer.headers
-    open(f"{sys.argv[1]}/{index}", "wb").write(answer.content)
-"#;
-
 #[test]
 fn python_requests_over_one_session() -> Result<()> {
     if !may_run("python_requests_over_one_session") {
@@ -94,7 +84,7 @@ fn python_requests_over_one_session() -> Result<()> {
     start(1, |service| {
         compare(service, |client, urls, directory| {
             let mut python = Command::new("/usr/bin/python3");
-            python.args(["-c", REQUESTS, directory]).args(urls.iter().map(|(_, url)| url));
+            python.args([GET_PY, directory]).args(urls.iter().map(|(_, url)| url));
             client.check(python).map(drop)
         })
     })

@@ -10,6 +10,8 @@ use crate::bed::{Before, FILES, authority, compare, on_tls, urls};
 use crate::client::{Client, Target};
 use crate::service::may_run;
 
+const GET_PY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/get.py");
+
 /// A program that writes the body of each URL, its last arguments, into a file of its number makes one connection, and
 /// every body is a shortcut. It is told the directory, and whom to trust.
 fn over_one_connection(program: impl FnOnce(&str, &Path) -> Command) -> Result<()> {
@@ -100,18 +102,6 @@ fn gnutls_is_sent_no_more_key_updates_than_it_takes() -> Result<()> {
     })
 }
 
-const REQUESTS: &str = r#"
-import requests, sys
-session = requests.Session()
-session.trust_env = False  # REQUESTS_CA_BUNDLE would win
-session.verify = sys.argv[2]
-for index, url in enumerate(sys.argv[3:]):
-    answer = session.get(url, timeout=30)
-    answer.raise_for_status()
-    assert int(answer.headers["Content-Length"]) == len(answer.content)
-    open(f"{sys.argv[1]}/{index}", "wb").write(answer.content)
-"#;
-
 #[test]
 fn python_requests_over_one_connection() -> Result<()> {
     if !may_run("python_requests_over_one_connection") {
@@ -119,7 +109,7 @@ fn python_requests_over_one_connection() -> Result<()> {
     }
     over_one_connection(|directory, authority| {
         let mut python = Command::new("/usr/bin/python3");
-        python.args(["-c", REQUESTS, directory]).arg(authority);
+        python.env("SSL_CERT_FILE", authority).args([GET_PY, directory]);
         python
     })
 }

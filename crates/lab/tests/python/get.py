@@ -1,0 +1,15 @@
+"""Fetches every URL over one session and writes each body to a file of its number."""
+import os, sys
+
+import requests
+
+session = requests.Session()
+session.trust_env = False  # REQUESTS_CA_BUNDLE would win
+session.verify = os.environ.get("SSL_CERT_FILE", True)
+for index, url in enumerate(sys.argv[2:]):
+    answer = session.get(url, timeout=30)
+    answer.raise_for_status()
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+    assert not [name for name in answer.headers if name.lower().startswith("shunt")], answer.headers
+    with open(f"{sys.argv[1]}/{index}", "wb") as file:
+        file.write(answer.content)
