@@ -28,6 +28,35 @@ fn backend_config(host: &Host, pins: &Pins) -> BackendConfig {
     }
 }
 
+/// A frontend that is loaded, and the map of its flows.
+struct Loaded {
+    flows: MapHandle,
+    frontend: Frontend,
+    pins: Pins,
+    host: Host,
+}
+
+impl Loaded {
+    /// None where this is not root.
+    fn new() -> Option<Self> {
+        if !root() {
+            return None;
+        }
+        let host = Host::new();
+        let pins = Pins::new(&host, "loader");
+        let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+        let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+        Some(Self { flows, frontend, pins, host })
+    }
+}
+
+/// As if the client had a connection from this port.
+fn put(flows: &MapHandle, port: u16, flow: &Flow) {
+    let mut at = client();
+    at.set_port(port);
+    flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+}
+
 /// Interfaces that have a filter at this priority, and whether on both ways.
 fn attached(priority: u32) -> Vec<(u32, bool, bool)> {
     let any = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
@@ -63,17 +92,11 @@ fn both_sides_share_a_directory_and_leave_nothing_behind() {
 
 #[test]
 fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
-    if !root() {
-        return;
-    }
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
-    let mut config = frontend_config(&host, &pins);
-    drop(Frontend::load(&config).expect("the frontend loads"));
-    let flow = Flow { handoff: 99, ..Default::default() };
-    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
-    flows.update(key(client(), server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    let Some(Loaded { host, pins, frontend, flows }) = Loaded::new() else { return };
+    drop(frontend);
+    put(&flows, client().port(), &Flow { handoff: 99, ..Default::default() });
 
+    let mut config = frontend_config(&host, &pins);
     config.interfaces = vec![host.backend_port];
     let frontend = Frontend::load(&config).expect("the frontend loads again");
     assert_eq!(frontend.flow(&key(client(), server())).expect("lookup").expect("the flow").handoff, 99);
@@ -84,13 +107,9 @@ fn a_restart_keeps_the_flows_and_moves_to_the_configured_interfaces() {
 
 #[test]
 fn maps_of_another_layout_are_refused_with_what_to_do() {
-    if !root() {
-        return;
-    }
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
+    let Some(Loaded { host, pins, frontend, .. }) = Loaded::new() else { return };
+    drop(frontend);
     let config = frontend_config(&host, &pins);
-    drop(Frontend::load(&config).expect("the frontend loads"));
     let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
     layout.update(&0u32.to_ne_bytes(), &99u32.to_ne_bytes(), MapFlags::ANY).expect("update");
     let error = Frontend::load(&config).expect_err("another layout");
@@ -114,19 +133,10 @@ fn a_directory_elsewhere_is_refused_with_what_to_do() {
 
 #[test]
 fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
-    if !root() {
-        return;
-    }
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
-    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
-    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec as u64 * 1_000_000_000;
     let add = |port: u16, flags: u32, last_seen_ns: u64| {
-        let mut at = client();
-        at.set_port(port);
-        let flow = Flow { flags: flags as u8, last_seen_ns, ..Default::default() };
-        flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+        put(&flows, port, &Flow { flags: flags as u8, last_seen_ns, ..Default::default() });
     };
     add(1, FLOW_RESET, 1);
     add(2, FLOW_CLIENT_FIN | FLOW_SERVER_FIN, 1);
@@ -149,18 +159,9 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
 
 #[test]
 fn a_table_of_many_flows_is_read_whole() {
-    if !root() {
-        return;
-    }
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
-    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
-    let flows = MapHandle::from_pinned_path(pins.0.join("flows")).expect("pinned");
+    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
     for number in 0..20_000 {
-        let mut at = client();
-        at.set_port(number);
-        let flow = Flow { last_seen_ns: u64::from(number), ..Default::default() };
-        flows.update(key(at, server()).as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+        put(&flows, number, &Flow { last_seen_ns: u64::from(number), ..Default::default() });
     }
     let mut found: Vec<u64> = frontend.flows().map(|(_, flow)| flow.last_seen_ns).collect();
     found.sort_unstable();
@@ -170,12 +171,7 @@ fn a_table_of_many_flows_is_read_whole() {
 
 #[test]
 fn rings_come_and_go_by_number() {
-    if !root() {
-        return;
-    }
-    let host = Host::new();
-    let pins = Pins::new(&host, "loader");
-    let frontend = Frontend::load(&frontend_config(&host, &pins)).expect("the frontend loads");
+    let Some(Loaded { host: _host, pins, frontend, .. }) = Loaded::new() else { return };
     frontend.create_ring(63, 0).expect("the last");
     frontend.create_ring(63, 0).expect("in place of the first");
     frontend.remove_ring(63).expect("there");
