@@ -5,7 +5,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{FILES, Running, may_run, start, start_on};
+use service::{ALONE, FILES, Running, may_run, start, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, Wrk, file_sha256};
 
 const URLS_OVER_ONE_CONNECTION: usize = 12;
@@ -61,8 +61,8 @@ fn wget() -> Result<()> {
     if !may_run("wget") {
         return Ok(());
     }
-    // Each body is alone on its connection: all of them are to be handed off.
-    let settings = Settings { http: &["shunt_alone_length 0"], ..Settings::default() };
+    // wget makes a connection for each body.
+    let settings = Settings { http: ALONE, ..Settings::default() };
     let options = Options { settings, ..Options::shunt() };
     start_on(Lab::builder(), FILES, options, |service| {
         compare(service, |client, urls, directory| {

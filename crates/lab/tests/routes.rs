@@ -6,7 +6,7 @@ mod service;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use service::{FILES, Running, may_run, start_on};
+use service::{ALONE, FILES, Running, may_run, start_on};
 use shunt_lab::{Capture, Expect, Families, Family, Fetch, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256};
 
 /// Files that are offered.
@@ -125,7 +125,7 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
     let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack: false };
     let lab = Lab::builder().ipv6().backends(2);
     // What is fetched says nothing of what its connection brings: every long body is to be offered.
-    let settings = Settings { http: &["shunt_alone_length 0"], ..Settings::default() };
+    let settings = Settings { http: ALONE, ..Settings::default() };
     service::start_prepared(
         lab,
         FILES,

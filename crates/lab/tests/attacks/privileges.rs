@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
 
-use crate::service::{FILES, Running, may_run, start_on};
+use crate::service::{ALONE, FILES, Running, may_run, start_on};
 
 /// Bits of capabilities(7): CAP_NET_ADMIN is 12, CAP_BPF 39.
 const NEEDED: &str = "0000008000001000";
@@ -79,7 +79,7 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
     options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\n";
     options.settings.agent_frontend = "flow_quiet = \"1s\"\n";
     options.settings.locations = Some(filtered);
-    options.settings.http = &["shunt_alone_length 0"]; // each of its bodies is alone on its connection
+    options.settings.http = ALONE; // a connection for each body
     start_on(Lab::builder(), FILES, options, |service| {
         check_privileges(service)?;
         service.still_good()?;

@@ -23,6 +23,9 @@ pub const FILES: &[(&str, u64)] = &[
     ("7m", 7 << 20),
 ];
 
+/// [`shunt_lab::Settings::http`] where a body that is alone on its connection is to be handed off, too.
+pub const ALONE: &[&str] = &["shunt_alone_length 0"];
+
 /// Whether the test can run; says so if not.
 pub fn may_run(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
