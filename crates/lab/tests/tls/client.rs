@@ -50,10 +50,14 @@ pub struct Client {
     input: Vec<u8>,
     /// A bit of one record to come is turned over.
     pub damage: bool,
+    /// What there is to send, waits.
+    pub hold: bool,
 }
 
 /// A response's body that is being read.
 pub struct Body {
+    /// What came before it, in lower case.
+    pub header: String,
     pub left: u64,
     hash: Sha256,
 }
@@ -86,6 +90,17 @@ impl Shared {
         config.key_log = secret.clone();
         Ok(Self { config: Arc::new(config), secret })
     }
+
+    /// A connection that resumes a session may send early data.
+    #[must_use]
+    pub fn with_early_data(mut self) -> Self {
+        Arc::make_mut(&mut self.config).enable_early_data = true;
+        self
+    }
+}
+
+pub fn request(path: &str) -> String {
+    format!("GET /{path} HTTP/1.1\r\nHost: frontend\r\n\r\n")
 }
 
 impl Client {
@@ -98,7 +113,7 @@ impl Client {
         let stream = TcpStream::connect((target.address, 443))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false })
+        Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false, hold: false })
     }
 
     /// After the handshake, and before another connection of the same [`Shared`].
@@ -108,7 +123,7 @@ impl Client {
     }
 
     pub fn flush(&mut self) -> Result<()> {
-        while self.tls.wants_write() {
+        while !self.hold && self.tls.wants_write() {
             self.tls.write_tls(&mut self.stream)?;
         }
         Ok(())
@@ -142,7 +157,12 @@ impl Client {
 
     /// Asks, and reads the header of the answer.
     pub fn ask(&mut self, path: &str) -> Result<Body> {
-        write!(self.tls.writer(), "GET /{path} HTTP/1.1\r\nHost: frontend\r\n\r\n")?;
+        self.tls.writer().write_all(request(path).as_bytes())?;
+        self.answer()
+    }
+
+    /// Reads the header of an answer.
+    pub fn answer(&mut self) -> Result<Body> {
         let end = loop {
             if let Some(at) = self.input.windows(4).position(|four| four == b"\r\n\r\n") {
                 break at + 4;
@@ -152,7 +172,7 @@ impl Client {
         let header = String::from_utf8(self.input.drain(..end).collect())?.to_lowercase();
         ensure!(header.starts_with("http/1.1 200"), "{header}");
         let length = header.lines().find_map(|line| line.strip_prefix("content-length: ")).context("no length")?;
-        Ok(Body { left: length.parse()?, hash: Sha256::new() })
+        Ok(Body { left: length.parse()?, hash: Sha256::new(), header })
     }
 
     /// Reads of a body until so many bytes are left.

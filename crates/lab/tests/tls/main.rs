@@ -4,6 +4,7 @@ mod bed;
 mod browser;
 mod client;
 mod clients;
+mod early;
 mod failover;
 mod handshakes;
 mod http2;
