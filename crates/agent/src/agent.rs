@@ -222,6 +222,7 @@ impl Agent {
         loop {
             self.now = Instant::now();
             if self.now >= next_tick {
+                self.excuse_peers(self.now - next_tick);
                 self.tick();
                 next_tick = self.now + TICK;
             }

@@ -236,6 +236,33 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
     })
 }
 
+/// A host that is moved, or has no core to spare, stands still with all machines on it, for longer than four heartbeats.
+#[test]
+fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
+    if !may_run("machines_that_stand_still_together_lose_no_session") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let mut hosts = [service.lab.frontend(), service.lab.backend()];
+        for _ in 0..4 {
+            for (signal, then) in
+                [(Signal::STOP, Duration::from_millis(1500)), (Signal::CONT, Duration::from_millis(500))]
+            {
+                for host in hosts {
+                    service.service.agent_process(host)?.context("an agent")?.signal(signal);
+                }
+                std::thread::sleep(then);
+            }
+            hosts.reverse();
+        }
+        for host in hosts {
+            let lost = service.service.stats(host)?.count("agent.sessions_lost");
+            ensure!(lost == 0, "{}'s agent lost {lost} sessions", host.name());
+        }
+        service.still_good()
+    })
+}
+
 #[test]
 fn reload_and_quit_let_bodies_finish() -> Result<()> {
     if !may_run("reload_and_quit_let_bodies_finish") {
