@@ -63,30 +63,30 @@ pub fn compare(
 /// What was counted before a client came.
 pub struct Before {
     stats: Stats,
-    accepted: u64,
+    connections: u64,
 }
 
 impl Before {
     pub fn of(service: &Running<'_>) -> Result<Self> {
-        Ok(Self { stats: service.frontend_stats()?, accepted: accepted(service.lab.frontend())? })
+        Ok(Self { stats: service.frontend_stats()?, connections: made(service.lab.client())? })
     }
 
     pub fn counted(self, service: &Running<'_>) -> Result<Counted> {
-        let connections = accepted(service.lab.frontend())? - self.accepted;
+        let connections = made(service.lab.client())? - self.connections;
         Ok(Counted { before: self.stats, after: service.frontend_stats()?, connections })
     }
 }
 
-/// TCP connections that a host has accepted.
-fn accepted(host: &Host) -> Result<u64> {
+/// TCP connections that a host has made: a client's are those to the frontend, which also accepts agents'.
+fn made(host: &Host) -> Result<u64> {
     let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(|line| line.split(' '));
     let (names, values) = (lines.next().context("no TCP counters")?, lines.next().context("no TCP counters")?);
-    let (_, value) = names.zip(values).find(|(name, _)| *name == "PassiveOpens").context("no PassiveOpens")?;
+    let (_, value) = names.zip(values).find(|(name, _)| *name == "ActiveOpens").context("no ActiveOpens")?;
     Ok(value.parse()?)
 }
 
-/// What the frontend's servers counted in between, and the connections that its kernel accepted.
+/// What the frontend's servers counted in between, and the connections that the client made.
 pub struct Counted {
     pub before: Stats,
     pub after: Stats,
