@@ -24,5 +24,6 @@ const volatile __u64 netns_cookie = 0;
 #include "path.h"
 #include "ingress.h"
 #include "egress.h"
+#include "requests.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

@@ -475,28 +475,4 @@ int fe_in(struct __sk_buff *skb)
     return steer(skb, &p, flow);
 }
 
-/*
- * No packet: the agent runs it (BPF_PROG_TEST_RUN) with a struct spacing behind an Ethernet header,
- * because user space cannot change one field of a flow that packets are changing too.
- */
-SEC("tc")
-int fe_spacing(struct __sk_buff *skb)
-{
-    struct spacing *spacing = (void *) (long) skb->data + sizeof(struct ethhdr);
-    if ((void *) (spacing + 1) > (void *) (long) skb->data_end)
-        return TC_ACT_SHOT;
-    struct flow_key key = spacing->flow;
-    __u32 peer = spacing->peer;
-    __u32 bytes = spacing->bytes;
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
-    if (!flow)
-        return TC_ACT_SHOT;
-    bpf_spin_lock(&flow->lock);
-    bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
-    if (its_own)
-        flow->ack_spacing = bytes;
-    bpf_spin_unlock(&flow->lock);
-    return its_own ? PASS : TC_ACT_SHOT;
-}
-
 #endif

@@ -113,6 +113,12 @@ struct spacing {
     __u32 bytes;
 };
 
+/* A flow that no packet has belonged to since the agent read it: argument of fe_forget. */
+struct forgetting {
+    __u64 last_seen_ns; /* as it was then */
+    struct flow_key flow;
+} __attribute__((packed));
+
 /* A backend's socket for a client of some frontend: its addresses as its own kernel sees them. */
 struct sender_key {
     __u8 client_address[16];

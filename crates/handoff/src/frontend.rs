@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -107,6 +107,7 @@ pub struct Frontend {
     ring_owners: MapHandle,
     counters: MapHandle,
     fe_spacing: OwnedFd,
+    fe_forget: OwnedFd,
 }
 
 impl Frontend {
@@ -138,6 +139,9 @@ impl Frontend {
         let loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
 
+        let program = |program: BorrowedFd<'_>, name| {
+            program.try_clone_to_owned().map_err(|source| SteeringError::map("dup", name)(source.into()))
+        };
         let handle = |map, name| MapHandle::try_from(map).map_err(SteeringError::map("dup", name));
         let frontend = Self {
             flows: handle(&*loaded.maps.flows, "flows")?,
@@ -145,8 +149,8 @@ impl Frontend {
             rings: handle(&*loaded.maps.rings, "rings")?,
             ring_owners: handle(&*loaded.maps.ring_owners, "ring_owners")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
-            fe_spacing: (loaded.progs.fe_spacing.as_fd().try_clone_to_owned())
-                .map_err(|source| SteeringError::map("dup", "fe_spacing")(source.into()))?,
+            fe_spacing: program(loaded.progs.fe_spacing.as_fd(), "fe_spacing")?,
+            fe_forget: program(loaded.progs.fe_forget.as_fd(), "fe_forget")?,
         };
         // Packets first: a handoff may begin as soon as the socket option is there.
         attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces)?;
@@ -171,17 +175,7 @@ impl Frontend {
     /// # Errors
     /// The kernel's.
     pub fn set_spacing(&self, spacing: &Spacing) -> io::Result<bool> {
-        let frame = [&[0; ETHERNET_BYTES], spacing.as_bytes()].concat();
-        let mut options = libbpf_sys::bpf_test_run_opts {
-            sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
-            data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len() as u32,
-            repeat: 1,
-            ..Default::default()
-        };
-        // SAFETY: the descriptor is a program's, and `options` says how long `frame` is, which the kernel only reads.
-        let status = unsafe { libbpf_sys::bpf_prog_test_run_opts(self.fe_spacing.as_raw_fd(), &mut options) };
-        if status == 0 { Ok(options.retval as i32 == PASS) } else { Err(io::Error::from_raw_os_error(-status)) }
+        ask(&self.fe_spacing, spacing.as_bytes())
     }
 
     /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map. Only
@@ -269,22 +263,21 @@ impl Frontend {
         let now = monotonic_ns();
         let quiet_since = now.saturating_sub(quiet.as_nanos() as u64);
         let mut flows = 0;
-        let dead: Vec<FlowKey> = self
+        let dead: Vec<(FlowKey, Flow)> = self
             .flows()
             .inspect(|_| flows += 1)
             .filter(|(_, flow)| flow.last_seen_ns < quiet_since)
             .filter(|(key, flow)| has_ended(flow) || !is_alive(key))
-            .map(|(key, _)| key)
             .collect();
-        for key in &dead {
-            match self.flows.delete(key.as_bytes()) {
-                Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-                    return Err(SteeringError::map("delete", "flows")(error));
-                }
-                _ => {}
-            }
+        let mut forgotten = 0;
+        for (key, flow) in &dead {
+            // A new connection may have the same port by now.
+            let forgetting = [&flow.last_seen_ns.to_ne_bytes(), key.as_bytes()].concat();
+            let is_forgotten = ask(&self.fe_forget, &forgetting);
+            forgotten +=
+                usize::from(is_forgotten.map_err(|error| SteeringError::map("delete", "flows")(error.into()))?);
         }
-        Ok(Collected { forgotten: dead.len(), left: flows - dead.len() })
+        Ok(Collected { forgotten, left: flows - forgotten })
     }
 
     /// What the programs have counted.
@@ -294,6 +287,21 @@ impl Frontend {
     pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
         counters::read(&self.counters, "fe_")
     }
+}
+
+/// Runs a program of bpf/requests.h: what it answers to `request`.
+fn ask(program: &OwnedFd, request: &[u8]) -> io::Result<bool> {
+    let frame = [&[0; ETHERNET_BYTES], request].concat();
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        data_in: frame.as_ptr().cast(),
+        data_size_in: frame.len() as u32,
+        repeat: 1,
+        ..Default::default()
+    };
+    // SAFETY: the descriptor is a program's, and `options` says how long `frame` is, which the kernel only reads.
+    let status = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut options) };
+    if status == 0 { Ok(options.retval as i32 == PASS) } else { Err(io::Error::from_raw_os_error(-status)) }
 }
 
 fn has_ended(flow: &Flow) -> bool {

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * What the agent asks of the flow table. No packets: the agent runs these (BPF_PROG_TEST_RUN) with
+ * what it asks behind an Ethernet header, because user space cannot change one field of a flow, nor
+ * take one out only if it is still the same, while packets are changing it.
+ */
+#ifndef REQUESTS_H
+#define REQUESTS_H
+
+/* A struct spacing. */
+SEC("tc")
+int fe_spacing(struct __sk_buff *skb)
+{
+    struct spacing *spacing = (void *) (long) skb->data + sizeof(struct ethhdr);
+    if ((void *) (spacing + 1) > (void *) (long) skb->data_end)
+        return TC_ACT_SHOT;
+    struct flow_key key = spacing->flow;
+    __u32 peer = spacing->peer;
+    __u32 bytes = spacing->bytes;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return TC_ACT_SHOT;
+    bpf_spin_lock(&flow->lock);
+    bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
+    if (its_own)
+        flow->ack_spacing = bytes;
+    bpf_spin_unlock(&flow->lock);
+    return its_own ? PASS : TC_ACT_SHOT;
+}
+
+/* A struct forgetting. A new connection of the same addresses and ports is not the one meant. */
+SEC("tc")
+int fe_forget(struct __sk_buff *skb)
+{
+    struct forgetting *forgetting = (void *) (long) skb->data + sizeof(struct ethhdr);
+    if ((void *) (forgetting + 1) > (void *) (long) skb->data_end)
+        return TC_ACT_SHOT;
+    struct flow_key key = forgetting->flow;
+    __u64 last_seen_ns = forgetting->last_seen_ns;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return TC_ACT_SHOT;
+    bpf_spin_lock(&flow->lock);
+    bool is_same = flow->last_seen_ns == last_seen_ns;
+    bpf_spin_unlock(&flow->lock);
+    if (!is_same)
+        return TC_ACT_SHOT;
+    bpf_map_delete_elem(&flows, &key);
+    return PASS;
+}
+
+#endif
