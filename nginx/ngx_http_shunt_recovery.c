@@ -17,9 +17,15 @@
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-#define NGX_HTTP_SHUNT_ASK_TIMES   3     /* without the client having got anything in between */
-#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* for one response */
-#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms */
+/*
+ * How often, without the client having got anything in between: while two agents that have lost
+ * each other may find together again, but at least so many times.
+ */
+#define NGX_HTTP_SHUNT_ASK_TIMES   3
+#define NGX_HTTP_SHUNT_ASK_LONG    2500  /* ms */
+#define NGX_HTTP_SHUNT_ASK_AGAIN   200   /* ms, after the first time; then twice as long, up to */
+#define NGX_HTTP_SHUNT_ASK_SLOWEST 1000  /* ms */
+#define NGX_HTTP_SHUNT_ASK_IN_ALL  16    /* times, for one response */
 #define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to take the connection or the request */
 #define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for its answer */
 #define NGX_HTTP_SHUNT_STALLED     3000  /* ms, for a payload that nobody else can go on with */
@@ -29,7 +35,8 @@ struct ngx_http_shunt_recovery_s {
     ngx_http_request_t *request; /* asking; NULL: not now */
     ngx_uint_t times;            /* asked */
     ngx_uint_t in_all;
-    uint64_t got; /* what the client had then */
+    ngx_msec_t since; /* asked for the first of these times */
+    uint64_t got;     /* what the client had then */
 
     uint64_t acked; /* of the region: where the new peer goes on */
     uint64_t
@@ -210,7 +217,10 @@ static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
     ngx_http_post_subrequest_t *ps;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    rec->times++;
+    if (rec->times++ == 0) {
+        rec->since = ngx_current_msec;
+    }
+
     rec->in_all++;
     rec->got = ctx->acked;
     rec->acked = ctx->acked;
@@ -413,22 +423,29 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_post_rest(ctx);
 }
 
-static ngx_uint_t ngx_http_shunt_may_ask(const ngx_http_shunt_recovery_t *rec)
+/* When to ask: NGX_OK, or NGX_DECLINED where that has been done often enough. */
+static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_recovery_t *rec)
 {
-    return rec->times < NGX_HTTP_SHUNT_ASK_TIMES && rec->in_all < NGX_HTTP_SHUNT_ASK_IN_ALL;
-}
+    ngx_msec_t delay;
 
-static void ngx_http_shunt_ask_again(ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_http_shunt_recovery_t *rec = ctx->recovery;
-
-    if (!ngx_http_shunt_may_ask(rec)) {
-        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
-        ngx_http_shunt_fail(ctx);
-        return;
+    if (rec->times == 0) {
+        ngx_post_event(&rec->event, &ngx_posted_events);
+        return NGX_OK;
     }
 
-    ngx_add_timer(&rec->event, NGX_HTTP_SHUNT_ASK_AGAIN);
+    delay = ngx_min((ngx_msec_t) NGX_HTTP_SHUNT_ASK_AGAIN << (rec->times - 1),
+                    (ngx_msec_t) NGX_HTTP_SHUNT_ASK_SLOWEST);
+
+    if (rec->in_all >= NGX_HTTP_SHUNT_ASK_IN_ALL ||
+        (rec->times >= NGX_HTTP_SHUNT_ASK_TIMES &&
+         ngx_current_msec - rec->since + delay > NGX_HTTP_SHUNT_ASK_LONG)) {
+        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        return NGX_DECLINED;
+    }
+
+    ngx_add_timer(&rec->event, delay);
+
+    return NGX_OK;
 }
 
 /* The request for the rest is over, however. Its result is not the client's request's. */
@@ -451,7 +468,9 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
     verdict = rec->verdict == NGX_OK ? ngx_http_shunt_move(ctx) : rec->verdict;
 
     if (verdict == NGX_AGAIN) {
-        ngx_http_shunt_ask_again(ctx);
+        if (ngx_http_shunt_ask_later(rec) != NGX_OK) {
+            ngx_http_shunt_fail(ctx);
+        }
 
     } else if (verdict != NGX_OK) {
         ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
@@ -513,14 +532,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         rec->times = 0;
     }
 
-    if (!ngx_http_shunt_may_ask(rec)) {
-        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
-        return NGX_DECLINED;
-    }
-
-    ngx_post_event(&rec->event, &ngx_posted_events);
-
-    return NGX_OK;
+    return ngx_http_shunt_ask_later(rec);
 }
 
 /* A request that is out ends by itself, or with the client's: its answer is not looked at. */

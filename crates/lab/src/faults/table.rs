@@ -50,8 +50,8 @@ pub struct Expected {
     pub within: Duration,
 }
 
-/// Nobody waits for longer than four heartbeats, or than a fault lasts that passes; and time for a machine that does
-/// other work.
+/// Nobody waits for longer than four heartbeats, or than a fault lasts that passes, or than the rest is asked for (2.5 s);
+/// and time for a machine that does other work.
 const SOON: Duration = Duration::from_secs(4);
 /// A timeout decides: [`super::bed::TIMEOUT`], and a quarter (docs/nginx.md, `send_timeout`), after what is above.
 const LATE: Duration = Duration::from_secs(7);
@@ -77,7 +77,7 @@ const LE: Expected = late(&[End::Error]);
 const LB: Expected = late(&[End::Broken]);
 /// Moments decide. A second is as long as four heartbeats: whether agents lose each other is open, and with that whether
 /// offers of before are good, and whether the rest can be asked for in time. So it is where a frontend's agent is back,
-/// and its server has three times to ask before the backend's is, too.
+/// and its server asks before the backend's is, too.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
 /// What is queued may be with the client before its reset.
