@@ -40,6 +40,9 @@ pub(super) struct Response {
     /// When its connection was made.
     pub(super) opened: Instant,
     pub(super) body_bytes: u64,
+    /// The response before it on its connection: how it came, and when it was asked for. The frontend may not have seen
+    /// yet that the client has all of it.
+    pub(super) before: Option<(Way, Instant)>,
 }
 
 /// What a step of a connection came to.
@@ -65,6 +68,7 @@ pub(super) struct Connection {
     request: usize,
     opened: Instant,
     asked: Instant,
+    before: Option<(Way, Instant)>,
     /// When the last byte came, or the request was written.
     pub(super) heard: Instant,
     paused: bool,
@@ -86,7 +90,8 @@ impl Connection {
         }
         let now = Instant::now();
         let (state, stream) = (State::Connecting, TcpStream::from(socket));
-        Ok(Self { stream, server, life, state, request: 0, opened: now, asked: now, heard: now, paused: false })
+        let before = None;
+        Ok(Self { stream, server, life, state, request: 0, opened: now, asked: now, before, heard: now, paused: false })
     }
 
     /// Goes on: after it was connected, readable, or has slept.
@@ -196,7 +201,8 @@ impl Connection {
             _ => 0,
         };
         let (way, size) = (Way::of(second), files[file].size);
-        step.done.push(Response { way, size, ending, asked: self.asked, opened: self.opened, body_bytes });
+        let (asked, opened, before) = (self.asked, self.opened, self.before.replace((way, self.asked)));
+        step.done.push(Response { way, size, ending, asked, opened, body_bytes, before });
         self.state = State::Thinking;
         self.request += 1;
         let goes_on = matches!(ending, Ending::Whole | Ending::Error(_)) && self.request < self.life.requests.len();

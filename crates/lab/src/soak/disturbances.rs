@@ -68,8 +68,8 @@ const FRONTEND: &[Fault] = &[
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Disturbance {
     pub(super) fault: Fault,
-    begin: Instant,
-    end: Instant,
+    pub(super) begin: Instant,
+    pub(super) end: Instant,
 }
 
 impl Disturbance {
@@ -129,8 +129,15 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let disturbance = |fault| Disturbance { fault, begin: at(100), end: at(101) };
-        let reset =
-            |way, asked| Response { way, size: 1, ending: Ending::Reset(0), asked, opened: start, body_bytes: 0 };
+        let reset = |way, asked| Response {
+            way,
+            size: 1,
+            ending: Ending::Reset(0),
+            asked,
+            opened: start,
+            body_bytes: 0,
+            before: None,
+        };
         let killed = disturbance(Fault::BackendAgentKilled);
         assert!(killed.explains(&reset(Way::First, at(99)), at(103)));
         assert!(!killed.explains(&reset(Way::Second, at(99)), at(103)), "the other backend");

@@ -1,5 +1,6 @@
 //! What the clients saw, counted.
 
+use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -71,15 +72,23 @@ impl Counts {
             .iter()
             .filter(|(response, ended)| !disturbances.iter().any(|one| one.explains(response, *ended)));
         let words = unexplained.map(|(response, ended)| {
-            let (asked, ended) = (response.asked.duration_since(start), ended.duration_since(start));
-            format!(
+            let at = |time: Instant| time.duration_since(start).as_secs_f64();
+            let mut words = format!(
                 "{} of {} bytes by {}, asked for at {:.1} s, ended at {:.1} s",
                 response.ending,
                 response.size,
                 response.way.prefix(),
-                asked.as_secs_f64(),
-                ended.as_secs_f64()
-            )
+                at(response.asked),
+                at(*ended)
+            );
+            if let Some((way, asked)) = response.before {
+                let _ = write!(words, ", after one by {} asked for at {:.1} s", way.prefix(), at(asked));
+            }
+            if let Some(last) = disturbances.iter().rev().find(|one| one.begin <= *ended) {
+                let _ =
+                    write!(words, "; {} was from {:.1} s to {:.1} s", last.fault.name(), at(last.begin), at(last.end));
+            }
+            words
         });
         words.collect()
     }
