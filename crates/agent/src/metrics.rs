@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use serde_json::Value;
@@ -106,9 +107,12 @@ fn read_head(stream: &mut TcpStream, head: &mut [u8; HEAD_BYTES]) -> io::Result<
             return Err(io::ErrorKind::TimedOut.into());
         }
         stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut head[filled..])? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => filled += read,
+        match stream.read(&mut head[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => filled += read,
+            // Where a timeout is set, also of a process that was stopped and goes on (signal(7)).
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }
@@ -152,7 +156,7 @@ impl Asker {
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL)?;
         let mut answer = vec![0; ANSWER_BYTES];
-        let (length, _) = rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty())?;
+        let (length, _) = retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()))?;
         match Header::read_from_prefix(&answer[..length]) {
             Ok((header, text)) if header.kind == kind::STATS_TEXT => Ok(serde_json::from_slice(text)?),
             _ => Err(io::ErrorKind::InvalidData.into()),

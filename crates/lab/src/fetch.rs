@@ -154,6 +154,7 @@ impl Fetch {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         bail!("nothing for {:?} after {length} bytes of the body", self.timeout)
                     }
+                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                     read => read.with_context(|| format!("reading after {length} bytes of the body"))?,
                 };
                 buffer.filled = 0..read;

@@ -8,6 +8,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 use service::{Running, may_run, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
 
@@ -127,6 +128,31 @@ fn prometheus_reads_every_counter() -> Result<()> {
             Ok(())
         },
     )
+}
+
+/// signal(7): what waits in a system call with a timeout is interrupted by that.
+#[test]
+fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
+    if !may_run("an_agent_that_was_stopped_answers_when_it_goes_on") {
+        return Ok(());
+    }
+    let settings = Settings { agent: "metrics = \"127.0.0.1:9440\"", ..Settings::default() };
+    start_on(Lab::builder(), &[("64k", 64 << 10)], Options { settings, ..Options::shunt() }, |service| {
+        let frontend = service.lab.frontend();
+        let mut stream = frontend.run(|| TcpStream::connect(ADDRESS))??;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n")?;
+        std::thread::sleep(Duration::from_millis(200)); // a thread waits for the rest
+        for signal in [Signal::STOP, Signal::CONT] {
+            service.service.agent_process(frontend)?.context("an agent")?.signal(signal);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        stream.write_all(b"Host: x\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        ensure!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:?}");
+        Ok(())
+    })
 }
 
 #[test]

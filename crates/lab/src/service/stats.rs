@@ -34,7 +34,9 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
         rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL).context("asking")?;
         let mut answer = vec![0; ANSWER_BYTES];
-        let (length, _) = rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()).context("receiving")?;
+        // Where a timeout is set, EINTR is also of a process that was stopped and goes on (signal(7)).
+        let receive = || rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty());
+        let (length, _) = rustix::io::retry_on_intr(receive).context("receiving")?;
         Stats::parse(&answer[..length])
     };
     ask().with_context(|| format!("asking the agent at {}", socket.display()))

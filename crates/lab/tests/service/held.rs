@@ -37,7 +37,10 @@ impl Held {
         write!(stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n{fields}\r\n")?;
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
         let end = loop {
-            let read = stream.read(&mut buffer).context("reading a head")?;
+            let read = match stream.read(&mut buffer) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                read => read.context("reading a head")?,
+            };
             ensure!(read > 0, "closed within a head");
             bytes.extend_from_slice(&buffer[..read]);
             if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -61,6 +64,7 @@ impl Held {
             match self.stream.read(&mut buffer[..most]) {
                 Ok(0) => return Ok(true),
                 Ok(read) => left -= read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(true),
                 Err(error) => return Err(error).with_context(|| format!("{}: {left} bytes missing", self.path)),
             }
