@@ -29,7 +29,7 @@ use crate::host;
 use crate::incoming::{OncePerSecond, Waiting};
 use crate::limits::Pressure;
 use crate::losses::Losses;
-use crate::metrics;
+use crate::metrics::Endpoint;
 use crate::offers::Offers;
 use crate::packets;
 use crate::peers::Peer;
@@ -118,6 +118,8 @@ pub struct Agent {
     /// Nothing could be accepted: the listeners are not watched until the next tick, or the loop would spin.
     is_deaf: bool,
     /// Readable after a termination signal: the handler writes a byte. Only kept open.
+    /// Until it is served.
+    metrics: Option<Endpoint>,
     _stop: UnixStream,
     /// The same after SIGHUP.
     reload: UnixStream,
@@ -145,9 +147,9 @@ impl Agent {
         peer_listener.set_nonblocking(true)?;
         let local_listener = packets::listen(&config.socket, config.socket_group, config.asks_callers())
             .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;
-        if let Some(address) = config.metrics {
-            metrics::serve(address, &config.socket).map_err(|error| AgentError::Metrics { address, error })?;
-        }
+        let listen =
+            |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
+        let metrics = config.metrics.map(listen).transpose()?;
         let (stop, handler) = UnixStream::pair()?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;
@@ -188,6 +190,7 @@ impl Agent {
             local_listener,
             peer_listener,
             is_deaf: false,
+            metrics,
             _stop: stop,
             reload,
             next_warning: now,
@@ -207,6 +210,15 @@ impl Agent {
         };
         let programs = BackendSteering::load(config, &backend.interfaces, backend.ports.0.clone())?;
         Ok(Some(Senders::new(programs, limits)))
+    }
+
+    /// Has counters served, where that is configured: after privileges were given up, and before system calls are
+    /// restricted.
+    ///
+    /// # Errors
+    /// Where a thread cannot be made.
+    pub fn serve_metrics(&mut self) -> Result<(), AgentError> {
+        Ok(self.metrics.take().map_or(Ok(()), Endpoint::serve)?)
     }
 
     /// Works until a termination signal.

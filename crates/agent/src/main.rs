@@ -61,6 +61,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (user, restricted) = (config.user.clone(), config.seccomp);
     let mut agent = Agent::start(config)?;
     privileges::give_up(user.as_ref())?;
+    agent.serve_metrics()?;
     if restricted {
         seccomp::restrict()?;
     }

@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::exposition::{CONTENT_TYPE, exposition};
 use crate::packets;
+use crate::privileges;
 
 const THREADS: usize = 4;
 /// For a request's head to come, and again for the answer to go.
@@ -37,32 +38,56 @@ struct Asker {
     page: Mutex<Option<(Instant, String)>>,
 }
 
-/// Serves until the process ends.
-///
-/// # Errors
-/// Where `address` cannot be listened at, or a thread cannot be made.
-pub fn serve(address: SocketAddr, socket: &Path) -> io::Result<()> {
-    let listener = Arc::new(TcpListener::bind(address)?);
-    let asker = Arc::new(Asker { socket: socket.to_owned(), page: Mutex::new(None) });
-    // A thread that begins makes system calls which the agent gives up soon (seccomp).
-    let begun = Arc::new(Barrier::new(THREADS + 1));
-    for _ in 0..THREADS {
-        let (listener, asker, begun) = (listener.clone(), asker.clone(), begun.clone());
-        std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
-            begun.wait();
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        let _ = answer(stream, &asker);
-                    }
-                    // Out of descriptors, as a rule.
-                    Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                }
-            }
-        })?;
+/// Where it is asked, before anybody is answered.
+pub struct Endpoint {
+    listener: Arc<TcpListener>,
+    asker: Arc<Asker>,
+}
+
+impl Endpoint {
+    /// Listens.
+    ///
+    /// # Errors
+    /// Where `address` cannot be listened at.
+    pub fn listen(address: SocketAddr, socket: &Path) -> io::Result<Self> {
+        let listener = Arc::new(TcpListener::bind(address)?);
+        Ok(Self { listener, asker: Arc::new(Asker { socket: socket.to_owned(), page: Mutex::new(None) }) })
     }
-    begun.wait();
-    Ok(())
+
+    /// Serves until the process ends, on threads that have no capability at all. Once the agent has given up its own, of
+    /// which a thread has as many as its maker; and before it restricts its system calls, some of which a thread makes
+    /// when it begins.
+    ///
+    /// # Errors
+    /// Where a thread cannot be made.
+    pub fn serve(self) -> io::Result<()> {
+        let begun = Arc::new(Barrier::new(THREADS + 1));
+        for _ in 0..THREADS {
+            let (listener, asker, begun) = (self.listener.clone(), self.asker.clone(), begun.clone());
+            std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
+                let harmless = privileges::give_up_all();
+                begun.wait();
+                match harmless {
+                    Ok(()) => answer_all(&listener, &asker),
+                    Err(error) => tracing::error!(%error, "counters are not served"),
+                }
+            })?;
+        }
+        begun.wait();
+        Ok(())
+    }
+}
+
+fn answer_all(listener: &TcpListener, asker: &Asker) -> ! {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let _ = answer(stream, asker);
+            }
+            // Out of descriptors, as a rule.
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
 }
 
 fn answer(mut stream: TcpStream, asker: &Asker) -> io::Result<()> {

@@ -64,6 +64,16 @@ pub fn give_up(user: Option<&Account>) -> Result<(), PrivilegesError> {
     at("prctl(PR_SET_DUMPABLE)", rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable))
 }
 
+/// Gives up what the calling thread has left, alone.
+///
+/// # Errors
+/// See [`PrivilegesError`].
+pub fn give_up_all() -> Result<(), PrivilegesError> {
+    [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable]
+        .into_iter()
+        .try_for_each(|set| of_caps("capset", caps::clear(None, set)))
+}
+
 /// The user, and its group alone. Capabilities stay permitted.
 fn become_user(account: &Account) -> Result<(), PrivilegesError> {
     let uid = Uid::from_raw(account.user().map_err(PrivilegesError::User)?);

@@ -22,23 +22,51 @@ fn filtered(lab: &Lab, host: &Host) -> String {
     )
 }
 
-/// `/proc/PID/status` of a host's agent.
-fn status_of_agent(host: &Host) -> Result<HashMap<String, String>> {
-    for pid in host.pids()? {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let fields = text.lines().filter_map(|line| line.split_once(":\t"));
-        let fields: HashMap<String, String> = fields.map(|(key, value)| (key.into(), value.into())).collect();
-        if fields.get("Name").is_some_and(|name| name == "shuntd") {
-            return Ok(fields);
-        }
+type Status = HashMap<String, String>;
+
+/// A `/proc/.../status`.
+fn status(path: &str) -> Status {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let fields = text.lines().filter_map(|line| line.split_once(":\t"));
+    fields.map(|(key, value)| (key.into(), value.into())).collect()
+}
+
+fn is_named(status: &Status, name: &str) -> bool {
+    status.get("Name").is_some_and(|its| its == name)
+}
+
+/// Those of all threads of a host's agent, the one that works first.
+fn status_of_agent(host: &Host) -> Result<Vec<Status>> {
+    let pids = host.pids()?;
+    let pid = pids.iter().find(|pid| is_named(&status(&format!("/proc/{pid}/status")), "shuntd"));
+    let tasks = format!("/proc/{}/task", pid.with_context(|| format!("no shuntd on {}", host.name()))?);
+    let mut threads = Vec::new();
+    for task in std::fs::read_dir(&tasks)? {
+        threads.push(status(&format!("{tasks}/{}/status", task?.file_name().display())));
     }
-    anyhow::bail!("no shuntd on {}", host.name())
+    threads.sort_by_key(|thread| !is_named(thread, "shuntd"));
+    Ok(threads)
 }
 
 fn check_privileges(service: &Running<'_>) -> Result<()> {
     for host in [service.lab.frontend(), service.lab.backend()] {
-        let status = status_of_agent(host)?;
-        let field = |name: &str| status.get(name).map(String::as_str).with_context(|| format!("no {name}"));
+        let threads = status_of_agent(host)?;
+        ensure!(
+            threads.len() == 5,
+            "{}: {} threads, the one that works and 4 for counters",
+            host.name(),
+            threads.len()
+        );
+        for thread in &threads[1..] {
+            for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+                let given = thread.get(set).with_context(|| format!("no {set}"))?;
+                ensure!(given.trim_matches('0').is_empty(), "{}: a thread for counters has {set} {given}", host.name());
+            }
+            for field in ["CapBnd", "NoNewPrivs", "Seccomp", "Uid", "Gid", "Groups"] {
+                ensure!(thread.get(field) == threads[0].get(field), "{}: {field} of {thread:?}", host.name());
+            }
+        }
+        let field = |name: &str| threads[0].get(name).map(String::as_str).with_context(|| format!("no {name}"));
         for set in ["CapEff", "CapPrm", "CapBnd"] {
             ensure!(field(set)? == NEEDED, "{}: {set} {}", host.name(), field(set)?);
         }
@@ -76,7 +104,7 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
         return Ok(());
     }
     let mut options = Options::shunt();
-    options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\n";
+    options.settings.agent = "user = \"nobody\"\ngroups = [\"root\"]\nmetrics = \"127.0.0.1:9440\"\n";
     options.settings.agent_frontend = "flow_quiet = \"1s\"\n";
     options.settings.locations = Some(filtered);
     options.settings.http = ALONE; // a connection for each body
