@@ -117,9 +117,9 @@ pub struct Agent {
     peer_listener: TcpListener,
     /// Nothing could be accepted: the listeners are not watched until the next tick, or the loop would spin.
     is_deaf: bool,
-    /// Readable after a termination signal: the handler writes a byte. Only kept open.
     /// Until it is served.
     metrics: Option<Endpoint>,
+    /// Readable after a termination signal: the handler writes a byte. Only kept open.
     _stop: UnixStream,
     /// The same after SIGHUP.
     reload: UnixStream,
