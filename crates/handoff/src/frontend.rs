@@ -273,9 +273,10 @@ impl Frontend {
         for (key, flow) in &dead {
             // A new connection may have the same port by now.
             let forgetting = [&flow.last_seen_ns.to_ne_bytes(), key.as_bytes()].concat();
-            let is_forgotten = ask(&self.fe_forget, &forgetting);
-            forgotten +=
-                usize::from(is_forgotten.map_err(|error| SteeringError::map("delete", "flows")(error.into()))?);
+            let asked = ask(&self.fe_forget, &forgetting);
+            if asked.map_err(|error| SteeringError::map("delete", "flows")(error.into()))? {
+                forgotten += 1;
+            }
         }
         Ok(Collected { forgotten, left: flows - forgotten })
     }

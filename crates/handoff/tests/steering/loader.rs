@@ -159,20 +159,18 @@ fn garbage_is_what_has_ended_or_nobody_knows_and_is_quiet() {
 
 #[test]
 fn a_new_connection_from_the_port_of_an_ended_one_is_no_garbage() {
-    let Some(loaded) = Loaded::new() else {
-        return;
-    };
-    put(&loaded.flows, 1, &Flow { flags: FLOW_RESET as u8, last_seen_ns: 1, ..Default::default() });
-    put(&loaded.flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // in doubt: asked for below
-    let collected = loaded.frontend.collect_garbage(Duration::from_secs(60), |_| {
+    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    put(&flows, 1, &Flow { flags: FLOW_RESET as u8, last_seen_ns: 1, ..Default::default() });
+    put(&flows, 2, &Flow { last_seen_ns: 1, ..Default::default() }); // in doubt: asked for below
+    let collected = frontend.collect_garbage(Duration::from_secs(60), |_| {
         // After the table was read, before anything is taken out: the client comes again, and is handed off.
-        put(&loaded.flows, 1, &Flow { last_seen_ns: 2, handoff: 7, ..Default::default() });
+        put(&flows, 1, &Flow { last_seen_ns: 2, handoff: 7, ..Default::default() });
         true
     });
     assert_eq!(collected.expect("collect"), Collected { forgotten: 0, left: 2 });
-    let handoffs: Vec<u64> = loaded.frontend.flows().map(|(_, flow)| flow.handoff).filter(|name| *name != 0).collect();
+    let handoffs: Vec<u64> = frontend.flows().map(|(_, flow)| flow.handoff).filter(|name| *name != 0).collect();
     assert_eq!(handoffs, [7]);
-    detach_all(&loaded.pins.0).expect("detach_all");
+    detach_all(&pins.0).expect("detach_all");
 }
 
 #[test]
