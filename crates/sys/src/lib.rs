@@ -6,5 +6,7 @@ pub mod locked;
 pub mod mapped;
 pub mod netns;
 pub mod repair;
+pub mod shared;
 pub mod sockopt;
 pub mod tap;
+pub mod userfaultfd;

@@ -1,0 +1,216 @@
+//! Which addresses of a process stand for which bytes of which payload (the paper's RZM, Figures 4.3, 4.7, 4.8).
+//!
+//! A fault in the middle of a piece makes two of it; both keep the share of the payload that the piece had.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::hold::Hold;
+
+/// Addresses in a row that stand for bytes in a row.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    pub addresses: Range<usize>,
+    pub hold: Arc<Hold>,
+    /// The payload's byte that the first address stands for.
+    pub offset: u64,
+}
+
+impl Piece {
+    /// The part of it that lies in `addresses`, which it meets.
+    fn cut(&self, addresses: &Range<usize>) -> Self {
+        let start = self.addresses.start.max(addresses.start);
+        let end = self.addresses.end.min(addresses.end);
+        let offset = self.offset + (start - self.addresses.start) as u64;
+        Self { addresses: start..end, hold: Arc::clone(&self.hold), offset }
+    }
+
+    /// Whether both stand for the same bytes at the same addresses.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.addresses == other.addresses && self.offset == other.offset && Arc::ptr_eq(&self.hold, &other.hold)
+    }
+}
+
+/// All absent memory of a process.
+#[derive(Debug, Default)]
+pub struct Absent {
+    /// By first address. They do not overlap, and none is empty.
+    pieces: BTreeMap<usize, Piece>,
+    bytes: usize,
+}
+
+impl Absent {
+    /// Bytes that are absent.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a piece. What was absent there before is forgotten.
+    pub fn insert(&mut self, piece: Piece) {
+        if piece.addresses.is_empty() {
+            return;
+        }
+        self.remove(&piece.addresses);
+        self.bytes += piece.addresses.len();
+        self.pieces.insert(piece.addresses.start, piece);
+    }
+
+    /// Forgets that some addresses are absent, and returns what they stood for, in order.
+    pub fn remove(&mut self, addresses: &Range<usize>) -> Vec<Piece> {
+        let met: Vec<usize> = self.meeting(addresses).map(|piece| piece.addresses.start).collect();
+        let mut removed = Vec::with_capacity(met.len());
+        for start in met {
+            let Some(piece) = self.pieces.remove(&start) else { continue };
+            let inside = piece.cut(addresses);
+            self.bytes -= inside.addresses.len();
+            for outside in [piece.addresses.start..inside.addresses.start, inside.addresses.end..piece.addresses.end] {
+                if !outside.is_empty() {
+                    self.pieces.insert(outside.start, piece.cut(&outside));
+                }
+            }
+            removed.push(inside);
+        }
+        removed
+    }
+
+    /// What of some addresses is absent, in order.
+    #[must_use]
+    pub fn within(&self, addresses: &Range<usize>) -> Vec<Piece> {
+        self.meeting(addresses).map(|piece| piece.cut(addresses)).collect()
+    }
+
+    /// Whether any of some addresses is absent.
+    #[must_use]
+    pub fn meets(&self, addresses: &Range<usize>) -> bool {
+        self.meeting(addresses).next().is_some()
+    }
+
+    /// The whole piece that an address is in.
+    #[must_use]
+    pub fn around(&self, address: usize) -> Option<&Piece> {
+        self.meeting(&(address..address + 1)).next()
+    }
+
+    /// Every piece, in order.
+    pub fn all(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces.values()
+    }
+
+    /// Memory was moved (mremap(2)): what stood at `from` stands at `to`.
+    pub fn moved(&mut self, from: usize, to: usize, bytes: usize) {
+        let pieces = self.remove(&(from..from + bytes));
+        self.remove(&(to..to + bytes));
+        for mut piece in pieces {
+            let start = piece.addresses.start - from + to;
+            piece.addresses = start..start + piece.addresses.len();
+            self.insert(piece);
+        }
+    }
+
+    fn meeting(&self, addresses: &Range<usize>) -> impl Iterator<Item = &Piece> {
+        let before = self.pieces.range(..addresses.start).next_back().map(|(_, piece)| piece);
+        let before = before.filter(|piece| piece.addresses.end > addresses.start && !addresses.is_empty());
+        let end = addresses.end.max(addresses.start);
+        before.into_iter().chain(self.pieces.range(addresses.start..end).map(|(_, piece)| piece))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::Returns;
+    use crate::reference::{PayloadId, Weight};
+    use proptest::prelude::*;
+
+    const SPACE: usize = 64;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(Range<usize>, u32, u64),
+        Remove(Range<usize>),
+        Move(usize, usize, usize),
+    }
+
+    fn range() -> impl Strategy<Value = Range<usize>> {
+        (0..SPACE, 0..SPACE).prop_map(|(a, b)| a.min(b)..a.max(b))
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (range(), 0u32..5, 0u64..1000).prop_map(|(range, payload, offset)| Step::Insert(range, payload, offset)),
+            range().prop_map(Step::Remove),
+            (0..SPACE / 4, SPACE / 2..3 * SPACE / 4, 0..SPACE / 4)
+                .prop_map(|(from, to, bytes)| Step::Move(from, to, bytes)),
+        ]
+    }
+
+    fn hold(slot: u32, returns: &Arc<Returns>) -> Arc<Hold> {
+        let payload = PayloadId { holder: "10.0.0.1:1".parse().unwrap(), segment: 0, slot, secret: 0 };
+        Arc::new(Hold::new(payload, Weight::WHOLE, returns))
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_map_from_each_address_to_a_byte(steps in proptest::collection::vec(step(), 0..60), asked in range()) {
+            let returns = Arc::new(Returns::default());
+            let mut absent = Absent::default();
+            let mut model: [Option<(u32, u64)>; SPACE] = [None; SPACE];
+            for step in steps {
+                match step {
+                    Step::Insert(range, slot, offset) => {
+                        absent.insert(Piece { addresses: range.clone(), hold: hold(slot, &returns), offset });
+                        for (at, address) in range.enumerate() {
+                            model[address] = Some((slot, offset + at as u64));
+                        }
+                    }
+                    Step::Remove(range) => {
+                        let removed: usize = absent.remove(&range).iter().map(|piece| piece.addresses.len()).sum();
+                        let expected = model[range.clone()].iter().flatten().count();
+                        prop_assert_eq!(removed, expected);
+                        model[range].fill(None);
+                    }
+                    Step::Move(from, to, bytes) => {
+                        absent.moved(from, to, bytes);
+                        let moved = model[from..from + bytes].to_vec();
+                        model[from..from + bytes].fill(None);
+                        model[to..to + bytes].copy_from_slice(&moved);
+                    }
+                }
+                for (address, expected) in model.iter().enumerate() {
+                    let got = absent.around(address).map(|piece| {
+                        (piece.hold.payload().slot, piece.offset + (address - piece.addresses.start) as u64)
+                    });
+                    prop_assert_eq!(got, *expected, "address {}", address);
+                }
+                prop_assert_eq!(absent.bytes(), model.iter().flatten().count());
+            }
+            let mut covered = 0;
+            for piece in absent.within(&asked) {
+                prop_assert!(piece.addresses.start >= asked.start && piece.addresses.end <= asked.end);
+                covered += piece.addresses.len();
+            }
+            prop_assert_eq!(covered, model[asked.clone()].iter().flatten().count());
+            prop_assert_eq!(absent.meets(&asked), covered > 0);
+        }
+    }
+
+    #[test]
+    fn a_fault_in_the_middle_makes_two_pieces_of_one_share() {
+        let returns = Arc::new(Returns::default());
+        let mut absent = Absent::default();
+        absent.insert(Piece { addresses: 100..600, hold: hold(1, &returns), offset: 1000 });
+        let faulted = absent.remove(&(300..400));
+        assert_eq!(faulted.len(), 1);
+        assert_eq!((faulted[0].addresses.clone(), faulted[0].offset), (300..400, 1200));
+        let left: Vec<_> = absent.all().map(|piece| (piece.addresses.clone(), piece.offset)).collect();
+        assert_eq!(left, [(100..300, 1000), (400..600, 1300)]);
+        drop(faulted);
+        absent.remove(&(0..300));
+        assert_eq!(returns.waiting(), 0, "the last piece still has the share");
+        absent.remove(&(0..1000));
+        assert_eq!(returns.take().len(), 1, "one share went back, once");
+    }
+}

@@ -1,0 +1,298 @@
+//! One direction of a connection: frames of real bytes and of references. No I/O.
+//!
+//! ```text
+//!   preamble (16)   once, where a direction is framed
+//!   kind (1)  zero (3)  length (4, little-endian)   then, by kind:
+//!     REAL       `length` bytes
+//!     REFERENCE  a reference (REFERENCE_BYTES, which is `length`), standing for as many bytes as it says
+//! ```
+//!
+//! The states are plain values without pointers, because processes share them (crates/preload/src/connection.rs): any
+//! bytes are a valid state.
+//!
+//! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow
+//! make it up, whatever they are.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::reference::{REFERENCE_BYTES, Reference, Weight};
+
+/// What a framed direction begins with. Random, so that no protocol begins with it.
+pub const PREAMBLE: [u8; 16] =
+    [0xd6, 0x1f, 0x8b, 0x42, 0x93, 0x5e, 0xa7, 0x0c, 0xf1, 0x64, 0x2d, 0xb8, 0x7a, 0x90, 0xc3, 0x01];
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 8;
+/// The most that one real frame promises.
+pub const REAL_MAX: usize = u32::MAX as usize;
+
+const REAL: u8 = 1;
+const REFERENCE: u8 = 2;
+
+fn header(kind: u8, length: u32) -> [u8; HEADER_BYTES] {
+    let [a, b, c, d] = length.to_le_bytes();
+    [kind, 0, 0, 0, a, b, c, d]
+}
+
+/// The peer has sent what is no frame. Only a broken or hostile peer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other end of the connection sent something that is not a frame")]
+pub struct NotAFrame;
+
+/// What a receiver needs from the socket next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// To look at, without taking them, as many as are there of this many bytes: [`Receiving::saw_preamble`].
+    Preamble(usize),
+    /// To take at most this many: [`Receiving::took_header`].
+    Header(usize),
+    /// To take at most this many for the program: [`Receiving::took_real`].
+    Real(u64),
+    /// To look at this many, all of them: [`Receiving::saw_reference`].
+    Reference(usize),
+    /// Nothing of ours: the direction is not framed.
+    Plain,
+    /// The direction is of no use any more.
+    Broken,
+}
+
+/// What the first bytes of a direction turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// The preamble: take it from the socket, all [`PREAMBLE`] of it.
+    Framed,
+    /// Something else, which is the program's.
+    Plain,
+    /// Too little to tell.
+    Undecided,
+}
+
+const WANT_PREAMBLE: u32 = 0;
+const WANT_HEADER: u32 = 1;
+const WANT_REAL: u32 = 2;
+const WANT_REFERENCE: u32 = 3;
+const IS_PLAIN: u32 = 4;
+const IS_BROKEN: u32 = 5;
+
+/// The receiving end of a direction. Zeros: before its first byte.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Receiving {
+    stage: u32,
+    /// Bytes of `header` that are there.
+    header_bytes: u32,
+    header: [u8; HEADER_BYTES],
+    /// Of a real frame: bytes that are still to come.
+    left: u64,
+    /// Of a reference: bytes that the program has had.
+    taken: u64,
+    /// Of a reference that is partly taken: what is left of its weight.
+    weight_log2: u32,
+    zero: u32,
+}
+
+impl Default for Receiving {
+    fn default() -> Self {
+        Self { stage: WANT_PREAMBLE, header_bytes: 0, header: [0; 8], left: 0, taken: 0, weight_log2: 0, zero: 0 }
+    }
+}
+
+impl Receiving {
+    /// A direction that is not framed, and never will be.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self { stage: IS_PLAIN, ..Self::default() }
+    }
+
+    /// What is needed next.
+    #[must_use]
+    pub fn want(&self) -> Want {
+        match self.stage {
+            WANT_PREAMBLE => Want::Preamble(PREAMBLE.len()),
+            WANT_HEADER => match HEADER_BYTES.checked_sub(self.header_bytes as usize) {
+                None | Some(0) => Want::Broken,
+                Some(missing) => Want::Header(missing),
+            },
+            WANT_REAL => Want::Real(self.left),
+            WANT_REFERENCE => Want::Reference(REFERENCE_BYTES),
+            IS_PLAIN => Want::Plain,
+            _ => Want::Broken,
+        }
+    }
+
+    /// The first bytes that are in the socket.
+    pub fn saw_preamble(&mut self, bytes: &[u8]) -> Beginning {
+        let expected = &PREAMBLE[..bytes.len().min(PREAMBLE.len())];
+        if !bytes.starts_with(expected) {
+            self.stage = IS_PLAIN;
+            return Beginning::Plain;
+        }
+        if expected.len() < PREAMBLE.len() {
+            return Beginning::Undecided;
+        }
+        self.stage = WANT_HEADER;
+        Beginning::Framed
+    }
+
+    /// Bytes of a header, as many as [`Want::Header`] asked for or less.
+    ///
+    /// # Errors
+    /// The direction is broken from here on.
+    pub fn took_header(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
+        let have = self.header_bytes as usize;
+        let Some(room) = self.header.get_mut(have..have + bytes.len()) else {
+            return Err(self.broken());
+        };
+        room.copy_from_slice(bytes);
+        self.header_bytes += bytes.len() as u32;
+        if (self.header_bytes as usize) < HEADER_BYTES {
+            return Ok(());
+        }
+        let [kind, z0, z1, z2, a, b, c, d] = self.header;
+        let length = u32::from_le_bytes([a, b, c, d]);
+        self.header_bytes = 0;
+        match (kind, [z0, z1, z2]) {
+            (REAL, [0, 0, 0]) if length > 0 => {
+                self.left = u64::from(length);
+                self.stage = WANT_REAL;
+                Ok(())
+            }
+            (REFERENCE, [0, 0, 0]) if length as usize == REFERENCE_BYTES => {
+                self.taken = 0;
+                self.stage = WANT_REFERENCE;
+                Ok(())
+            }
+            _ => Err(self.broken()),
+        }
+    }
+
+    /// The program has got `bytes` real bytes, at most what [`Want::Real`] said.
+    pub fn took_real(&mut self, bytes: u64) {
+        debug_assert!(self.stage == WANT_REAL && bytes <= self.left);
+        self.left = self.left.saturating_sub(bytes);
+        if self.left == 0 {
+            self.stage = WANT_HEADER;
+        }
+    }
+
+    /// What is left of the reference that is in the socket: these bytes, with this weight.
+    ///
+    /// # Errors
+    /// The direction is broken from here on.
+    pub fn saw_reference(&mut self, bytes: &[u8; REFERENCE_BYTES]) -> Result<Reference, NotAFrame> {
+        let Some(whole) = Reference::parse(bytes) else { return Err(self.broken()) };
+        if self.taken == 0 {
+            return Ok(whole);
+        }
+        let weight = u8::try_from(self.weight_log2).ok().and_then(Weight::from_log2);
+        match (whole.length.checked_sub(self.taken), weight) {
+            (Some(length @ 1..), Some(weight)) => {
+                Ok(Reference { weight, offset: whole.offset + self.taken, length, ..whole })
+            }
+            _ => Err(self.broken()),
+        }
+    }
+
+    /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left. Returns the share of the
+    /// payload that goes with them, and whether the reference is used up: then it is taken from the socket, all
+    /// [`REFERENCE_BYTES`] of it. No share: what is left of the weight cannot be divided; then have the
+    /// bytes fetched.
+    pub fn took_reference(&mut self, left: &Reference, bytes: u64) -> (Option<Weight>, bool) {
+        debug_assert!(self.stage == WANT_REFERENCE && bytes <= left.length);
+        if bytes >= left.length {
+            self.stage = WANT_HEADER;
+            self.taken = 0;
+            return (Some(left.weight), true);
+        }
+        self.taken += bytes;
+        let half = left.weight.half();
+        self.weight_log2 = u32::from(half.unwrap_or(left.weight).log2());
+        (half, false)
+    }
+
+    fn broken(&mut self) -> NotAFrame {
+        self.stage = IS_BROKEN;
+        NotAFrame
+    }
+}
+
+/// Room for what a direction may owe the socket: a preamble, a header and a reference.
+const OWED_MAX: usize = 88;
+
+/// The sending end of a framed direction. Zeros: before its first byte.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Sending {
+    /// Of the real frame that is open: bytes that are still to be sent.
+    left: u64,
+    began: u32,
+    /// Bytes of `owed` that the socket has not taken.
+    owed_bytes: u32,
+    owed: [u8; OWED_MAX],
+}
+
+impl Default for Sending {
+    fn default() -> Self {
+        Self { left: 0, began: 0, owed_bytes: 0, owed: [0; OWED_MAX] }
+    }
+}
+
+impl Sending {
+    /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
+    pub fn real(&mut self, bytes: usize) -> usize {
+        if self.left == 0 {
+            let promised = bytes.min(REAL_MAX);
+            self.begin(&header(REAL, promised as u32));
+            self.left = promised as u64;
+        }
+        usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes)
+    }
+
+    /// Whether a reference may come next: no real frame is open, and nothing is owed.
+    #[must_use]
+    pub fn takes_reference(&self) -> bool {
+        self.left == 0 && self.owed_bytes == 0
+    }
+
+    /// Puts a reference into what is owed.
+    ///
+    /// # Panics
+    /// Where none may come ([`Self::takes_reference`]).
+    pub fn reference(&mut self, reference: &Reference) {
+        assert!(self.takes_reference(), "a reference inside a real frame");
+        let mut frame = [0; HEADER_BYTES + REFERENCE_BYTES];
+        frame[..HEADER_BYTES].copy_from_slice(&header(REFERENCE, REFERENCE_BYTES as u32));
+        frame[HEADER_BYTES..].copy_from_slice(&reference.emit());
+        self.begin(&frame);
+    }
+
+    fn begin(&mut self, frame: &[u8]) {
+        if self.began == 0 {
+            self.began = 1;
+            self.owe(&PREAMBLE);
+        }
+        self.owe(frame);
+    }
+
+    fn owe(&mut self, bytes: &[u8]) {
+        let from = self.owed_bytes as usize;
+        self.owed[from..from + bytes.len()].copy_from_slice(bytes);
+        self.owed_bytes += bytes.len() as u32;
+    }
+
+    /// What goes into the socket before anything else.
+    #[must_use]
+    pub fn owed(&self) -> &[u8] {
+        &self.owed[..(self.owed_bytes as usize).min(OWED_MAX)]
+    }
+
+    /// The socket took `bytes` of [`Self::owed`] and the real bytes behind them. Returns how many of those were real.
+    pub fn sent(&mut self, bytes: usize) -> usize {
+        let owed = self.owed().len();
+        let of_owed = bytes.min(owed);
+        self.owed.copy_within(of_owed..owed, 0);
+        self.owed_bytes = (owed - of_owed) as u32;
+        let real = bytes - of_owed;
+        self.left = self.left.saturating_sub(real as u64);
+        real
+    }
+}

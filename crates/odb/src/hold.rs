@@ -1,0 +1,67 @@
+//! The shares of payloads that a process has, and their way back.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::reference::{PayloadId, Reference, Weight};
+
+/// Shares that nobody has a use for any more, until somebody sends them to their holders.
+#[derive(Debug, Default)]
+pub struct Returns(Mutex<Vec<(PayloadId, Weight)>>);
+
+impl Returns {
+    /// Takes a share back.
+    pub fn give(&self, payload: PayloadId, weight: Weight) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((payload, weight));
+    }
+
+    /// All that has come, for sending.
+    pub fn take(&self) -> Vec<(PayloadId, Weight)> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}
+
+/// A share of a payload. What is left of it goes back when this is dropped.
+#[derive(Debug)]
+pub struct Hold {
+    payload: PayloadId,
+    weight_log2: AtomicU8,
+    returns: Arc<Returns>,
+}
+
+impl Hold {
+    /// A share that came in a reference.
+    #[must_use]
+    pub fn new(payload: PayloadId, weight: Weight, returns: &Arc<Returns>) -> Self {
+        Self { payload, weight_log2: AtomicU8::new(weight.log2()), returns: Arc::clone(returns) }
+    }
+
+    /// Of which payload.
+    #[must_use]
+    pub fn payload(&self) -> PayloadId {
+        self.payload
+    }
+
+    /// A reference to some of its bytes for somebody else, with half of the share. `None` when it cannot be
+    /// halved any more.
+    #[must_use]
+    pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
+        let before = self.weight_log2.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |log2| log2.checked_sub(1));
+        let weight = Weight::from_log2(before.ok()? - 1)?;
+        Some(Reference { payload: self.payload, weight, offset, length })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(weight) = Weight::from_log2(*self.weight_log2.get_mut()) {
+            self.returns.give(self.payload, weight);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! On-demand buffers: what a body is while nobody has looked at it.
+//!
+//! * [`reference`]: where its bytes are, and a share of the right to have them;
+//! * [`frame`]: references and real bytes in a connection;
+//! * [`absent`]: which memory of a process stands for which bytes;
+//! * [`hold`]: the shares that a process has, and their return;
+//! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had.
+//!
+//! Nothing here touches a program's memory or its sockets: crates/preload does.
+#![forbid(unsafe_code)]
+
+pub mod absent;
+pub mod frame;
+pub mod hold;
+pub mod reference;

@@ -1,0 +1,233 @@
+//! Any sequence of writes, cut anywhere by the sending and by the receiving kernel, comes out as the same bytes.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use shunt_odb::frame::{Beginning, HEADER_BYTES, NotAFrame, PREAMBLE, Receiving, Sending, Want};
+use shunt_odb::reference::{PayloadId, REFERENCE_BYTES, Reference, Weight};
+use zerocopy::IntoBytes;
+
+/// A write of a program: real bytes, or a reference that stands for as many.
+#[derive(Clone, Debug)]
+enum Write {
+    Real(usize),
+    Reference(u64),
+}
+
+fn writes() -> impl Strategy<Value = Vec<Write>> {
+    let write = prop_oneof![(1usize..3000).prop_map(Write::Real), (1u64..200_000).prop_map(Write::Reference)];
+    proptest::collection::vec(write, 1..20)
+}
+
+/// Kernel and network: takes and gives any number of bytes at a time, as `cuts` says.
+struct Socket {
+    bytes: VecDeque<u8>,
+    cuts: VecDeque<usize>,
+}
+
+impl Socket {
+    fn cut(&mut self, at_most: usize) -> usize {
+        let cut = self.cuts.pop_front().unwrap_or(1000);
+        self.cuts.push_back(cut);
+        cut.min(at_most)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> usize {
+        let took = self.cut(bytes.len());
+        self.bytes.extend(&bytes[..took]);
+        took
+    }
+
+    fn peek(&mut self, at_most: usize) -> Vec<u8> {
+        self.bytes.iter().take(at_most).copied().collect()
+    }
+
+    fn take(&mut self, at_most: usize) -> Vec<u8> {
+        let count = at_most.min(self.bytes.len());
+        self.bytes.drain(..count).collect()
+    }
+}
+
+/// The byte of the stream at `position`: both ends know it, so that every byte is compared.
+fn byte(position: u64) -> u8 {
+    (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// What each reference is sent with; small enough that the sum of many fits.
+const SHARE: Weight = match Weight::from_log2(40) {
+    Some(weight) => weight,
+    None => panic!(),
+};
+
+fn reference(offset: u64, length: u64) -> Reference {
+    let payload = PayloadId { holder: "[2001:db8::1]:77".parse().unwrap(), segment: 3, slot: 4, secret: 5 };
+    Reference { payload, weight: SHARE, offset, length }
+}
+
+/// Sends as much of the writes as the socket takes at once. A reference's offset is its place in the stream. Returns how
+/// many references it began.
+fn send(socket: &mut Socket, sending: &mut Sending, writes: &mut VecDeque<Write>, position: &mut u64) -> u64 {
+    let Some(write) = writes.front_mut() else {
+        let owed = sending.owed().to_vec();
+        let sent = socket.send(&owed);
+        assert_eq!(sending.sent(sent), 0);
+        return 0;
+    };
+    match write {
+        Write::Reference(length) if sending.takes_reference() => {
+            sending.reference(&reference(*position, *length));
+            *position += *length;
+            writes.pop_front();
+            1
+        }
+        // Inside an open frame what would be a reference goes as real bytes.
+        Write::Reference(length) => {
+            *write = Write::Real(usize::try_from(*length).unwrap());
+            0
+        }
+        Write::Real(bytes) => {
+            let now = sending.real(*bytes);
+            let mut all = sending.owed().to_vec();
+            all.extend((0..now as u64).map(|at| byte(*position + at)));
+            let sent = socket.send(&all);
+            let real = sending.sent(sent);
+            *position += real as u64;
+            *bytes -= real;
+            if *bytes == 0 {
+                writes.pop_front();
+            }
+            0
+        }
+    }
+}
+
+/// Receives at most `room` bytes and checks them. Returns how many, and the weight units that came with them.
+fn receive(socket: &mut Socket, receiving: &mut Receiving, room: u64, position: &mut u64) -> (u64, u64) {
+    match receiving.want() {
+        Want::Preamble(bytes) => {
+            let count = socket.cut(bytes);
+            let seen = socket.peek(count);
+            if receiving.saw_preamble(&seen) == Beginning::Framed {
+                assert_eq!(socket.take(PREAMBLE.len()), PREAMBLE);
+            }
+            (0, 0)
+        }
+        Want::Header(bytes) => {
+            let count = socket.cut(bytes);
+            let got = socket.take(count);
+            receiving.took_header(&got).unwrap();
+            (0, 0)
+        }
+        Want::Real(left) => {
+            let at_most = usize::try_from(left.min(room)).unwrap();
+            let count = socket.cut(at_most);
+            let got = socket.take(count);
+            for (at, got) in got.iter().enumerate() {
+                assert_eq!(*got, byte(*position + at as u64), "byte {}", *position + at as u64);
+            }
+            receiving.took_real(got.len() as u64);
+            *position += got.len() as u64;
+            (got.len() as u64, 0)
+        }
+        Want::Reference(bytes) => {
+            let seen = socket.peek(bytes);
+            let Ok(seen) = <[u8; REFERENCE_BYTES]>::try_from(seen) else { return (0, 0) };
+            let left = receiving.saw_reference(&seen).unwrap();
+            assert_eq!(left.offset, *position);
+            let now = left.length.min(room);
+            let (share, used_up) = receiving.took_reference(&left, now);
+            if used_up {
+                socket.take(REFERENCE_BYTES);
+            }
+            *position += now;
+            (now, share.map_or(0, Weight::units))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #[test]
+    fn every_byte_arrives_however_the_kernels_cut(
+        writes in writes(), cuts in proptest::collection::vec(1usize..2000, 1..30), rooms in proptest::collection::vec(4000u64..70_000, 1..10),
+    ) {
+        let total: u64 = writes.iter().map(|write| match write { Write::Real(n) => *n as u64, Write::Reference(n) => *n }).sum();
+        let mut socket = Socket { bytes: VecDeque::new(), cuts: cuts.into() };
+        let (mut sending, mut receiving) = (Sending::default(), Receiving::default());
+        let (mut writes, mut sent, mut received, mut weight) = (VecDeque::from(writes), 0, 0, 0);
+        let mut references = 0;
+        for turn in 0.. {
+            prop_assert!(turn < 100_000, "no end: {received} of {total}, {receiving:?} {sending:?}");
+            references += send(&mut socket, &mut sending, &mut writes, &mut sent);
+            let (now, units) = receive(&mut socket, &mut receiving, rooms[turn % rooms.len()], &mut received);
+            weight += units;
+            if now > 0 && received == total && writes.is_empty() && sending.owed().is_empty() {
+                break;
+            }
+        }
+        prop_assert_eq!(weight, references * SHARE.units(), "every share came out whole");
+        prop_assert_eq!(receiving.want(), Want::Header(HEADER_BYTES));
+    }
+
+    #[test]
+    fn no_bytes_and_no_state_make_a_receiver_panic(
+        state in proptest::collection::vec(any::<u8>(), size_of::<Receiving>()), bytes in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
+        let mut receiving: Receiving = zerocopy::FromBytes::read_from_bytes(&state).unwrap();
+        let mut bytes = bytes.as_slice();
+        while !bytes.is_empty() {
+            match receiving.want() {
+                Want::Preamble(_) => { receiving.saw_preamble(bytes); break }
+                Want::Header(count) => {
+                    let (now, rest) = bytes.split_at(count.min(bytes.len()));
+                    bytes = rest;
+                    if receiving.took_header(now).is_err() { break }
+                }
+                Want::Real(left) => {
+                    let now = (left as usize).min(bytes.len());
+                    if now == 0 { break }
+                    receiving.took_real(now as u64);
+                    bytes = &bytes[now..];
+                }
+                Want::Reference(_) => {
+                    let Some(now) = bytes.first_chunk() else { break };
+                    let Ok(left) = receiving.saw_reference(now) else { break };
+                    receiving.took_reference(&left, left.length);
+                    bytes = &bytes[REFERENCE_BYTES..];
+                }
+                Want::Plain | Want::Broken => break,
+            }
+        }
+        prop_assert_eq!(receiving.as_bytes().len(), size_of::<Receiving>());
+    }
+}
+
+#[test]
+fn what_does_not_begin_with_the_preamble_is_the_programs() {
+    for cut in 0..PREAMBLE.len() {
+        let mut receiving = Receiving::default();
+        assert_eq!(receiving.saw_preamble(&PREAMBLE[..cut]), Beginning::Undecided);
+        let mut other = PREAMBLE;
+        other[cut] ^= 1;
+        assert_eq!(receiving.saw_preamble(&other), Beginning::Plain);
+        assert_eq!(receiving.want(), Want::Plain);
+    }
+}
+
+#[test]
+fn every_header_that_is_none_breaks_the_direction() {
+    let bad: [[u8; 8]; 5] = [
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [3, 0, 0, 0, 1, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 1, 0, 0, 0],
+        [2, 0, 0, 0, 55, 0, 0, 0],
+    ];
+    for header in bad {
+        let mut receiving = Receiving::default();
+        receiving.saw_preamble(&PREAMBLE);
+        assert_eq!(receiving.took_header(&header), Err(NotAFrame));
+        assert_eq!(receiving.want(), Want::Broken);
+    }
+}

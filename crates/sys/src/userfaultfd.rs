@@ -1,0 +1,275 @@
+//! userfaultfd(2) for missing pages of this process: absent memory. include/uapi/linux/userfaultfd.h; libc has the
+//! system call only.
+//!
+//! A descriptor made through /dev/userfaultfd (Linux 6.1) serves faults of system calls, too, and needs no privilege but
+//! that file; it belongs to the memory of the process that asked for it, so that each process makes its own.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Bytes of a page. Shunt runs on x86_64 only.
+pub const PAGE_BYTES: usize = 4096;
+
+const UFFDIO: libc::c_ulong = 0xaa;
+const API: u64 = 0xaa;
+const REGISTER_MODE_MISSING: u64 = 1;
+const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+
+const EVENT_PAGEFAULT: u8 = 0x12;
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_UNMAP: u8 = 0x16;
+
+/// `_IOWR(UFFDIO, number, T)`.
+const fn iowr<T>(number: libc::c_ulong) -> libc::c_ulong {
+    3 << 30 | (size_of::<T>() as libc::c_ulong) << 16 | UFFDIO << 8 | number
+}
+
+/// `_IOR(UFFDIO, number, T)`.
+const fn ior<T>(number: libc::c_ulong) -> libc::c_ulong {
+    2 << 30 | (size_of::<T>() as libc::c_ulong) << 16 | UFFDIO << 8 | number
+}
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UffdioRange {
+    start: u64,
+    len: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct UffdioRegister {
+    range: UffdioRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct UffdioCopy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copy: i64,
+}
+
+/// `struct uffdio_zeropage`.
+#[repr(C)]
+struct UffdioZeropage {
+    range: UffdioRange,
+    mode: u64,
+    zeropage: i64,
+}
+
+/// `struct uffd_msg`, which is packed in the kernel to be the same for 32 bits.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UffdMsg {
+    event: u8,
+    reserved: [u8; 7],
+    arguments: [u64; 3],
+}
+
+/// What the kernel says of registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody waits for the page with this address.
+    Fault(usize),
+    /// mremap(2) has moved memory.
+    Remap { from: usize, to: usize, bytes: usize },
+    /// It is not mapped any more. Whoever unmapped it goes on when this has been read.
+    Unmap { start: usize, end: usize },
+}
+
+/// The right to have userfaultfds, for a process and whoever inherits it.
+///
+/// # Errors
+/// The kernel's: no such file before Linux 6.1, or not readable and writable for this user.
+pub fn open_device() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")
+}
+
+/// The missing pages of this process.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// One for the calling process, nonblocking, from the open /dev/userfaultfd.
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Safety
+    /// Through this value memory of the process loses its contents ([`Self::discard`]) and pages that are absent are
+    /// filled. The caller gives it only memory whose owner expects just that.
+    pub unsafe fn new(device: BorrowedFd<'_>) -> io::Result<Self> {
+        // USERFAULTFD_IOC_NEW is _IO(UFFDIO, 0).
+        // SAFETY: takes flags by value and returns a descriptor.
+        let fd = unsafe { libc::ioctl(device.as_raw_fd(), UFFDIO << 8, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just made it for us.
+        let this = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let mut api = UffdioApi { api: API, features: FEATURE_EVENT_REMAP | FEATURE_EVENT_UNMAP, ioctls: 0 };
+        this.ioctl(iowr::<UffdioApi>(0x3f), &mut api)?;
+        Ok(this)
+    }
+
+    fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+        // SAFETY: every caller pairs a request with the struct that it reads and writes.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Makes whole pages absent: whoever touches them waits until they are filled. What they held is lost.
+    ///
+    /// # Errors
+    /// Where the memory is anything but private, anonymous, unlocked and mapped, or registered elsewhere. Then it may
+    /// have lost its contents, but reads as ordinary memory.
+    pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
+        // MADV_FREE is refused for files and shared memory, whose pages MADV_DONTNEED would leave in the cache: they
+        // would be back, not missing. Locked memory is refused by both.
+        Self::advise(&pages, libc::MADV_FREE)?;
+        // Registered first, so that nobody who touches a page from here on finds zeros in it.
+        let range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
+        let mut register = UffdioRegister { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
+        self.ioctl(iowr::<UffdioRegister>(0x00), &mut register)?;
+        Self::advise(&pages, libc::MADV_DONTNEED)
+    }
+
+    fn advise(pages: &Range<usize>, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is memory whose contents the owner has given up (see `new`).
+        match unsafe { libc::madvise(pages.start as *mut libc::c_void, pages.len(), advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether the page at `at` is registered here and absent now, whatever has happened to the address space since.
+    #[must_use]
+    pub fn is_absent(&self, at: usize) -> bool {
+        // The kernel looks at the page before it reads the source, and nothing is mapped at the source.
+        const NOWHERE: u64 = 1 << 16;
+        let mut copy = UffdioCopy { dst: at as u64, src: NOWHERE, len: PAGE_BYTES as u64, mode: 0, copy: 0 };
+        match self.ioctl(iowr::<UffdioCopy>(0x03), &mut copy) {
+            Ok(()) => false,
+            Err(error) => error.raw_os_error() == Some(libc::EFAULT),
+        }
+    }
+
+    /// Ordinary memory again: pages that are absent read as zeros.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn unregister(&self, pages: Range<usize>) -> io::Result<()> {
+        let mut range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
+        self.ioctl(ior::<UffdioRange>(0x01), &mut range)
+    }
+
+    /// Fills absent pages from `at` on with `bytes`, a multiple of [`PAGE_BYTES`], and lets those go on that wait for them.
+    /// A page that is there already stays as it is.
+    ///
+    /// # Errors
+    /// The kernel's: the memory is not registered any more.
+    pub fn fill(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let left = &bytes[done..];
+            let mut copy = UffdioCopy {
+                dst: (at + done) as u64,
+                src: left.as_ptr() as u64,
+                len: left.len() as u64,
+                mode: 0,
+                copy: 0,
+            };
+            match self.ioctl(iowr::<UffdioCopy>(0x03), &mut copy) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    done += Self::progress(&error, copy.copy, || self.wake(at + done..at + done + PAGE_BYTES))?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills absent pages with zeros, as [`Self::fill`] does.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn fill_zeros(&self, pages: Range<usize>) -> io::Result<()> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let range = UffdioRange { start: at as u64, len: (pages.end - at) as u64 };
+            let mut zeropage = UffdioZeropage { range, mode: 0, zeropage: 0 };
+            match self.ioctl(iowr::<UffdioZeropage>(0x04), &mut zeropage) {
+                Ok(()) => return Ok(()),
+                Err(error) => at += Self::progress(&error, zeropage.zeropage, || self.wake(at..at + PAGE_BYTES))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// How far a copy got that failed: the kernel stops at a page that is there (EEXIST) and where the address space
+    /// changes under it (EAGAIN), and says how many bytes it did.
+    fn progress(error: &io::Error, did: i64, wake: impl FnOnce() -> io::Result<()>) -> io::Result<usize> {
+        match error.raw_os_error() {
+            Some(libc::EEXIST) => wake().map(|()| PAGE_BYTES),
+            Some(libc::EAGAIN) => Ok(usize::try_from(did).unwrap_or(0)),
+            _ => Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))),
+        }
+    }
+
+    /// Lets those go on that wait for pages; a page that is still absent faults again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wake(&self, pages: Range<usize>) -> io::Result<()> {
+        let mut range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
+        self.ioctl(ior::<UffdioRange>(0x02), &mut range)
+    }
+
+    /// The next event; `None` when there is none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let mut message = UffdMsg { event: 0, reserved: [0; 7], arguments: [0; 3] };
+        // SAFETY: the kernel writes whole messages, each as long as this.
+        let got =
+            unsafe { libc::read(self.0.as_raw_fd(), std::ptr::from_mut(&mut message).cast(), size_of::<UffdMsg>()) };
+        if got < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        }
+        let [first, second, third] = message.arguments.map(|argument| argument as usize);
+        match message.event {
+            // flags, address, thread
+            EVENT_PAGEFAULT => Ok(Some(Event::Fault(second))),
+            EVENT_REMAP => Ok(Some(Event::Remap { from: first, to: second, bytes: third })),
+            EVENT_UNMAP => Ok(Some(Event::Unmap { start: first, end: second })),
+            other => Err(io::Error::other(format!("userfaultfd says {other:#x}, which was not asked for"))),
+        }
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
