@@ -10,6 +10,9 @@
 #![forbid(unsafe_code)]
 
 pub mod absent;
+pub mod fetch;
 pub mod frame;
 pub mod hold;
 pub mod reference;
+pub mod segment;
+pub mod store;

@@ -5,6 +5,7 @@ pub mod erase;
 pub mod locked;
 pub mod mapped;
 pub mod netns;
+pub mod odb;
 pub mod repair;
 pub mod shared;
 pub mod sockopt;

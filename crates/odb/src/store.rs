@@ -1,0 +1,184 @@
+//! The buffer store (the paper's RAB): payloads that outlive the programs that wrote them, for whoever has a reference.
+//!
+//! Bounded: a program that asks for a segment when there is no room gets none, and sends real bytes instead.
+
+pub mod client;
+pub mod server;
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+
+use shunt_sys::shared::SharedMemory;
+
+use crate::reference::{PayloadId, Reference, Weight};
+use crate::segment::{DATA_BYTES_FROM, Reader};
+
+/// How much there may be, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Of all segments.
+    pub bytes: usize,
+    /// Of one segment: the most that is leased at a time.
+    pub segment_bytes: usize,
+    /// How long a payload waits for those who have references to it; after that nobody gets it any more.
+    pub lease_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes: 256 << 20, segment_bytes: 32 << 20, lease_ms: 120_000 }
+    }
+}
+
+#[derive(Debug)]
+struct Leased {
+    reader: Reader,
+    /// By slot: the secret of the payload that it is about, and the weight that has come back.
+    returned: HashMap<u32, (u64, u64)>,
+    /// By slot: answers under way.
+    pins: HashMap<u32, u32>,
+    writer_lives: bool,
+}
+
+/// All payloads of a machine. No I/O but memory.
+#[derive(Debug)]
+pub struct Store {
+    limits: Limits,
+    /// By id; a freed one is `None`, and its id is not used again.
+    segments: Vec<Option<Leased>>,
+    bytes: usize,
+}
+
+impl Store {
+    /// An empty one.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, segments: Vec::new(), bytes: 0 }
+    }
+
+    /// Bytes of all segments.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Leases a segment to a program. `None`: the store is full.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn lease(&mut self) -> io::Result<Option<u32>> {
+        self.sweep();
+        let bytes = DATA_BYTES_FROM + self.limits.segment_bytes;
+        if self.bytes + bytes > self.limits.bytes {
+            return Ok(None);
+        }
+        let id = u32::try_from(self.segments.len()).map_err(io::Error::other)?;
+        let reader = Reader::new(SharedMemory::create("shunt-segment", bytes)?);
+        self.bytes += bytes;
+        self.segments.push(Some(Leased { reader, returned: HashMap::new(), pins: HashMap::new(), writer_lives: true }));
+        Ok(Some(id))
+    }
+
+    /// The memory of a segment.
+    #[must_use]
+    pub fn memory(&self, segment: u32) -> Option<&SharedMemory> {
+        Some(self.leased(segment)?.reader.memory())
+    }
+
+    fn leased(&self, segment: u32) -> Option<&Leased> {
+        self.segments.get(segment as usize)?.as_ref()
+    }
+
+    fn leased_mut(&mut self, segment: u32) -> Option<&mut Leased> {
+        self.segments.get_mut(segment as usize)?.as_mut()
+    }
+
+    /// Where the bytes of a reference are. They stay there until [`Self::unpin`]. `None`: nobody can have them.
+    pub fn pin(&mut self, reference: &Reference) -> Option<Range<usize>> {
+        let leased = self.leased_mut(reference.payload.segment)?;
+        let place = leased.reader.find(reference)?;
+        *leased.pins.entry(reference.payload.slot).or_default() += 1;
+        Some(place)
+    }
+
+    /// Ends a [`Self::pin`].
+    pub fn unpin(&mut self, payload: &PayloadId) {
+        let Some(leased) = self.leased_mut(payload.segment) else { return };
+        if let Some(pins) = leased.pins.get_mut(&payload.slot) {
+            *pins -= 1;
+            if *pins == 0 {
+                leased.pins.remove(&payload.slot);
+            }
+        }
+        Self::free_if_whole(leased, payload);
+    }
+
+    /// A share has come back.
+    pub fn give_back(&mut self, payload: &PayloadId, weight: Weight) {
+        let Some(leased) = self.leased_mut(payload.segment) else { return };
+        let whole = Reference { payload: *payload, weight, offset: 0, length: 1 };
+        if leased.reader.find(&whole).is_none() {
+            return;
+        }
+        let (secret, units) = leased.returned.entry(payload.slot).or_insert((payload.secret, 0));
+        if *secret != payload.secret {
+            (*secret, *units) = (payload.secret, 0);
+        }
+        *units = units.saturating_add(weight.units());
+        Self::free_if_whole(leased, payload);
+    }
+
+    fn free_if_whole(leased: &mut Leased, payload: &PayloadId) {
+        let whole = (payload.secret, Weight::WHOLE.units());
+        let returned = leased.returned.get(&payload.slot);
+        if returned.is_some_and(|(secret, units)| *secret == whole.0 && *units >= whole.1)
+            && !leased.pins.contains_key(&payload.slot)
+        {
+            leased.returned.remove(&payload.slot);
+            leased.reader.free(payload.slot);
+        }
+    }
+
+    /// The program has ended. Its payloads stay.
+    pub fn writer_gone(&mut self, segment: u32) {
+        if let Some(leased) = self.leased_mut(segment) {
+            leased.writer_lives = false;
+        }
+        self.sweep();
+    }
+
+    /// Ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
+    pub fn expire(&mut self, now_ms: u64) {
+        let lease_ms = self.limits.lease_ms;
+        for leased in self.segments.iter_mut().flatten() {
+            let ended: Vec<u32> = leased
+                .reader
+                .used()
+                .filter(|(slot, _, born_ms)| {
+                    now_ms.saturating_sub(*born_ms) > lease_ms && !leased.pins.contains_key(slot)
+                })
+                .map(|(slot, ..)| slot)
+                .collect();
+            for slot in ended {
+                leased.returned.remove(&slot);
+                leased.reader.free(slot);
+            }
+        }
+        self.sweep();
+    }
+
+    /// Frees the segments of programs that have ended, where nobody can ask for anything.
+    fn sweep(&mut self) {
+        for segment in &mut self.segments {
+            let done = |leased: &Leased| {
+                !leased.writer_lives && leased.pins.is_empty() && leased.reader.used().next().is_none()
+            };
+            if segment.as_ref().is_some_and(done)
+                && let Some(leased) = segment.take()
+            {
+                self.bytes -= leased.reader.memory().len();
+            }
+        }
+    }
+}
