@@ -89,6 +89,13 @@ impl Holders {
         connection.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// In the child of a fork: the connections are the parent's.
+    pub fn after_fork(&self) {
+        if let Ok(mut streams) = self.streams.try_lock() {
+            streams.clear();
+        }
+    }
+
     /// Sends back the shares that nobody has a use for. Those whose holder cannot be reached end with their lease.
     pub fn send_returns(&self, returns: &Returns) {
         let mut by_holder: HashMap<SocketAddr, Vec<u8>> = HashMap::new();

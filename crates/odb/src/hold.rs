@@ -20,6 +20,13 @@ impl Returns {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// In the child of a fork: the parent gives these back.
+    pub fn after_fork(&self) {
+        if let Ok(mut shares) = self.0.try_lock() {
+            shares.clear();
+        }
+    }
+
     /// How many wait.
     #[must_use]
     pub fn waiting(&self) -> usize {

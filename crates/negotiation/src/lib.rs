@@ -1,0 +1,54 @@
+//! Which connections lie between two programs under Shunt: the BPF programs that settle it in the handshake, loaded and
+//! attached. How, and what a program asks: bpf/negotiation.bpf.c and include/shunt.h, SHUNT_SPEAK.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::Link;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+
+#[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
+mod bpf {
+    include!(concat!(env!("OUT_DIR"), "/negotiation.skel.rs"));
+}
+
+/// Why it cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum NegotiationError {
+    /// No such cgroup.
+    #[error("cannot open cgroup {path}: {source}")]
+    Cgroup { path: PathBuf, source: io::Error },
+    /// The kernel does not take the programs.
+    #[error("cannot {what} the programs that negotiate on-demand buffers; it needs root and Linux 5.10: {source}")]
+    Kernel { what: &'static str, source: libbpf_rs::Error },
+}
+
+/// Programs in a cgroup settle by themselves, while this lives, which of their connections have programs under Shunt at
+/// both ends.
+#[derive(Debug)]
+pub struct Negotiation {
+    _links: [Link; 2],
+}
+
+impl Negotiation {
+    /// Attaches to a cgroup (version 2) and all below it.
+    ///
+    /// # Errors
+    /// There is no such cgroup, or the kernel refuses.
+    pub fn attach(cgroup: &Path) -> Result<Self, NegotiationError> {
+        let directory =
+            File::open(cgroup).map_err(|source| NegotiationError::Cgroup { path: cgroup.into(), source })?;
+        let failed = |what| move |source| NegotiationError::Kernel { what, source };
+        let mut object = MaybeUninit::uninit();
+        let open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
+        let loaded = open.load().map_err(failed("load"))?;
+        let attach = |program: &libbpf_rs::ProgramMut<'_>| {
+            program.attach_cgroup(directory.as_raw_fd()).map_err(failed("attach"))
+        };
+        let links = [attach(&loaded.progs.odb_setsockopt)?, attach(&loaded.progs.odb_handshake)?];
+        Ok(Self { _links: links })
+    }
+}

@@ -1,0 +1,117 @@
+//! Real handshakes in a cgroup of the test's own: who agrees, and what goes over the wire for everybody else.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
+use shunt_negotiation::Negotiation;
+use shunt_sys::odb;
+
+/// The test's cgroup; the process leaves it at the end.
+struct Group {
+    path: PathBuf,
+    before: PathBuf,
+}
+
+impl Group {
+    fn enter(name: &str) -> Self {
+        let root = shunt_sys::cgroup::root().unwrap();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap().to_owned();
+        let path = root.join(format!("shunt-{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("cgroup.procs"), "0").unwrap();
+        Self { path, before: root.join(own) }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::write(self.before.join("cgroup.procs"), "0");
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+fn tcp() -> OwnedFd {
+    socket(AddressFamily::INET, SocketType::STREAM, None).unwrap()
+}
+
+fn listening(marked: bool) -> (OwnedFd, SocketAddr) {
+    let listener = tcp();
+    if marked {
+        odb::speak(&listener).unwrap();
+    }
+    bind(&listener, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+    listen(&listener, 16).unwrap();
+    let address = getsockname(&listener).unwrap().try_into().unwrap();
+    (listener, address)
+}
+
+/// Whether each end of a new connection says that both speak: the connecting one, the accepting one.
+fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
+    let (listener, address) = listening(accepting);
+    let client = tcp();
+    if connecting {
+        odb::speak(&client).unwrap();
+    }
+    connect(&client, &address).unwrap();
+    let server = accept(&listener).unwrap();
+    let answers = (odb::speaks(&client), odb::speaks(&server));
+    let (mut client, mut server) = (TcpStream::from(client), TcpStream::from(server));
+    client.write_all(b"request").unwrap();
+    server.write_all(b"response").unwrap();
+    let (mut request, mut response) = ([0; 7], [0; 8]);
+    server.read_exact(&mut request).unwrap();
+    client.read_exact(&mut response).unwrap();
+    assert_eq!((&request, &response), (b"request", b"response"));
+    answers
+}
+
+#[test]
+fn both_ends_agree_or_neither_does() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: it takes root to load BPF programs");
+        return;
+    }
+    let group = Group::enter("negotiation");
+    let unknown = odb::speak(tcp().as_fd()).unwrap_err();
+    assert_eq!(unknown.raw_os_error(), Some(92), "ENOPROTOOPT: nobody negotiates here");
+
+    let negotiation = Negotiation::attach(&group.path).unwrap();
+    assert_eq!(connection(true, true), (true, true));
+    assert_eq!(connection(true, false), (false, false));
+    assert_eq!(connection(false, true), (false, false));
+    assert_eq!(connection(false, false), (false, false));
+    for _ in 0..50 {
+        assert_eq!(connection(true, true), (true, true));
+    }
+
+    // What was not marked before its connect stays out, and so does a socket that is not TCP.
+    let (listener, address) = listening(true);
+    let late = TcpStream::connect(address).unwrap();
+    odb::speak(&late).unwrap();
+    let server = accept(&listener).unwrap();
+    assert!(!odb::speaks(&late) && !odb::speaks(&server));
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    assert_eq!(odb::speak(&datagrams).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+
+    // Other options are the kernel's, however long.
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+    shunt_sys::sockopt::set_i32(&plain, 1, 8, 100_000).unwrap();
+    let long = [0u8; 8192];
+    assert!(shunt_sys::sockopt::set(&plain, 0, 41, &long[..]).is_err(), "a filter that is none");
+    drop(negotiation);
+    assert_eq!(connection_without(), (false, false));
+}
+
+/// Marking fails once nobody negotiates any more, and connections go on as ever.
+fn connection_without() -> (bool, bool) {
+    let (listener, address) = listening(false);
+    let client = tcp();
+    assert!(odb::speak(&client).is_err());
+    connect(&client, &address).unwrap();
+    (odb::speaks(&client), odb::speaks(&accept(&listener).unwrap()))
+}
