@@ -11,6 +11,7 @@ AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
 	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release -p shunt-preload
 	@$(MAKE) --no-print-directory -C nginx
 
 demo: build            ## real nginx tiers, with and without Shunt, and what that saves

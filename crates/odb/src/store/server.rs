@@ -10,6 +10,8 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -84,8 +86,18 @@ enum Peer {
     Reader(Session),
 }
 
+/// What a store has done, to be looked at from other threads.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Payload bytes that readers were promised.
+    pub fetched_bytes: AtomicU64,
+    /// Fetches of what was not there any more.
+    pub gone: AtomicU64,
+}
+
 /// A running store.
 pub struct Server {
+    counters: Arc<Counters>,
     store: Store,
     holder: SocketAddr,
     epoll: OwnedFd,
@@ -109,7 +121,24 @@ impl Server {
         epoll::add(&epoll, &leases, epoll::EventData::new_u64(LEASES), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &fetches, epoll::EventData::new_u64(FETCHES), epoll::EventFlags::IN)?;
         let store = Store::new(limits);
-        Ok(Self { store, holder, epoll, leases, fetches, peers: HashMap::new(), next: FIRST, swept: Instant::now() })
+        let counters = Arc::default();
+        Ok(Self {
+            counters,
+            store,
+            holder,
+            epoll,
+            leases,
+            fetches,
+            peers: HashMap::new(),
+            next: FIRST,
+            swept: Instant::now(),
+        })
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     /// A listener for programs at `path`, in place of one that an earlier store left.
@@ -184,7 +213,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(&number) else { return };
         let alive = match peer {
             Peer::Program(program, segments) => lease(&mut self.store, self.holder, program, segments),
-            Peer::Reader(session) => session.serve(&mut self.store).map(|blocked| {
+            Peer::Reader(session) => session.serve(&mut self.store, &self.counters).map(|blocked| {
                 let wanted = if blocked { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
                 epoll::modify(&self.epoll, &session.stream, epoll::EventData::new_u64(number), wanted).is_ok()
             }),
@@ -239,9 +268,9 @@ fn lease(store: &mut Store, holder: SocketAddr, program: &OwnedFd, segments: &mu
 
 impl Session {
     /// True: the reader does not take more now.
-    fn serve(&mut self, store: &mut Store) -> io::Result<bool> {
+    fn serve(&mut self, store: &mut Store, counters: &Counters) -> io::Result<bool> {
         loop {
-            if self.send(store)? {
+            if self.send(store, counters)? {
                 return Ok(true);
             }
             let mut some = [0; 32 * REQUEST_BYTES];
@@ -251,12 +280,12 @@ impl Session {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
-            self.answer(store)?;
+            self.answer(store, counters)?;
         }
     }
 
     /// Takes requests, as many as may be under way.
-    fn answer(&mut self, store: &mut Store) -> io::Result<()> {
+    fn answer(&mut self, store: &mut Store, counters: &Counters) -> io::Result<()> {
         let mut used = 0;
         while self.outgoing.len() < ANSWERS_MAX
             && let Some(bytes) = self.incoming[used..].first_chunk::<REQUEST_BYTES>()
@@ -269,6 +298,8 @@ impl Session {
                 FETCH => {
                     let place = store.pin(&reference);
                     let length = place.as_ref().map_or(0, |place| place.len());
+                    counters.fetched_bytes.fetch_add(length as u64, Ordering::Relaxed);
+                    counters.gone.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
                     let answer = Answer {
                         found: u32::from(place.is_some()).into(),
                         zero: 0.into(),
@@ -288,13 +319,13 @@ impl Session {
     }
 
     /// Sends what waits. True: some still does.
-    fn send(&mut self, store: &mut Store) -> io::Result<bool> {
+    fn send(&mut self, store: &mut Store, counters: &Counters) -> io::Result<bool> {
         loop {
             let Some(outgoing) = self.outgoing.front_mut() else {
                 if self.incoming.len() < REQUEST_BYTES {
                     return Ok(false);
                 }
-                self.answer(store)?;
+                self.answer(store, counters)?;
                 if self.outgoing.is_empty() {
                     return Ok(false);
                 }

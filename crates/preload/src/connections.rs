@@ -1,0 +1,205 @@
+//! The states of connections, in memory that all processes of one `shunt run` share: dup, fork, exec and passed
+//! descriptors lead to the same state, found by the socket's cookie (SO_COOKIE).
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::futex;
+use shunt_odb::frame::{Receiving, Sending};
+use shunt_sys::shared::SharedMemory;
+use zerocopy::{FromBytes, IntoBytes};
+
+const COOKIE: usize = 0;
+const RECEIVE_LOCK: usize = 8;
+const SEND_LOCK: usize = 12;
+/// Whether what is sent is framed.
+const FRAMES: usize = 16;
+/// An error that the socket has told us and not yet the program.
+const ERROR: usize = 20;
+/// Bytes sent since something was last received: where the next lies in the reader's buffer.
+const BURST: usize = 24;
+/// How many descriptors of all processes lead here.
+const USERS: usize = 32;
+const RECEIVING: usize = 40;
+const SENDING: usize = RECEIVING + size_of::<Receiving>();
+/// Bytes of a state.
+const STATE_BYTES: usize = 256;
+const _: () = assert!(SENDING + size_of::<Sending>() <= STATE_BYTES);
+
+/// In place of a cookie, while a state is made.
+const TAKEN: u64 = u64::MAX;
+
+/// All states: an open hash table by cookie.
+pub struct Connections(SharedMemory);
+
+/// One state, by its place in the table.
+#[derive(Clone, Copy)]
+pub struct Connection<'a> {
+    table: &'a SharedMemory,
+    at: usize,
+}
+
+/// One direction's lock. Other processes wait for it, too.
+pub struct Locked<'a>(&'a AtomicU32);
+
+impl Connections {
+    pub fn new(memory: SharedMemory) -> Self {
+        Self(memory)
+    }
+
+    fn places(&self) -> usize {
+        self.0.len() / STATE_BYTES
+    }
+
+    pub fn at(&self, place: u32) -> Connection<'_> {
+        Connection { table: &self.0, at: place as usize * STATE_BYTES }
+    }
+
+    /// The place of a socket's state, if it has one.
+    pub fn find(&self, socket: BorrowedFd<'_>) -> Option<u32> {
+        let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
+        self.probe(cookie).find(|place| self.cookie(*place).load(Ordering::Acquire) == cookie)
+    }
+
+    /// A new state for a socket, before its first byte. `frames`: what this end sends is framed.
+    ///
+    /// # Errors
+    /// No place is left: there are too many connections.
+    pub fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
+        let cookie = rustix::net::sockopt::socket_cookie(socket)?;
+        let taken = self
+            .probe(cookie)
+            .find(|place| self.cookie(*place).compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        let place = taken.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOBUFS))?;
+        self.0.write(place as usize * STATE_BYTES + 8, &[0; STATE_BYTES - 8]);
+        if frames {
+            self.at(place).begin_frames();
+        }
+        self.cookie(place).store(cookie, Ordering::Release);
+        Ok(place)
+    }
+
+    /// Where a cookie's state may be. States that ended leave holes, so all of these are looked at.
+    fn probe(&self, cookie: u64) -> impl Iterator<Item = u32> {
+        const PROBES: u64 = 64;
+        let places = self.places() as u64;
+        let first = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) % places;
+        (0..PROBES.min(places)).map(move |step| ((first + step) % places) as u32)
+    }
+
+    fn cookie(&self, place: u32) -> &std::sync::atomic::AtomicU64 {
+        self.0.long(place as usize * STATE_BYTES + COOKIE)
+    }
+
+    /// One more descriptor leads to a state.
+    pub fn used(&self, place: u32) {
+        self.0.word(place as usize * STATE_BYTES + USERS).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One less; the last one frees it.
+    pub fn unused(&self, place: u32) {
+        if self.0.word(place as usize * STATE_BYTES + USERS).fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.cookie(place).store(0, Ordering::Release);
+        }
+    }
+}
+
+impl<'a> Connection<'a> {
+    pub fn lock_receiving(&self) -> Locked<'a> {
+        Locked::new(self.table.word(self.at + RECEIVE_LOCK))
+    }
+
+    pub fn lock_sending(&self) -> Locked<'a> {
+        Locked::new(self.table.word(self.at + SEND_LOCK))
+    }
+
+    pub fn receiving(&self) -> Receiving {
+        let mut state = Receiving::default();
+        self.table.read(self.at + RECEIVING, state.as_mut_bytes());
+        state
+    }
+
+    pub fn set_receiving(&self, state: &Receiving) {
+        self.table.write(self.at + RECEIVING, state.as_bytes());
+    }
+
+    pub fn sending(&self) -> Sending {
+        let mut bytes = [0; size_of::<Sending>()];
+        self.table.read(self.at + SENDING, &mut bytes);
+        Sending::read_from_bytes(&bytes).unwrap_or_default()
+    }
+
+    pub fn set_sending(&self, state: &Sending) {
+        self.table.write(self.at + SENDING, state.as_bytes());
+    }
+
+    pub fn frames(&self) -> bool {
+        self.table.word(self.at + FRAMES).load(Ordering::Acquire) != 0
+    }
+
+    pub fn begin_frames(&self) {
+        self.table.word(self.at + FRAMES).store(1, Ordering::Release);
+    }
+
+    /// Keeps an error for the next call.
+    pub fn keep_error(&self, errno: i32) {
+        self.table.word(self.at + ERROR).store(errno.unsigned_abs(), Ordering::Relaxed);
+    }
+
+    pub fn take_error(&self) -> Option<i32> {
+        let error = self.table.word(self.at + ERROR);
+        if error.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(error.swap(0, Ordering::Relaxed) as i32)
+    }
+
+    pub fn burst(&self) -> u64 {
+        self.table.long(self.at + BURST).load(Ordering::Relaxed)
+    }
+
+    pub fn set_burst(&self, bytes: u64) {
+        self.table.long(self.at + BURST).store(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bit of a lock: somebody waits.
+const WAITED_FOR: u32 = 1 << 31;
+
+impl<'a> Locked<'a> {
+    /// The word is the owner's process id, so that a lock of a process that was killed does not stay.
+    fn new(word: &'a AtomicU32) -> Self {
+        let own = std::process::id();
+        while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
+            Self::wait(word, owner, own);
+        }
+        Self(word)
+    }
+
+    fn wait(word: &AtomicU32, owner: u32, own: u32) {
+        let marked = owner | WAITED_FOR;
+        if owner != marked && word.compare_exchange(owner, marked, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let patience = rustix::fs::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+        let waited = futex::wait(word, futex::Flags::empty(), marked, Some(&patience));
+        let owner = owner & !WAITED_FOR;
+        if waited == Err(rustix::io::Errno::TIMEDOUT) && owner != own && !is_alive(owner) {
+            let _ = word.compare_exchange(marked, 0, Ordering::Acquire, Ordering::Relaxed);
+        }
+    }
+}
+
+fn is_alive(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
+    process.is_none_or(|process| rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH))
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.0.swap(0, Ordering::Release) & WAITED_FOR != 0 {
+            let _ = futex::wake(self.0, futex::Flags::empty(), 1);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Files into connections, and connections into pipes.
+
+use std::os::fd::RawFd;
+
+use libc::{c_int, c_void, iovec, off64_t, size_t, ssize_t};
+
+use super::{connection, real, returned};
+use crate::descriptors::borrow;
+use crate::runtime::Runtime;
+use crate::send::{self, Errno};
+
+/// The most that one call sends: a program goes on with the rest, as where the kernel takes less.
+const AT_ONCE: usize = 1 << 20;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
+    match connection(to) {
+        // SAFETY: the program's offset, or none.
+        Some((runtime, place)) => returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes)),
+        // SAFETY: the program's own call.
+        None if connection(from).is_none() => unsafe { real::sendfile64(to, from, offset, bytes) },
+        None => returned(Err(libc::EINVAL)),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
+    // SAFETY: the same call: off_t has 64 bits.
+    unsafe { sendfile64(to, from, offset, bytes) }
+}
+
+fn sends_file(
+    runtime: &Runtime,
+    to: RawFd,
+    place: u32,
+    from: RawFd,
+    offset: Option<&mut off64_t>,
+    bytes: usize,
+) -> Result<usize, Errno> {
+    if !runtime.connections.at(place).frames() {
+        let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
+        // SAFETY: the program's own call.
+        let sent = unsafe { real::sendfile64(to, from, offset, bytes) };
+        return usize::try_from(sent).map_err(|_| super::errno());
+    }
+    let file = borrow(from);
+    let at = match &offset {
+        Some(offset) => u64::try_from(**offset).map_err(|_| libc::EINVAL)?,
+        None => rustix::fs::tell(file).map_err(|_| libc::EINVAL)?,
+    };
+    let mut buffer = vec![0u8; bytes.min(AT_ONCE)];
+    let mut got = 0;
+    while got < buffer.len() {
+        match rustix::io::pread(file, &mut buffer[got..], at + got as u64) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) if got > 0 => break,
+            Err(error) => return Err(error.raw_os_error()),
+        }
+    }
+    if got == 0 {
+        return Ok(0);
+    }
+    let memory = iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: got };
+    let sent = send::write(runtime, to, place, &[memory], 0)?;
+    match offset {
+        Some(offset) => *offset += sent as off64_t,
+        None => {
+            let _ = rustix::fs::seek(file, rustix::fs::SeekFrom::Start(at + sent as u64));
+        }
+    }
+    Ok(sent)
+}
+
+/// A pipe would get references in place of bytes. Programs that splice fall back to reading where it is refused.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut off64_t,
+    to: c_int,
+    to_offset: *mut off64_t,
+    bytes: size_t,
+    flags: u32,
+) -> ssize_t {
+    if connection(from).is_some() || connection(to).is_some() {
+        return returned(Err(libc::EINVAL));
+    }
+    // SAFETY: the program's own call.
+    unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) }
+}

@@ -1,0 +1,90 @@
+//! glibc's heap and absent memory.
+//!
+//! Large blocks begin at a page, so that a buffer of 4 KiB has a whole page. What is freed is not fetched only
+//! because the heap writes its own words into it; realloc copies, so that it is.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_int, c_void, size_t};
+use shunt_sys::userfaultfd::PAGE_BYTES;
+
+use super::{errno, real, set_errno};
+use crate::memory::any_absent;
+use crate::runtime::runtime;
+
+unsafe extern "C" {
+    fn __libc_malloc(bytes: size_t) -> *mut c_void;
+    fn __libc_memalign(alignment: size_t, bytes: size_t) -> *mut c_void;
+    fn __libc_realloc(at: *mut c_void, bytes: size_t) -> *mut c_void;
+    fn __libc_free(at: *mut c_void);
+    fn malloc_usable_size(at: *mut c_void) -> size_t;
+}
+
+static ALIGNS: AtomicBool = AtomicBool::new(false);
+
+/// From here on. Also keeps the top of the heap: giving it back and taking it again unmaps what is registered with
+/// userfaultfd, which waits for our thread.
+pub fn align_large_blocks() {
+    const KEPT_BYTES: c_int = 64 << 20;
+    // SAFETY: sets parameters of glibc's heap.
+    unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES) };
+    ALIGNS.store(true, Ordering::Relaxed);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+    if bytes >= PAGE_BYTES && ALIGNS.load(Ordering::Relaxed) {
+        // SAFETY: the program's own call, as all here.
+        return unsafe { __libc_memalign(PAGE_BYTES, bytes) };
+    }
+    // SAFETY: as above.
+    unsafe { __libc_malloc(bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn free(at: *mut c_void) {
+    if any_absent()
+        && !at.is_null()
+        && let Some(runtime) = runtime()
+    {
+        // SAFETY: a block of the heap, whose size is written before it, never in a page of the block alone.
+        let bytes = unsafe { malloc_usable_size(at) };
+        if bytes >= PAGE_BYTES {
+            let before = errno();
+            runtime.memory.forget(&(at as usize..at as usize + bytes));
+            set_errno(before);
+        }
+    }
+    // SAFETY: as above.
+    unsafe { __libc_free(at) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+    if any_absent()
+        && !at.is_null()
+        && let Some(runtime) = runtime()
+    {
+        // SAFETY: as above.
+        let before = unsafe { malloc_usable_size(at) };
+        if before >= PAGE_BYTES && runtime.memory.fetch_range(&(at as usize..at as usize + before)).is_err() {
+            crate::faults::end_process("realloc");
+        }
+    }
+    // SAFETY: as above.
+    unsafe { __libc_realloc(at, bytes) }
+}
+
+/// What drops pages drops what they stood for.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
+    if any_absent()
+        && matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE)
+        && let Some(runtime) = runtime()
+    {
+        let start = at as usize;
+        runtime.memory.forget(&(start..start.saturating_add(bytes)));
+    }
+    // SAFETY: as above.
+    unsafe { real::madvise(at, bytes, advice) }
+}

@@ -1,0 +1,71 @@
+//! glibc's own functions behind the interposed symbols (dlsym(3), RTLD_NEXT).
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+    let known = found.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: a name that ends with a zero byte.
+    let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if symbol.is_null() {
+        // Only a libc that is not glibc 2.34 or later.
+        crate::faults::end_process("the C library lacks a function that it had when this was built");
+    }
+    found.store(symbol, Ordering::Relaxed);
+    symbol
+}
+
+macro_rules! real {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
+        /// # Safety
+        /// As the function of that name in libc.
+        #[inline]
+        pub unsafe fn $name($($argument: $kind),*) -> $result {
+            static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            // SAFETY: both spellings below end with a zero byte.
+            let name = unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) };
+            // SAFETY: glibc's function of this name has this type.
+            let function: unsafe extern "C" fn($($kind),*) -> $result =
+                unsafe { std::mem::transmute(find(name, &FOUND)) };
+            // SAFETY: the caller's promise.
+            unsafe { function($($argument),*) }
+        }
+    )*};
+}
+
+real! {
+    read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t;
+    readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int, timeout: *mut timespec) -> c_int;
+    write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t;
+    writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t;
+    sendto(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int, to: *const sockaddr, length: socklen_t) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int;
+    sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t;
+    splice(from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, bytes: size_t, flags: u32) -> ssize_t;
+    accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int;
+    accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    setsockopt(fd: c_int, level: c_int, option: c_int, value: *const c_void, length: socklen_t) -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: u32, last: u32, flags: c_int) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(from: c_int, to: c_int) -> c_int;
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int;
+    ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
+    fork() -> libc::pid_t;
+    madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+}

@@ -1,0 +1,256 @@
+//! Reading and writing: every spelling that glibc has for it.
+
+use std::os::fd::RawFd;
+
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use super::{connection, errno, real, returned, set_errno};
+use crate::memory::any_absent;
+use crate::runtime::runtime;
+use crate::{descriptors, receive, send};
+
+fn part(at: *const c_void, bytes: size_t) -> iovec {
+    iovec { iov_base: at.cast_mut(), iov_len: bytes }
+}
+
+/// # Safety
+/// `count` iovecs at `iov`, as the program promises to the kernel.
+unsafe fn parts<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
+    if iov.is_null() || count == 0 || count > libc::UIO_MAXIOV as usize {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(iov, count) }
+}
+
+/// Reads where the descriptor is a framed connection's; `None`: the call is glibc's.
+fn reads(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+    if let Some((runtime, place)) = connection(fd) {
+        return Some(returned(receive::read(runtime, fd, place, iov, flags)));
+    }
+    if any_absent()
+        && let Some(runtime) = runtime()
+    {
+        receive::overwriting(runtime, fd, iov);
+    }
+    None
+}
+
+/// Writes where the descriptor is a framed connection's, or memory must be fetched first; `None`: the call is glibc's.
+fn writes(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+    if let Some((runtime, place)) = connection(fd) {
+        return Some(returned(send::write(runtime, fd, place, iov, flags)));
+    }
+    if any_absent()
+        && let Some(runtime) = runtime()
+    {
+        for part in iov {
+            let memory = part.iov_base as usize..part.iov_base as usize + part.iov_len;
+            if runtime.memory.fetch_range(&memory).is_err() {
+                set_errno(libc::ECONNRESET);
+                return Some(-1);
+            }
+        }
+    }
+    None
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t {
+    // SAFETY: the program's own call, here and in all that follow.
+    reads(fd, &[part(to, bytes)], 0).unwrap_or_else(|| unsafe { real::read(fd, to, bytes) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
+    checked(bytes, room);
+    // SAFETY: as above.
+    unsafe { read(fd, to, bytes) }
+}
+
+/// What glibc's fortified calls do where a buffer is too small.
+fn checked(bytes: size_t, room: size_t) {
+    if bytes > room {
+        // SAFETY: ends the process.
+        unsafe { libc::abort() }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: as above.
+    let buffers = unsafe { parts(iov, count as usize) };
+    reads(fd, buffers, 0).unwrap_or_else(|| unsafe { real::readv(fd, iov, count) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: as above.
+    reads(fd, &[part(to, bytes)], flags).unwrap_or_else(|| unsafe { real::recv(fd, to, bytes, flags) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t, flags: c_int) -> ssize_t {
+    checked(bytes, room);
+    // SAFETY: as above.
+    unsafe { recv(fd, to, bytes, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    bytes: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+) -> ssize_t {
+    let ours = reads(fd, &[part(to, bytes)], flags);
+    if ours.is_some() && !length.is_null() {
+        // SAFETY: the program's; a connected socket's recvfrom tells no address.
+        unsafe { *length = 0 };
+    }
+    // SAFETY: as above.
+    ours.unwrap_or_else(|| unsafe { real::recvfrom(fd, to, bytes, flags, from, length) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    bytes: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+) -> ssize_t {
+    checked(bytes, room);
+    // SAFETY: as above.
+    unsafe { recvfrom(fd, to, bytes, flags, from, length) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: as above; the kernel would refuse a null message.
+    let Some(asked) = (unsafe { message.as_mut() }) else { return unsafe { real::recvmsg(fd, message, flags) } };
+    // SAFETY: as above.
+    let buffers = unsafe { parts(asked.msg_iov, asked.msg_iovlen) };
+    if let Some(got) = reads(fd, buffers, flags) {
+        (asked.msg_namelen, asked.msg_controllen, asked.msg_flags) = (0, 0, 0);
+        return got;
+    }
+    // SAFETY: as above.
+    let got = unsafe { real::recvmsg(fd, message, flags) };
+    if got >= 0 && asked.msg_controllen > 0 {
+        passed(asked);
+    }
+    got
+}
+
+/// Descriptors that came in a message may lead to framed connections.
+fn passed(message: &msghdr) {
+    let Some(runtime) = runtime() else { return };
+    let before = errno();
+    // SAFETY: the kernel has just written the control data that the message describes.
+    unsafe {
+        let mut control = libc::CMSG_FIRSTHDR(message);
+        while !control.is_null() {
+            if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(control);
+                let bytes = (*control).cmsg_len - (data as usize - control as usize);
+                for at in 0..bytes / size_of::<RawFd>() {
+                    descriptors::arrived(runtime, data.cast::<RawFd>().add(at).read_unaligned());
+                }
+            }
+            control = libc::CMSG_NXTHDR(message, control);
+        }
+    }
+    set_errno(before);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    if connection(fd).is_none() || count == 0 || messages.is_null() {
+        // SAFETY: as above.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    }
+    // SAFETY: as above. A stream has no messages: one read is all there is to it.
+    let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags) };
+    if got < 0 {
+        return -1;
+    }
+    // SAFETY: as above.
+    unsafe { (*messages).msg_len = got as u32 };
+    1
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t {
+    // SAFETY: as above.
+    writes(fd, &[part(from, bytes)], 0).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: as above.
+    let memory = unsafe { parts(iov, count as usize) };
+    writes(fd, memory, 0).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: as above.
+    writes(fd, &[part(from, bytes)], flags).unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    bytes: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    length: socklen_t,
+) -> ssize_t {
+    writes(fd, &[part(from, bytes)], flags)
+        // SAFETY: as above.
+        .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: as above; the kernel would refuse a null message.
+    let memory = unsafe { message.as_ref().map_or(&[][..], |asked| parts(asked.msg_iov, asked.msg_iovlen)) };
+    writes(fd, memory, flags).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
+    if connection(fd).is_none() || messages.is_null() {
+        // SAFETY: as above.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
+    for at in 0..count as usize {
+        // SAFETY: as above: `count` messages are there.
+        let message = unsafe { &mut *messages.add(at) };
+        // SAFETY: as above.
+        let sent = unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) };
+        if sent < 0 {
+            return if at > 0 { at as c_int } else { -1 };
+        }
+        message.msg_len = sent as u32;
+        // SAFETY: as above.
+        let asked: usize =
+            unsafe { parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) }.iter().map(|part| part.iov_len).sum();
+        if (sent as usize) < asked {
+            return at as c_int + 1;
+        }
+    }
+    count as c_int
+}

@@ -1,0 +1,25 @@
+//! The library of `shunt run`: calls of glibc, replaced by ones that know on-demand buffers (ARCHITECTURE.md).
+//!
+//! * [`hooks`]: the symbols, and nothing but which of the functions below each means;
+//! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
+//! * [`send`], [`receive`]: what a write and a read of a connection do;
+//! * [`memory`], [`faults`]: absent memory, and the thread that serves its faults;
+//! * [`store`]: where this process leaves what it writes.
+//!
+//! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
+//! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
+
+mod connections;
+mod descriptors;
+mod faults;
+mod hooks;
+mod memory;
+mod receive;
+mod runtime;
+mod send;
+mod store;
+
+use dlmalloc::GlobalDlmalloc;
+
+#[global_allocator]
+static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;

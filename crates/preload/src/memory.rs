@@ -1,0 +1,264 @@
+//! The process's absent memory: made absent when a reference is read into it, fetched when somebody needs it.
+//!
+//! `absent` and the kernel are changed together under one lock, which is never held while bytes are fetched or program
+//! memory is touched. Bytes are fetched into memory of our own, and only then put into place, if the memory still
+//! stands for them.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shunt_odb::absent::{Absent, Piece};
+use shunt_odb::fetch::{FetchError, Holders};
+use shunt_odb::hold::{Hold, Returns};
+use shunt_odb::reference::{Reference, Weight};
+use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
+
+use crate::faults;
+
+/// The most that is fetched at a time.
+const FETCH_BYTES: usize = 1 << 20;
+/// Shares that wait to go back before they are sent.
+const RETURNS_AT_ONCE: usize = 64;
+
+/// Bytes that are absent, for a look without the lock: nearly always, there are none.
+static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether any memory of the process is absent.
+#[inline]
+pub fn any_absent() -> bool {
+    ABSENT_BYTES.load(Ordering::Acquire) != 0
+}
+
+pub struct Memory {
+    /// /dev/userfaultfd, open.
+    device: OwnedFd,
+    state: Mutex<State>,
+    pub holders: Holders,
+    pub returns: Arc<Returns>,
+}
+
+#[derive(Default)]
+struct State {
+    absent: Absent,
+    /// Of this process: made when memory first becomes absent, with the thread that serves its faults.
+    faults: Option<Arc<Userfaultfd>>,
+    /// There will never be one.
+    refused: bool,
+}
+
+/// The whole pages of a range.
+pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
+    let start = range.start.next_multiple_of(PAGE_BYTES);
+    start..(range.end / PAGE_BYTES * PAGE_BYTES).max(start)
+}
+
+impl Memory {
+    pub fn new(device: OwnedFd) -> Self {
+        Self { device, state: Mutex::default(), holders: Holders::default(), returns: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A share of a payload that this process keeps from here on.
+    pub fn hold(&self, reference: &Reference, share: Weight) -> Arc<Hold> {
+        Arc::new(Hold::new(reference.payload, share, &self.returns))
+    }
+
+    /// Makes whole pages stand for a payload's bytes from `offset` on, in place of what they hold. False: this memory
+    /// cannot be absent, and its contents are lost.
+    pub fn make_absent(&'static self, pages: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
+        let mut state = self.lock();
+        let Some(faults) = state.faults(self) else { return false };
+        // Entered first: whoever touches it from the moment on that it is absent gets these bytes.
+        state.absent.insert(Piece { addresses: pages.clone(), hold: Arc::clone(hold), offset });
+        let made = faults.discard(pages.clone()).is_ok();
+        if !made {
+            state.absent.remove(&pages);
+            let _ = faults.unregister(pages.clone());
+        }
+        state.publish();
+        made
+    }
+
+    /// Whether any of a range is absent.
+    pub fn meets(&self, range: &Range<usize>) -> bool {
+        any_absent() && self.lock().absent.meets(range)
+    }
+
+    /// What of a range is absent, in order, as the kernel sees it now.
+    pub fn absent_within(&self, range: &Range<usize>) -> Vec<Piece> {
+        if !any_absent() {
+            return Vec::new();
+        }
+        let state = self.lock();
+        let Some(faults) = &state.faults else { return Vec::new() };
+        let mut pieces = state.absent.within(range);
+        // What another thread has unmapped may be somebody else's memory before the event about it is here.
+        pieces.retain(|piece| faults.is_absent(piece.addresses.start / PAGE_BYTES * PAGE_BYTES));
+        pieces
+    }
+
+    /// The program will overwrite a range, or has no more use for it.
+    pub fn forget(&self, range: &Range<usize>) {
+        if !any_absent() {
+            return;
+        }
+        let pages = whole_pages(range);
+        let mut state = self.lock();
+        if state.absent.meets(&pages) {
+            let removed = state.absent.remove(&pages);
+            if let (Some(faults), Some(first), Some(last)) = (&state.faults, removed.first(), removed.last()) {
+                // Ordinary memory from here on: the kernel fills it with zeros by itself.
+                let _ = faults.unregister(first.addresses.start..last.addresses.end);
+            }
+            state.publish();
+            drop(state);
+            drop(removed);
+        }
+        self.send_returns_if_many();
+    }
+
+    /// Has all absent bytes of a range fetched and in place.
+    ///
+    /// # Errors
+    /// They cannot be had.
+    pub fn fetch_range(&self, range: &Range<usize>) -> Result<(), FetchError> {
+        if !any_absent() {
+            return Ok(());
+        }
+        // Whole pages: only such are ever absent.
+        let around = range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES);
+        loop {
+            let pieces = self.lock().absent.within(&around);
+            let Some(first) = pieces.first() else { return Ok(()) };
+            let mut addresses = first.addresses.clone();
+            for next in &pieces[1..] {
+                let follows = next.addresses.start == addresses.end
+                    && next.hold.payload() == first.hold.payload()
+                    && next.offset == first.offset + (addresses.len() as u64);
+                if !follows || addresses.len() >= FETCH_BYTES {
+                    break;
+                }
+                addresses.end = next.addresses.end;
+            }
+            addresses.end = addresses.end.min(addresses.start + FETCH_BYTES);
+            self.fetch_piece(first, addresses)?;
+        }
+    }
+
+    /// Fetches what some addresses stand for, which begin where `piece` does, and fills them, where they still do.
+    fn fetch_piece(&self, piece: &Piece, addresses: Range<usize>) -> Result<(), FetchError> {
+        let mut bytes = vec![0; addresses.len()];
+        let length = addresses.len() as u64;
+        let payload = piece.hold.payload();
+        let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length };
+        let fetched = self.holders.fetch(&reference, &mut bytes);
+        let mut state = self.lock();
+        let still: Vec<Piece> = state.absent.within(&addresses);
+        let Some(faults) = state.faults.clone() else { return fetched };
+        if let Err(error) = fetched {
+            // Gone meanwhile: then nobody needs it.
+            return if still.is_empty() { Ok(()) } else { Err(error) };
+        }
+        for now in still {
+            let at = now.addresses.start - addresses.start;
+            if now.hold.payload() == payload && now.offset == piece.offset + at as u64 {
+                // Where it fails, the memory has been unmapped, and the event about it is on its way.
+                let _ = faults.fill(now.addresses.start, &bytes[at..at + now.addresses.len()]);
+                state.absent.remove(&now.addresses);
+            }
+        }
+        state.publish();
+        Ok(())
+    }
+
+    /// Serves a fault: the page, and what is absent behind it up to a bound, because touches go on.
+    ///
+    /// # Errors
+    /// The bytes cannot be had.
+    pub fn serve_fault(&self, faults: &Userfaultfd, address: usize) -> Result<(), FetchError> {
+        const AHEAD_BYTES: usize = 64 << 10;
+        let page = address / PAGE_BYTES * PAGE_BYTES;
+        let piece = {
+            let state = self.lock();
+            match state.absent.around(page) {
+                Some(piece) => piece.clone(),
+                // Registered memory that stands for nothing, or that was filled a moment ago.
+                None => {
+                    let _ = faults.fill_zeros(page..page + PAGE_BYTES);
+                    return Ok(());
+                }
+            }
+        };
+        let from = page - piece.addresses.start;
+        let addresses = page..piece.addresses.end.min(page + AHEAD_BYTES);
+        let part = Piece { addresses: addresses.clone(), offset: piece.offset + from as u64, hold: piece.hold };
+        let served = self.fetch_piece(&part, addresses);
+        // Whoever waits looks again, whatever has become of the page.
+        let _ = faults.wake(page..page + PAGE_BYTES);
+        served
+    }
+
+    /// The kernel says that memory was unmapped. Only where it is not there again, absent, by now.
+    pub fn unmapped(&self, faults: &Userfaultfd, range: &Range<usize>) {
+        let mut state = self.lock();
+        let gone: Vec<Range<usize>> = (state.absent.within(range).into_iter())
+            .map(|piece| piece.addresses)
+            .filter(|addresses| !faults.is_absent(addresses.start))
+            .collect();
+        let dropped: Vec<Piece> = gone.iter().flat_map(|addresses| state.absent.remove(addresses)).collect();
+        state.publish();
+        drop(state);
+        drop(dropped);
+    }
+
+    /// The kernel says that memory was moved.
+    pub fn moved(&self, from: usize, to: usize, bytes: usize) {
+        let mut state = self.lock();
+        state.absent.moved(from, to, bytes);
+        state.publish();
+    }
+
+    /// Before a fork: a child would read zeros.
+    pub fn fetch_all(&self) {
+        if any_absent() && self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
+            faults::end_process("before a fork");
+        }
+    }
+
+    /// The child has no absent memory, no fault thread, and none of the parent's connections to holders.
+    pub fn after_fork(&'static self) {
+        ABSENT_BYTES.store(0, Ordering::Release);
+        if let Ok(mut state) = self.state.try_lock() {
+            *state = State::default();
+        }
+        self.holders.after_fork();
+        self.returns.after_fork();
+    }
+
+    fn send_returns_if_many(&self) {
+        if self.returns.waiting() >= RETURNS_AT_ONCE {
+            self.holders.send_returns(&self.returns);
+        }
+    }
+}
+
+impl State {
+    fn publish(&self) {
+        ABSENT_BYTES.store(self.absent.bytes(), Ordering::Release);
+    }
+
+    fn faults(&mut self, memory: &'static Memory) -> Option<Arc<Userfaultfd>> {
+        if self.faults.is_none() && !self.refused {
+            // SAFETY: `Memory` discards only what a program has given a read to overwrite.
+            let made = unsafe { Userfaultfd::new(memory.device.as_fd()) };
+            self.faults = made.ok().map(Arc::new).filter(|faults| faults::start(memory, Arc::clone(faults)));
+            self.refused = self.faults.is_none();
+        }
+        self.faults.clone()
+    }
+}

@@ -1,0 +1,92 @@
+//! What the process has of Shunt: made once, when the library is loaded, from what `shunt run` left in the environment.
+
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use shunt_sys::shared::SharedMemory;
+
+use crate::connections::Connections;
+use crate::descriptors;
+use crate::memory::Memory;
+use crate::store::Store;
+
+/// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
+/// /dev/userfaultfd.
+pub const ENVIRONMENT: &str = "SHUNT_ODB";
+
+/// All of it.
+pub struct Runtime {
+    pub connections: Connections,
+    pub memory: Memory,
+    pub store: Store,
+    /// Descriptors that the programs it executes need; it may not close them.
+    kept: [RawFd; 2],
+}
+
+static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
+
+/// The runtime; `None` where the program is not under `shunt run`, and all calls are glibc's.
+#[inline]
+pub fn runtime() -> Option<&'static Runtime> {
+    RUNTIME.get()?.as_ref()
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    let runtime = RUNTIME.get_or_init(|| Runtime::from_environment(&std::env::var(ENVIRONMENT).ok()?));
+    if let Some(runtime) = runtime {
+        // Its handlers first: then ours, which allocate, run before it locks and after it unlocks.
+        // SAFETY: nothing has been allocated by another thread yet.
+        unsafe { dlmalloc::enable_alloc_after_fork() };
+        // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
+        // stores into atomics and replaces what the parent's threads may hold.
+        unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+        crate::hooks::heap::align_large_blocks();
+        descriptors::adopt_inherited(runtime);
+    }
+}
+
+extern "C" fn before_fork() {
+    if let Some(runtime) = runtime() {
+        runtime.memory.fetch_all();
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    if let Some(runtime) = runtime() {
+        runtime.memory.after_fork();
+        runtime.store.after_fork();
+        descriptors::after_fork(runtime);
+    }
+}
+
+impl Runtime {
+    /// Whether a descriptor is ours, and not the program's to close.
+    pub fn keeps(&self, fd: RawFd) -> bool {
+        self.kept.contains(&fd)
+    }
+
+    fn from_environment(text: &str) -> Option<Self> {
+        let value = |name: &str| {
+            text.split(';')
+                .find_map(|field| field.split_once('=').filter(|(key, _)| *key == name))
+                .map(|(_, value)| value)
+        };
+        let descriptor = |name: &str| value(name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
+        let (number, faults_number) = (descriptor("table")?, descriptor("faults")?);
+        // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
+        let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
+        // SAFETY: as above; it stays open, because programs that this one executes inherit it.
+        let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
+        Some(Self {
+            connections: Connections::new(SharedMemory::open(table).ok()?),
+            memory: Memory::new(faults),
+            store: Store::new(PathBuf::from(value("store")?)),
+            kept: [number, faults_number],
+        })
+    }
+}

@@ -1,0 +1,151 @@
+//! `shunt run --explain PROGRAM`: what of a program the library will see, from its file, without running it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{Object, elf};
+
+/// What the library can do for a program.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// All of these calls go through glibc, where they are interposed.
+    Calls(Vec<String>),
+    /// The library is never loaded, for this reason.
+    None(&'static str),
+}
+
+/// What is known of a program's file.
+#[derive(Debug)]
+pub struct Explanation {
+    program: PathBuf,
+    pub coverage: Coverage,
+    /// What the library does not see, and what that means.
+    pub remarks: Vec<&'static str>,
+}
+
+/// Calls that move bytes or descriptors and that are interposed (crates/preload/src/hooks).
+pub const INTERPOSED: [&str; 42] = [
+    "__read_chk",
+    "__recv_chk",
+    "__recvfrom_chk",
+    "accept",
+    "accept4",
+    "close",
+    "close_range",
+    "closefrom",
+    "connect",
+    "dup",
+    "dup2",
+    "dup3",
+    "fcntl",
+    "fcntl64",
+    "free",
+    "ioctl",
+    "listen",
+    "madvise",
+    "malloc",
+    "read",
+    "readv",
+    "realloc",
+    "recv",
+    "recvfrom",
+    "recvmmsg",
+    "recvmsg",
+    "send",
+    "sendfile",
+    "sendfile64",
+    "sendmmsg",
+    "sendmsg",
+    "sendto",
+    "setsockopt",
+    "splice",
+    "vfork",
+    "write",
+    "writev",
+    "fork",
+    "munmap",
+    "mremap",
+    "epoll_wait",
+    "poll",
+];
+/// Of those, the ones that need no code of ours: the kernel's own answers are right.
+pub const NEEDS_NONE: [&str; 5] = ["fork", "munmap", "mremap", "epoll_wait", "poll"];
+
+/// Calls that lead around the library, and what happens then.
+const AROUND: [(&str, &str); 6] = [
+    (
+        "io_uring_setup",
+        "uses io_uring: connections that it reads and writes by that carry frames that it does not understand; do not run it under Shunt",
+    ),
+    (
+        "io_uring_queue_init",
+        "uses io_uring (liburing): connections that it reads and writes by that carry frames that it does not understand; do not run it under Shunt",
+    ),
+    (
+        "fdopen",
+        "may put a stream (FILE) on a connection, whose reads and writes glibc makes by itself; fine for files and pipes",
+    ),
+    ("dlmopen", "loads libraries into a namespace of their own, whose calls are not seen"),
+    ("vmsplice", "gives memory to pipes without a copy; absent memory is fetched first, so it is right, only slower"),
+    ("syscall", "makes some system calls directly; those on connections are not seen, others are as ever"),
+];
+
+/// Looks at a program's file.
+///
+/// # Errors
+/// It cannot be read, or is no program for this machine.
+pub fn explain(program: &Path) -> Result<Explanation> {
+    let bytes = std::fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let file: ElfFile64 = ElfFile64::parse(&*bytes).with_context(|| {
+        format!("{} is not a 64-bit ELF program; explain its interpreter instead", program.display())
+    })?;
+    let headers = file.elf_header().program_headers(file.endian(), &*bytes)?;
+    let interpreter = headers.iter().any(|header| header.p_type(file.endian()) == elf::PT_INTERP);
+    let imports = file.imports().context("its imports cannot be read")?;
+    let names: BTreeSet<&str> = imports.iter().filter_map(|import| std::str::from_utf8(import.name()).ok()).collect();
+    let coverage = if !interpreter {
+        Coverage::None("it is statically linked, as Go programs are: no library can be preloaded")
+    } else if file.elf_header().e_machine(file.endian()) != elf::EM_X86_64 {
+        Coverage::None("it is not for x86_64")
+    } else {
+        Coverage::Calls(INTERPOSED.iter().filter(|name| names.contains(*name)).map(|name| (*name).into()).collect())
+    };
+    let privileged = is_privileged(program)?;
+    let coverage = if privileged {
+        Coverage::None("it is setuid, setgid or has capabilities of its own: the loader ignores LD_PRELOAD")
+    } else {
+        coverage
+    };
+    let remarks = AROUND.iter().filter(|(name, _)| names.contains(name)).map(|(_, remark)| *remark).collect();
+    Ok(Explanation { program: program.into(), coverage, remarks })
+}
+
+fn is_privileged(program: &Path) -> Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    const SET_ID: u32 = 0o6000;
+    let mode = std::fs::metadata(program)?.mode();
+    let mut value = [0u8; 64];
+    let capabilities = rustix::fs::getxattr(program, "security.capability", &mut value);
+    Ok(mode & SET_ID != 0 || capabilities.is_ok_and(|bytes| bytes > 0))
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let program = self.program.display();
+        match &self.coverage {
+            Coverage::None(why) => writeln!(f, "{program} runs as ever, and nothing of it is covered: {why}.")?,
+            Coverage::Calls(calls) => {
+                writeln!(f, "{program} is covered. It imports these calls, which the library knows:")?;
+                writeln!(f, "  {}", calls.join(" "))?;
+                writeln!(f, "Libraries that it loads are covered too, except with dlopen's RTLD_DEEPBIND.")?;
+            }
+        }
+        for remark in &self.remarks {
+            writeln!(f, "It {remark}.")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! `shunt run -- PROGRAM`: the program with the library preloaded, and with what the library needs: the table of
+//! connections and /dev/userfaultfd, open, because workers without privileges need both, and so do programs
+//! that it executes.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use shunt_sys::shared::SharedMemory;
+use shunt_sys::userfaultfd;
+
+use crate::explain::explain;
+
+/// Where the store of this machine listens for programs.
+pub const STORE: &str = "/run/shunt/store";
+/// The library's file.
+pub const LIBRARY: &str = "libshunt_preload.so";
+/// Connections that the programs of one `shunt run` may have with others under Shunt, and bytes for each.
+const CONNECTIONS: usize = 65_536;
+const CONNECTION_BYTES: usize = 256;
+/// Our descriptors are out of the way of a program that counts on low numbers.
+const DESCRIPTORS_FROM: i32 = 700;
+
+#[derive(Debug, Args)]
+pub struct RunCommand {
+    /// The socket of this machine's store
+    #[arg(long, default_value = STORE)]
+    store: PathBuf,
+    /// Say what of the program will be covered, and do not run it
+    #[arg(long)]
+    explain: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+impl RunCommand {
+    /// Becomes the program.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub fn run(&self) -> Result<()> {
+        let [program, arguments @ ..] = &self.program[..] else { bail!("no program was given") };
+        if self.explain {
+            print!("{}", explain(&in_path(program)?)?);
+            return Ok(());
+        }
+        let launch = Launch::new(&self.store, &library()?)?;
+        let error = launch.command(program).args(arguments).exec();
+        Err(error).with_context(|| format!("cannot start {}", program.display()))
+    }
+}
+
+/// Where the shell would find a program.
+fn in_path(program: &OsStr) -> Result<PathBuf> {
+    if Path::new(program).components().count() > 1 {
+        return Ok(program.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file());
+    found.with_context(|| format!("{} is not in PATH", program.display()))
+}
+
+/// The library, beside this program or where packages put it.
+fn library() -> Result<PathBuf> {
+    let own = env::current_exe().context("where is this program?")?;
+    let beside = own.parent().map(|directory| directory.join(LIBRARY));
+    let packaged = own.ancestors().nth(2).map(|prefix| prefix.join("lib/shunt").join(LIBRARY));
+    let found = beside.into_iter().chain(packaged).find(|path| path.exists());
+    found.with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt", own.display()))
+}
+
+/// What programs under Shunt are started with. They share their connections' states.
+#[derive(Debug)]
+pub struct Launch {
+    environment: String,
+    preload: OsString,
+    _inherited: [OwnedFd; 2],
+}
+
+impl Launch {
+    /// For programs that keep what they write in the store at `store`.
+    ///
+    /// # Errors
+    /// The kernel's: no userfaultfd for this user, foremost.
+    pub fn new(store: &Path, library: &Path) -> Result<Self> {
+        let faults = userfaultfd::open_device().context(
+            "cannot open /dev/userfaultfd; run this as root, or let the user read and write that file (Linux 6.1)",
+        )?;
+        let table = SharedMemory::create("shunt-connections", CONNECTIONS * CONNECTION_BYTES)
+            .context("cannot make memory that programs share")?;
+        let (table, faults) = (inherited(table.as_fd())?, inherited(faults.as_fd())?);
+        let environment =
+            format!("store={};table={};faults={}", store.display(), table.as_raw_fd(), faults.as_raw_fd());
+        let mut preload = library.as_os_str().to_owned();
+        if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        Ok(Self { environment, preload, _inherited: [table, faults] })
+    }
+
+    /// A program under Shunt, to be started while this lives.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("SHUNT_ODB", &self.environment).env("LD_PRELOAD", &self.preload);
+        command
+    }
+}
+
+/// A copy that programs inherit.
+fn inherited(fd: impl AsFd) -> Result<OwnedFd> {
+    let copy = fcntl_dupfd_cloexec(fd, DESCRIPTORS_FROM).context("no more descriptors: raise the limit (ulimit -n)")?;
+    fcntl_setfd(&copy, FdFlags::empty())?;
+    Ok(copy)
+}

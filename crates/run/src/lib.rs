@@ -1,0 +1,6 @@
+//! `shunt run` and `shunt store`: programs that nobody changes, under on-demand buffers.
+#![forbid(unsafe_code)]
+
+pub mod explain;
+pub mod launch;
+pub mod store;
