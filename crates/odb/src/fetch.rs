@@ -1,7 +1,7 @@
 //! Bytes from the stores that hold them, for one process: a connection to each holder, one fetch at a time on it.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -65,15 +65,15 @@ impl Holders {
     }
 
     fn try_fetch(connection: &mut Option<TcpStream>, reference: &Reference, into: &mut [u8]) -> io::Result<bool> {
-        let mut stream: &TcpStream = Self::connected(connection, reference.payload.holder)?;
+        let stream: &TcpStream = Self::connected(connection, reference.payload.holder)?;
         let request = Request { kind: FETCH.into(), zero: 0.into(), reference: reference.emit() };
-        stream.write_all(request.as_bytes())?;
+        send_all(stream, request.as_bytes())?;
         let mut answer = [0; size_of::<Answer>()];
-        stream.read_exact(&mut answer)?;
+        receive_all(stream, &mut answer)?;
         let answer: Answer = zerocopy::transmute!(answer);
         match (answer.found.get(), answer.length.get()) {
             (0, 0) => Ok(false),
-            (1, length) if length == reference.length => stream.read_exact(into).map(|()| true),
+            (1, length) if length == reference.length => receive_all(stream, into).map(|()| true),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
         }
     }
@@ -106,7 +106,7 @@ impl Holders {
         for (holder, requests) in by_holder {
             let connection = self.connection(holder);
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let sent = Self::connected(&mut connection, holder).and_then(|mut stream| stream.write_all(&requests));
+            let sent = Self::connected(&mut connection, holder).and_then(|stream| send_all(stream, &requests));
             if sent.is_err() {
                 *connection = None;
             }
@@ -117,4 +117,29 @@ impl Holders {
 /// A reference that is only about the share.
 fn whole(payload: PayloadId, weight: Weight) -> Reference {
     Reference { payload, weight, offset: 0, length: 1 }
+}
+
+/// All of it. By system calls of our own (rustix), not libc's, which crates/preload interposes.
+fn send_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// All of it, as above.
+fn receive_all(stream: &TcpStream, mut into: &mut [u8]) -> io::Result<()> {
+    while !into.is_empty() {
+        match rustix::net::recv(stream, &mut *into, rustix::net::RecvFlags::empty()) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((got, _)) => into = &mut into[got..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }

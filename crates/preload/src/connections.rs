@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
 const SEND_LOCK: usize = 12;
-/// Whether what is sent is framed.
+/// Whether what is sent is framed: [`UNDECIDED`] and what follows it.
 const FRAMES: usize = 16;
 /// An error that the socket has told us and not yet the program.
 const ERROR: usize = 20;
@@ -26,6 +26,10 @@ const SENDING: usize = RECEIVING + size_of::<Receiving>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
 const _: () = assert!(SENDING + size_of::<Sending>() <= STATE_BYTES);
+
+const UNDECIDED: u32 = 0;
+const ALWAYS: u32 = 1;
+const NEVER: u32 = 2;
 
 /// In place of a cookie, while a state is made.
 const TAKEN: u64 = u64::MAX;
@@ -134,12 +138,20 @@ impl<'a> Connection<'a> {
         self.table.write(self.at + SENDING, state.as_bytes());
     }
 
+    /// Whether what is sent from now on is framed. The first who asks decides: a direction that has begun without
+    /// frames never has any.
     pub fn frames(&self) -> bool {
-        self.table.word(self.at + FRAMES).load(Ordering::Acquire) != 0
+        let state = self.table.word(self.at + FRAMES);
+        match state.load(Ordering::Acquire) {
+            UNDECIDED => state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS),
+            decided => decided == ALWAYS,
+        }
     }
 
+    /// The other end looks for frames: what is sent is framed, unless it has begun already.
     pub fn begin_frames(&self) {
-        self.table.word(self.at + FRAMES).store(1, Ordering::Release);
+        let state = self.table.word(self.at + FRAMES);
+        let _ = state.compare_exchange(UNDECIDED, ALWAYS, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Keeps an error for the next call.

@@ -3,11 +3,17 @@
 //!
 //! A descriptor made through /dev/userfaultfd (Linux 6.1) serves faults of system calls, too, and needs no privilege but
 //! that file; it belongs to the memory of the process that asked for it, so that each process makes its own.
+//!
+//! Memory and events are handled by system calls of our own (rustix), not libc's: crates/preload interposes those, and
+//! calls this with its locks held.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::mm::{Advice, madvise};
+use zerocopy::FromBytes;
 
 /// Bytes of a page. Shunt runs on x86_64 only.
 pub const PAGE_BYTES: usize = 4096;
@@ -75,8 +81,8 @@ struct UffdioZeropage {
 }
 
 /// `struct uffd_msg`, which is packed in the kernel to be the same for 32 bits.
+#[derive(Clone, Copy, FromBytes)]
 #[repr(C)]
-#[derive(Clone, Copy)]
 struct UffdMsg {
     event: u8,
     reserved: [u8; 7],
@@ -145,20 +151,17 @@ impl Userfaultfd {
     pub fn discard(&self, pages: Range<usize>) -> io::Result<()> {
         // MADV_FREE is refused for files and shared memory, whose pages MADV_DONTNEED would leave in the cache: they
         // would be back, not missing. Locked memory is refused by both.
-        Self::advise(&pages, libc::MADV_FREE)?;
+        Self::advise(&pages, Advice::LinuxFree)?;
         // Registered first, so that nobody who touches a page from here on finds zeros in it.
         let range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
         let mut register = UffdioRegister { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
         self.ioctl(iowr::<UffdioRegister>(0x00), &mut register)?;
-        Self::advise(&pages, libc::MADV_DONTNEED)
+        Self::advise(&pages, Advice::LinuxDontNeed)
     }
 
-    fn advise(pages: &Range<usize>, advice: libc::c_int) -> io::Result<()> {
+    fn advise(pages: &Range<usize>, advice: Advice) -> io::Result<()> {
         // SAFETY: the range is memory whose contents the owner has given up (see `new`).
-        match unsafe { libc::madvise(pages.start as *mut libc::c_void, pages.len(), advice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(unsafe { madvise(pages.start as *mut std::ffi::c_void, pages.len(), advice) }?)
     }
 
     /// Whether the page at `at` is registered here and absent now, whatever has happened to the address space since.
@@ -249,14 +252,13 @@ impl Userfaultfd {
     /// # Errors
     /// The kernel's.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
-        let mut message = UffdMsg { event: 0, reserved: [0; 7], arguments: [0; 3] };
-        // SAFETY: the kernel writes whole messages, each as long as this.
-        let got =
-            unsafe { libc::read(self.0.as_raw_fd(), std::ptr::from_mut(&mut message).cast(), size_of::<UffdMsg>()) };
-        if got < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+        let mut bytes = [0; size_of::<UffdMsg>()];
+        match rustix::io::read(&self.0, &mut bytes) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
+        let message: UffdMsg = zerocopy::transmute!(bytes);
         let [first, second, third] = message.arguments.map(|argument| argument as usize);
         match message.event {
             // flags, address, thread

@@ -117,8 +117,8 @@ fn bodies_skip_the_intermediate_and_arrive_unchanged() {
     for (turn, backend) in ["sendfile off;", "sendfile on;", "sendfile off; output_buffers 1 512k;"].iter().enumerate()
     {
         let before = bed.counters.fetched_bytes.load(Ordering::Relaxed);
-        let [frontend, ..] = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
-        let large = load(frontend.address, 400, 100 * turn as u64);
+        let tiers = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+        let large = load(tiers[0].address, 400, 100 * turn as u64);
         let fetched = bed.counters.fetched_bytes.load(Ordering::Relaxed) - before;
         println!("{backend} {large} bytes in large bodies, {fetched} fetched");
         assert!(fetched * 10 > large * 8, "the frontend fetches what the intermediate has not had");
@@ -130,8 +130,8 @@ fn bodies_skip_the_intermediate_and_arrive_unchanged() {
 fn usual_buffers_and_temporary_files_change_nothing() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
     for proxy in ["", "proxy_buffering off;", "proxy_buffers 4 4k; proxy_buffer_size 4k; proxy_busy_buffers_size 8k;"] {
-        let [frontend, ..] = chain(&bed, [true; 3], "sendfile off;", proxy);
-        load(frontend.address, 200, 7);
+        let tiers = chain(&bed, [true; 3], "sendfile off;", proxy);
+        load(tiers[0].address, 200, 7);
     }
 }
 
@@ -139,8 +139,8 @@ fn usual_buffers_and_temporary_files_change_nothing() {
 fn any_of_the_tiers_may_be_plain() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
     for mask in 0..7 {
-        let [frontend, ..] = chain(&bed, [mask & 1 != 0, mask & 2 != 0, mask & 4 != 0], "sendfile off;", "");
-        load(frontend.address, 100, 1000 + mask);
+        let tiers = chain(&bed, [mask & 1 != 0, mask & 2 != 0, mask & 4 != 0], "sendfile off;", "");
+        load(tiers[0].address, 100, 1000 + mask);
     }
 }
 
@@ -148,6 +148,6 @@ fn any_of_the_tiers_may_be_plain() {
 fn a_full_store_costs_no_byte() {
     let limits = Limits { bytes: 3 << 20, segment_bytes: 1 << 20, ..Limits::default() };
     let Some(bed) = Bed::new(limits) else { return };
-    let [frontend, ..] = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k;");
-    load(frontend.address, 300, 5);
+    let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k;");
+    load(tiers[0].address, 300, 5);
 }

@@ -13,6 +13,7 @@ import tempfile
 import termios
 
 CONNECTIONS = 6
+GREETING = b"220 ready\r\n" + bytes(9000)
 FIONREAD = termios.FIONREAD
 
 
@@ -161,6 +162,9 @@ def main():
         accepted = {}
         while len(accepted) < CONNECTIONS:
             sock = listener.accept()[0]
+            if seed % 2:
+                # Who speaks first here does so before anything has come.
+                sock.sendall(GREETING)
             number = sock.recv(1, socket.MSG_WAITALL)[0]
             accepted[number] = sock
         connections = [accepted[number] for number in range(CONNECTIONS)]
@@ -176,6 +180,8 @@ def main():
                 except ConnectionRefusedError:
                     sock.close()
                     select.select([], [], [], 0.01)
+            if seed % 2:
+                assert sock.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
             sock.sendall(bytes([number]))
             connections.append(sock)
         incoming, outgoing = "response", "request"
