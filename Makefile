@@ -43,7 +43,7 @@ bench: build           ## all benchmarks, one HTML report
 
 check: packages rust   ## formatting, lints, licences, and whether the kernel's verifier takes the BPF programs
 	$(CARGO) fmt --all --check
-	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] nginx/*.[ch]
+	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::

@@ -58,9 +58,9 @@ typedef __s64 shunt_s64;
  * active, `from` is more than the client has acknowledged, or as for SHUNT_BEGIN. */
 #define SHUNT_MOVE   4
 
-/* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before connect
- * or listen: the handshakes of this socket say that its program is under Shunt. ENOPROTOOPT: nobody
- * negotiates here; EPERM: not TCP. */
+/* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
+ * connect or listen: the handshakes of this socket say that its program is under Shunt.
+ * ENOPROTOOPT: nobody negotiates here; EPERM: not TCP. */
 #define SHUNT_SPEAK  16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM. */
 #define SHUNT_SPEAKS 17

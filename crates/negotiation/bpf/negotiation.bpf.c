@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Which TCP connections lie between two programs under Shunt: settled in the handshake, by an option
- * of the SYN and of the SYN-ACK (RFC 6994, shared experimental kind). Only sockets that were marked
- * before connect or listen (SHUNT_SPEAK) have it; every other connection's segments stay as they
- * are. Attached to a cgroup: no program outside it is ever looked at.
+ * Which TCP connections lie between two programs under Shunt: settled in the handshake, by an
+ * option of the SYN and of the SYN-ACK (RFC 6994, shared experimental kind). Only sockets that were
+ * marked before connect or listen (SHUNT_SPEAK) have it; every other connection's segments stay as
+ * they are. Attached to a cgroup: no program outside it is ever looked at.
  *
  * The accepting end learns that the connecting one has it from the SYN, which its listener keeps
  * (TCP_SAVE_SYN). An answer to a SYN flood (cookies) keeps nothing, so it has no option.
@@ -55,8 +55,7 @@ static __always_inline __u32 *mark_of(struct bpf_sock *sk, bool create)
 SEC("cgroup/setsockopt")
 int odb_setsockopt(struct bpf_sockopt *ctx)
 {
-    if (ctx->level != SHUNT_SOL ||
-        (ctx->optname != SHUNT_SPEAK && ctx->optname != SHUNT_SPEAKS)) {
+    if (ctx->level != SHUNT_SOL || (ctx->optname != SHUNT_SPEAK && ctx->optname != SHUNT_SPEAKS)) {
         if (ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;

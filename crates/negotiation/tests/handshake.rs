@@ -113,5 +113,5 @@ fn connection_without() -> (bool, bool) {
     let client = tcp();
     assert!(odb::speak(&client).is_err());
     connect(&client, &address).unwrap();
-    (odb::speaks(&client), odb::speaks(&accept(&listener).unwrap()))
+    (odb::speaks(&client), odb::speaks(accept(&listener).unwrap()))
 }

@@ -182,7 +182,7 @@ const WAITED_FOR: u32 = 1 << 31;
 impl<'a> Locked<'a> {
     /// The word is the owner's process id, so that a lock of a process that was killed does not stay.
     fn new(word: &'a AtomicU32) -> Self {
-        let own = std::process::id();
+        let own = own_process();
         while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
             Self::wait(word, owner, own);
         }
@@ -201,6 +201,25 @@ impl<'a> Locked<'a> {
             let _ = word.compare_exchange(marked, 0, Ordering::Acquire, Ordering::Relaxed);
         }
     }
+}
+
+/// This process's id, known without a system call.
+static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
+
+fn own_process() -> u32 {
+    match OWN_PROCESS.load(Ordering::Relaxed) {
+        0 => {
+            let own = std::process::id();
+            OWN_PROCESS.store(own, Ordering::Relaxed);
+            own
+        }
+        own => own,
+    }
+}
+
+/// The child of a fork has another.
+pub fn after_fork() {
+    OWN_PROCESS.store(0, Ordering::Relaxed);
 }
 
 fn is_alive(process: u32) -> bool {

@@ -70,6 +70,9 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool) -> Option<u32> {
             place
         }
     };
+    // A reference is a small segment for many bytes: one that waits for another's ACK (RFC 896) would hold up what the
+    // program has sent as large ones.
+    let _ = rustix::net::sockopt::set_tcp_nodelay(socket, true);
     runtime.connections.used(place);
     match entry(fd) {
         Some(entry) => entry.store(place + FIRST_PLACE, Ordering::Relaxed),

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use shunt_sys::shared::SharedMemory;
 
-use crate::connections::Connections;
+use crate::connections::{self, Connections};
 use crate::descriptors;
 use crate::memory::Memory;
 use crate::store::Store;
@@ -58,6 +58,7 @@ extern "C" fn before_fork() {
 
 extern "C" fn after_fork_in_child() {
     if let Some(runtime) = runtime() {
+        connections::after_fork();
         runtime.memory.after_fork();
         runtime.store.after_fork();
         descriptors::after_fork(runtime);

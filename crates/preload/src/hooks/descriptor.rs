@@ -22,6 +22,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
         quietly(|_| descriptors::connecting(fd));
     }
+    // SAFETY: as above.
     unsafe { real::connect(fd, address, length) }
 }
 

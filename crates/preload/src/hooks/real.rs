@@ -29,9 +29,9 @@ macro_rules! real {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             // SAFETY: both spellings below end with a zero byte.
             let name = unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) };
+            let found = find(name, &FOUND);
             // SAFETY: glibc's function of this name has this type.
-            let function: unsafe extern "C" fn($($kind),*) -> $result =
-                unsafe { std::mem::transmute(find(name, &FOUND)) };
+            let function: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: the caller's promise.
             unsafe { function($($argument),*) }
         }

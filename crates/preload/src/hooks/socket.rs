@@ -80,6 +80,7 @@ fn checked(bytes: size_t, room: size_t) {
 unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: as above.
     let buffers = unsafe { parts(iov, count as usize) };
+    // SAFETY: as above.
     reads(fd, buffers, 0).unwrap_or_else(|| unsafe { real::readv(fd, iov, count) })
 }
 
@@ -132,7 +133,10 @@ unsafe extern "C" fn __recvfrom_chk(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as above; the kernel would refuse a null message.
-    let Some(asked) = (unsafe { message.as_mut() }) else { return unsafe { real::recvmsg(fd, message, flags) } };
+    let Some(asked) = (unsafe { message.as_mut() }) else {
+        // SAFETY: as above.
+        return unsafe { real::recvmsg(fd, message, flags) };
+    };
     // SAFETY: as above.
     let buffers = unsafe { parts(asked.msg_iov, asked.msg_iovlen) };
     if let Some(got) = reads(fd, buffers, flags) {
@@ -200,6 +204,7 @@ unsafe extern "C" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssi
 unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: as above.
     let memory = unsafe { parts(iov, count as usize) };
+    // SAFETY: as above.
     writes(fd, memory, 0).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
 }
 
@@ -227,6 +232,7 @@ unsafe extern "C" fn sendto(
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as above; the kernel would refuse a null message.
     let memory = unsafe { message.as_ref().map_or(&[][..], |asked| parts(asked.msg_iov, asked.msg_iovlen)) };
+    // SAFETY: as above.
     writes(fd, memory, flags).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
 }
 

@@ -14,11 +14,14 @@ use crate::bed::{Bed, Program, bytes, free_address, wait_until_listening};
 
 const NGINX: &str = "/usr/sbin/nginx";
 
-/// Sizes of the bodies that are served.
+/// A body that no socket buffers hold.
+pub const LARGE: usize = 48_000_007;
+
+/// Sizes of the bodies that the load asks for.
 const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
 
-struct Tier {
-    address: SocketAddr,
+pub struct Tier {
+    pub address: SocketAddr,
     _nginx: Program,
 }
 
@@ -48,17 +51,18 @@ fn proxy_to(upstream: SocketAddr, more: &str) -> (String, String) {
     (http, server)
 }
 
-struct Client(BufReader<TcpStream>);
+pub struct Client(BufReader<TcpStream>);
 
 impl Client {
-    fn new(to: SocketAddr) -> Self {
+    pub fn new(to: SocketAddr) -> Self {
         let stream = TcpStream::connect(to).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         Self(BufReader::new(stream))
     }
 
-    fn get(&mut self, path: &str) -> (String, Vec<u8>) {
-        write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    pub fn get(&mut self, path: &str) -> (String, Vec<u8>) {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
+        self.0.get_mut().write_all(request.as_bytes()).unwrap();
         let (mut head, mut length) = (String::new(), None);
         loop {
             let mut line = String::new();
@@ -78,11 +82,11 @@ impl Client {
 }
 
 /// Starts the chain; each tier is under Shunt or not.
-fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [Tier; 3] {
+pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [Tier; 3] {
     let files = bed.path().join("files");
     fs::create_dir_all(&files).unwrap();
     fs::set_permissions(&files, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    for size in SIZES {
+    for size in SIZES.into_iter().chain([LARGE]) {
         fs::write(files.join(size.to_string()), bytes(size as u64, size)).unwrap();
     }
     let backend = tier(bed, "backend", backend, &format!("root {};", files.display()), under_shunt[2]);

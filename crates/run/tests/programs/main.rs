@@ -2,4 +2,5 @@
 
 mod bed;
 mod chain;
+mod loss;
 mod peers;

@@ -1,0 +1,106 @@
+//! When bytes can no longer be had: a broken connection or an ended process, never other bytes, never a wait.
+
+use std::io::Read;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Program, bytes, free_address};
+use crate::chain::{Client, LARGE, chain};
+
+/// A client that lets the tiers wait for longer than payloads are kept gets a whole prefix, and then the end.
+#[test]
+fn a_body_that_is_gone_ends_its_connection_and_no_other() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let tiers = chain(
+        &bed,
+        [true; 3],
+        "sendfile off; output_buffers 4 256k;",
+        "proxy_buffers 64 64k; proxy_max_temp_file_size 0;",
+    );
+    let mut slow = TcpStream::connect(tiers[0].address).unwrap();
+    write!(slow, "GET /{LARGE} HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    slow.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut got = Vec::new();
+    let _ = slow.read_to_end(&mut got);
+    let head = got.windows(4).position(|end| end == b"\r\n\r\n").expect("a header") + 4;
+    let body = &got[head..];
+    assert!(body.len() < LARGE, "the lease has ended meanwhile");
+    assert!(bytes(LARGE as u64, LARGE).starts_with(body), "a prefix of the body, {} bytes", body.len());
+    assert!(bed.counters.gone.load(Ordering::Relaxed) > 0, "it was asked for and gone");
+
+    let (head, body) = Client::new(tiers[0].address).get("/65536");
+    assert!(head.starts_with("HTTP/1.1 200") && body == bytes(65_536, 65_536), "the tiers go on");
+}
+
+/// Receives 200,000 bytes, waits longer than they are kept, and looks at them.
+const TOUCHES_LATE: &str = "
+import socket, sys, time
+sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock.sendall(b'go')
+buffer = bytearray(1 << 20)
+view, at = memoryview(buffer), 0
+while at < 200_000:
+    at += sock.recv_into(view[at:])
+time.sleep(2)
+total = sum(buffer[:200_000:1000])
+print('went on', total)
+";
+
+const SENDS: &str = "
+import socket, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+sock.sendall(b'x' * 200_000)
+sock.recv(1)
+";
+
+#[test]
+fn a_process_that_touches_what_is_gone_ends() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let port = free_address().port().to_string();
+    let program = |text: &str| {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Program(command.spawn().unwrap())
+    };
+    let _sends = program(SENDS);
+    std::thread::sleep(Duration::from_millis(500));
+    let mut touches = program(TOUCHES_LATE);
+    let status = touches.0.wait().unwrap();
+    let (mut said, mut why) = (String::new(), String::new());
+    touches.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    touches.0.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+    assert_eq!(status.signal(), Some(7), "SIGBUS; it said {said:?} {why:?}");
+    assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
+}
+
+/// What a program has sent outlives it.
+#[test]
+fn a_program_that_is_killed_has_sent_what_it_has_sent() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let port = free_address().port().to_string();
+    let sends = SENDS
+        .replace("sock.recv(1)", "print('sent', flush=True)\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)");
+    let receives = TOUCHES_LATE
+        .replace("time.sleep(2)", "assert buffer[:200_000] == b'x' * 200_000")
+        .replace("sock.sendall(b'go')", "sock.sendall(b'go'); time.sleep(1)");
+    let program = |text: &str| {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped());
+        Program(command.spawn().unwrap())
+    };
+    let mut sends = program(&sends);
+    std::thread::sleep(Duration::from_millis(500));
+    let mut receives = program(&receives);
+    assert!(receives.0.wait().unwrap().success());
+    assert_eq!(sends.0.wait().unwrap().signal(), Some(9));
+    assert!(bed.counters.fetched_bytes.load(Ordering::Relaxed) > 100_000, "most of it came from the store");
+}
