@@ -93,15 +93,14 @@ fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usiz
     kernel(fd, iov, flags)
 }
 
-/// Before the kernel reads into memory: what will be overwritten need not be fetched first. No more than that, for what
-/// is behind the bytes that come stays as it is.
+/// Before the kernel reads into memory: what was absent there need not be fetched first. A program that gives a read a
+/// buffer has given up all that was in it, once a byte comes: what is behind the bytes that come reads as zeros.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     let memory = |part: &iovec| part.iov_base as usize..part.iov_base as usize + part.iov_len;
-    if iov.iter().any(|part| runtime.memory.meets(&memory(part))) {
-        let there = rustix::io::ioctl_fionread(descriptors::borrow(fd)).unwrap_or(0);
-        for part in split(iov, usize::try_from(there).unwrap_or(0)).0 {
-            runtime.memory.forget(&memory(&part));
-        }
+    if iov.iter().any(|part| runtime.memory.meets(&memory(part)))
+        && rustix::io::ioctl_fionread(descriptors::borrow(fd)).is_ok_and(|there| there > 0)
+    {
+        iov.iter().for_each(|part| runtime.memory.forget(&memory(part)));
     }
 }
 

@@ -18,6 +18,9 @@ const STORED_MIN: usize = 8 << 10;
 /// The most that one reference stands for.
 const STORED_MAX: usize = 1 << 20;
 
+/// Parts of one write to the kernel, with room for one of ours.
+const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
+
 /// The kernel's errno.
 pub type Errno = i32;
 
@@ -247,8 +250,10 @@ impl Write<'_> {
         }
         let mut rest = split(memory, usize::MAX).0;
         while !rest.is_empty() {
-            let now = self.sending.real(length(&rest));
-            let (body, _) = split(&rest, now);
+            let promised = self.sending.real(length(&rest));
+            let (mut body, _) = split(&rest, promised);
+            body.truncate(PARTS_AT_ONCE);
+            let now = length(&body);
             let went = self.push(&body, more || now < length(&rest)).map_err(Stop::Failed)?;
             self.sent += went;
             rest = split(&rest, went).1;

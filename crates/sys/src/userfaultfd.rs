@@ -192,8 +192,10 @@ impl Userfaultfd {
     /// The kernel's: the memory is not registered any more.
     pub fn fill(&self, at: usize, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
+        // As much at a time as lies in one mapping: the kernel says ENOENT for more, also where all of it is registered.
+        let mut at_once = bytes.len();
         while done < bytes.len() {
-            let left = &bytes[done..];
+            let left = &bytes[done..(done + at_once).min(bytes.len())];
             let mut copy = UffdioCopy {
                 dst: (at + done) as u64,
                 src: left.as_ptr() as u64,
@@ -202,9 +204,12 @@ impl Userfaultfd {
                 copy: 0,
             };
             match self.ioctl(iowr::<UffdioCopy>(0x03), &mut copy) {
-                Ok(()) => return Ok(()),
+                Ok(()) => done += left.len(),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) && left.len() > PAGE_BYTES => {
+                    at_once = PAGE_BYTES;
+                }
                 Err(error) => {
-                    done += Self::progress(&error, copy.copy, || self.wake(at + done..at + done + PAGE_BYTES))?
+                    done += Self::progress(&error, copy.copy, || self.wake(at + done..at + done + PAGE_BYTES))?;
                 }
             }
         }

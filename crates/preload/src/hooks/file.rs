@@ -9,7 +9,7 @@ use crate::descriptors::borrow;
 use crate::runtime::Runtime;
 use crate::send::{self, Errno};
 
-/// The most that one call sends: a program goes on with the rest, as where the kernel takes less.
+/// How much of a file is read at a time.
 const AT_ONCE: usize = 1 << 20;
 
 #[unsafe(no_mangle)]
@@ -48,22 +48,30 @@ fn sends_file(
         Some(offset) => u64::try_from(**offset).map_err(|_| libc::EINVAL)?,
         None => rustix::fs::tell(file).map_err(|_| libc::EINVAL)?,
     };
+    // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
     let mut buffer = vec![0u8; bytes.min(AT_ONCE)];
-    let mut got = 0;
-    while got < buffer.len() {
-        match rustix::io::pread(file, &mut buffer[got..], at + got as u64) {
+    let mut sent = 0;
+    while sent < bytes {
+        let room = buffer.len().min(bytes - sent);
+        let got = match rustix::io::pread(file, &mut buffer[..room], at + sent as u64) {
             Ok(0) => break,
-            Ok(more) => got += more,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) if got > 0 => break,
+            Ok(got) => got,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) if sent > 0 => break,
             Err(error) => return Err(error.raw_os_error()),
+        };
+        let memory = iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: got };
+        match send::write(runtime, to, place, &[memory], 0) {
+            Ok(now) => {
+                sent += now;
+                if now < got {
+                    break;
+                }
+            }
+            Err(_) if sent > 0 => break,
+            Err(errno) => return Err(errno),
         }
     }
-    if got == 0 {
-        return Ok(0);
-    }
-    let memory = iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: got };
-    let sent = send::write(runtime, to, place, &[memory], 0)?;
     match offset {
         Some(offset) => *offset += sent as off64_t,
         None => {

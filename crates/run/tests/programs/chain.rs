@@ -155,3 +155,15 @@ fn a_full_store_costs_no_byte() {
     let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k;");
     load(tiers[0].address, 300, 5);
 }
+
+#[test]
+fn a_large_file_comes_whole() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    for backend in ["sendfile on;", "sendfile off; output_buffers 2 3m;"] {
+        let tiers = chain(&bed, [true; 3], backend, "");
+        for _ in 0..3 {
+            let (_, body) = Client::new(tiers[0].address).get(&format!("/{LARGE}"));
+            assert!(body == bytes(LARGE as u64, LARGE), "{backend} the body differs");
+        }
+    }
+}
