@@ -47,8 +47,10 @@ pub enum Want {
     Header(usize),
     /// To take at most this many for the program: [`Receiving::took_real`].
     Real(u64),
-    /// To look at this many, all of them: [`Receiving::saw_reference`].
-    Reference(usize),
+    /// To take at most this many: [`Receiving::took_reference_part`].
+    ReferencePart(usize),
+    /// To look at one byte, the last of a reference: [`Receiving::saw_reference`].
+    Reference,
     /// Nothing of ours: the direction is not framed.
     Plain,
     /// The direction is of no use any more.
@@ -87,12 +89,27 @@ pub struct Receiving {
     taken: u64,
     /// Of a reference that is partly taken: what is left of its weight.
     weight_log2: u32,
-    zero: u32,
+    /// Bytes of `reference` that are there, without the last: that one stays in the socket, which is readable by it,
+    /// until the program has had all. No more than that one: a kernel whose receive buffer is nearly full sends
+    /// no window for the rest of a reference while its beginning is not taken.
+    reference_bytes: u32,
+    reference: [u8; REFERENCE_BYTES],
+    zero: [u8; 4],
 }
 
 impl Default for Receiving {
     fn default() -> Self {
-        Self { stage: WANT_PREAMBLE, header_bytes: 0, header: [0; 8], left: 0, taken: 0, weight_log2: 0, zero: 0 }
+        Self {
+            stage: WANT_PREAMBLE,
+            header_bytes: 0,
+            header: [0; 8],
+            left: 0,
+            taken: 0,
+            weight_log2: 0,
+            reference_bytes: 0,
+            reference: [0; REFERENCE_BYTES],
+            zero: [0; 4],
+        }
     }
 }
 
@@ -113,7 +130,11 @@ impl Receiving {
                 Some(missing) => Want::Header(missing),
             },
             WANT_REAL => Want::Real(self.left),
-            WANT_REFERENCE => Want::Reference(REFERENCE_BYTES),
+            WANT_REFERENCE => match (REFERENCE_BYTES - 1).checked_sub(self.reference_bytes as usize) {
+                None => Want::Broken,
+                Some(0) => Want::Reference,
+                Some(missing) => Want::ReferencePart(missing),
+            },
             IS_PLAIN => Want::Plain,
             _ => Want::Broken,
         }
@@ -158,6 +179,7 @@ impl Receiving {
             }
             (REFERENCE, [0, 0, 0]) if length as usize == REFERENCE_BYTES => {
                 self.taken = 0;
+                self.reference_bytes = 0;
                 self.stage = WANT_REFERENCE;
                 Ok(())
             }
@@ -174,12 +196,28 @@ impl Receiving {
         }
     }
 
-    /// What is left of the reference that is in the socket: these bytes, with this weight.
+    /// Bytes of a reference, as many as [`Want::ReferencePart`] asked for or less.
     ///
     /// # Errors
     /// The direction is broken from here on.
-    pub fn saw_reference(&mut self, bytes: &[u8; REFERENCE_BYTES]) -> Result<Reference, NotAFrame> {
-        let Some(whole) = Reference::parse(bytes) else { return Err(self.broken()) };
+    pub fn took_reference_part(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
+        let have = self.reference_bytes as usize;
+        let end = have.saturating_add(bytes.len());
+        match self.reference[..REFERENCE_BYTES - 1].get_mut(have..end) {
+            Some(room) => room.copy_from_slice(bytes),
+            None => return Err(self.broken()),
+        }
+        self.reference_bytes = end as u32;
+        Ok(())
+    }
+
+    /// What is left of the reference whose last byte is in the socket: these bytes, with this weight.
+    ///
+    /// # Errors
+    /// The direction is broken from here on.
+    pub fn saw_reference(&mut self, last: u8) -> Result<Reference, NotAFrame> {
+        self.reference[REFERENCE_BYTES - 1] = last;
+        let Some(whole) = Reference::parse(&self.reference) else { return Err(self.broken()) };
         if self.taken == 0 {
             return Ok(whole);
         }
@@ -193,8 +231,7 @@ impl Receiving {
     }
 
     /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left. Returns the share of the
-    /// payload that goes with them, and whether the reference is used up: then it is taken from the socket, all
-    /// [`REFERENCE_BYTES`] of it. No share: what is left of the weight cannot be divided; then have the
+    /// payload that goes with them, and whether the reference is used up: then its last byte is taken from the socket. No share: what is left of the weight cannot be divided; then have the
     /// bytes fetched.
     pub fn took_reference(&mut self, left: &Reference, bytes: u64) -> (Option<Weight>, bool) {
         debug_assert!(self.stage == WANT_REFERENCE && bytes <= left.length);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use shunt_odb::frame::{Beginning, HEADER_BYTES, NotAFrame, PREAMBLE, Receiving, Sending, Want};
-use shunt_odb::reference::{PayloadId, REFERENCE_BYTES, Reference, Weight};
+use shunt_odb::reference::{PayloadId, Reference, Weight};
 use zerocopy::IntoBytes;
 
 /// A write of a program: real bytes, or a reference that stands for as many.
@@ -128,15 +128,20 @@ fn receive(socket: &mut Socket, receiving: &mut Receiving, room: u64, position: 
             *position += got.len() as u64;
             (got.len() as u64, 0)
         }
-        Want::Reference(bytes) => {
-            let seen = socket.peek(bytes);
-            let Ok(seen) = <[u8; REFERENCE_BYTES]>::try_from(seen) else { return (0, 0) };
-            let left = receiving.saw_reference(&seen).unwrap();
+        Want::ReferencePart(bytes) => {
+            let count = socket.cut(bytes);
+            let got = socket.take(count);
+            receiving.took_reference_part(&got).unwrap();
+            (0, 0)
+        }
+        Want::Reference => {
+            let Some(last) = socket.peek(1).first().copied() else { return (0, 0) };
+            let left = receiving.saw_reference(last).unwrap();
             assert_eq!(left.offset, *position);
             let now = left.length.min(room);
             let (share, used_up) = receiving.took_reference(&left, now);
             if used_up {
-                socket.take(REFERENCE_BYTES);
+                socket.take(1);
             }
             *position += now;
             (now, share.map_or(0, Weight::units))
@@ -190,11 +195,15 @@ proptest! {
                     receiving.took_real(now as u64);
                     bytes = &bytes[now..];
                 }
-                Want::Reference(_) => {
-                    let Some(now) = bytes.first_chunk() else { break };
-                    let Ok(left) = receiving.saw_reference(now) else { break };
+                Want::ReferencePart(count) => {
+                    let (now, rest) = bytes.split_at(count.min(bytes.len()));
+                    bytes = rest;
+                    if receiving.took_reference_part(now).is_err() { break }
+                }
+                Want::Reference => {
+                    let Ok(left) = receiving.saw_reference(bytes[0]) else { break };
                     receiving.took_reference(&left, left.length);
-                    bytes = &bytes[REFERENCE_BYTES..];
+                    bytes = &bytes[1..];
                 }
                 Want::Plain | Want::Broken => break,
             }

@@ -169,8 +169,9 @@ impl Read<'_> {
                 self.got += got;
                 Ok(())
             }
-            Want::Reference(bytes) => {
-                let left = self.see_reference(bytes)?;
+            Want::ReferencePart(bytes) => self.reference_part(bytes),
+            Want::Reference => {
+                let left = self.see_reference()?;
                 self.deliver(&left, rest)
             }
             Want::Plain => Err(Stop::Plain),
@@ -222,12 +223,18 @@ impl Read<'_> {
         self.receiving.took_header(&taken[..got?]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    fn see_reference(&mut self, bytes: usize) -> Result<Reference, Stop> {
-        let mut seen = [0; REFERENCE_BYTES];
-        if self.look(&mut seen[..bytes])? < bytes {
-            return Err(if ended(self.fd) { Stop::Failed(libc::ECONNRESET) } else { Stop::Empty(bytes) });
-        }
-        self.receiving.saw_reference(&seen).map_err(|_| Stop::Failed(libc::ECONNRESET))
+    fn reference_part(&mut self, bytes: usize) -> Result<(), Stop> {
+        let mut taken = [0; REFERENCE_BYTES];
+        let before = std::mem::replace(&mut self.flags, 0);
+        let got = self.take(&own(&mut taken[..bytes]), 1);
+        self.flags = before;
+        self.receiving.took_reference_part(&taken[..got?]).map_err(|_| Stop::Failed(libc::ECONNRESET))
+    }
+
+    fn see_reference(&mut self) -> Result<Reference, Stop> {
+        let mut last = [0];
+        self.look(&mut last)?;
+        self.receiving.saw_reference(last[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
     /// Takes what was looked at, all of which is there.
@@ -274,7 +281,7 @@ impl Read<'_> {
             }
         }
         if used_up {
-            self.drain(REFERENCE_BYTES)?;
+            self.drain(1)?;
         }
         self.got += bytes;
         Ok(())
@@ -301,8 +308,8 @@ impl Read<'_> {
                     self.got = self.take(&now, 1)?;
                     return Ok(());
                 }
-                Want::Reference(bytes) => {
-                    let left = self.see_reference(bytes)?;
+                Want::Reference => {
+                    let left = self.see_reference()?;
                     let part = rest[0];
                     let now = (part.iov_len as u64).min(left.length);
                     self.fetch(&Reference { length: now, ..left }, part.iov_base as usize)?;
@@ -356,13 +363,18 @@ fn count(receiving: &mut Receiving, mut bytes: &[u8]) -> usize {
                 total += now;
                 now
             }
-            Want::Reference(_) => {
-                let Some(Ok(left)) = bytes.first_chunk().map(|bytes| receiving.saw_reference(bytes)) else {
+            Want::ReferencePart(length) => {
+                let now = length.min(bytes.len());
+                if receiving.took_reference_part(&bytes[..now]).is_err() {
                     return total;
-                };
+                }
+                now
+            }
+            Want::Reference => {
+                let Ok(left) = receiving.saw_reference(bytes[0]) else { return total };
                 receiving.took_reference(&left, left.length);
                 total += left.length as usize;
-                REFERENCE_BYTES
+                1
             }
             Want::Plain | Want::Broken => return total,
         };
