@@ -10,6 +10,7 @@ use clap::Args;
 use shunt_negotiation::Negotiation;
 use shunt_odb::store::Limits;
 use shunt_odb::store::server::Server;
+use shunt_sys::cgroup;
 
 use crate::launch::STORE;
 
@@ -21,9 +22,9 @@ pub struct StoreCommand {
     /// Where other machines fetch, as they reach it
     #[arg(long)]
     listen: SocketAddr,
-    /// The control group whose programs negotiate
-    #[arg(long, default_value = "/sys/fs/cgroup")]
-    cgroup: PathBuf,
+    /// The control group (version 2) whose programs negotiate; by default all
+    #[arg(long)]
+    cgroup: Option<PathBuf>,
     /// Most memory for payloads, in MiB
     #[arg(long, default_value_t = 256)]
     memory: usize,
@@ -35,7 +36,8 @@ impl StoreCommand {
     /// # Errors
     /// What it could not have, and the kernel's.
     pub fn run(&self) -> Result<()> {
-        let _negotiation = Negotiation::attach(&self.cgroup)?;
+        let all = cgroup::root().context("where are control groups mounted?")?;
+        let _negotiation = Negotiation::attach(self.cgroup.as_ref().unwrap_or(&all))?;
         if let Some(directory) = self.socket.parent() {
             fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
         }
