@@ -5,12 +5,14 @@
 //! [`outcome`] is what is written, [`page`] and [`show`] are how it looks.
 
 mod bed;
+mod beds;
 mod case;
 mod choice;
 mod disc;
 mod effort;
 mod latency;
 mod limit;
+mod odb;
 mod outcome;
 mod page;
 mod profile;
@@ -27,6 +29,7 @@ use clap::{Args, Subcommand};
 
 use choice::{Choice, ensure_two_cores};
 pub use disc::Disc;
+pub use odb::Odb;
 pub(crate) use outcome::Machine;
 pub use tls::Tls;
 
@@ -57,6 +60,15 @@ pub enum Bench {
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Tls(Tls),
+    /// On-demand buffers: unmodified nginx on every tier, under `shunt run`
+    ///
+    /// Cases: bypass/64k is the part of a body's bytes that an intermediate's ports never see, /unaligned with malloc as it
+    /// is; is-cpu/*, fe-cpu/* and be-cpu/* are microseconds of one tier's core per response, cpu/2is/* of the whole
+    /// service's with 2 intermediates; small/3k the throughput of bodies too short to be left in the store, touched/64k
+    /// of bodies that the intermediate reads to the last byte (sub_filter).
+    ///
+    /// Needs root, two cores, and a machine that does nothing else.
+    Odb(Odb),
     /// The fault table: every fault at every step of a handoff, and what the client and everyone else see of it
     ///
     /// A cell holds a response at a step, injects a fault, compares each byte that the client gets, and counts what the
@@ -106,6 +118,7 @@ impl Bench {
         match self {
             Self::Disc(disc) => disc.choice.list,
             Self::Tls(tls) => tls.choice.list,
+            Self::Odb(odb) => odb.choice.list,
             Self::Faults(faults) => faults.list || faults.expected,
             Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
         }
@@ -119,6 +132,7 @@ impl Bench {
         match self {
             Self::Disc(disc) => disc.run()?,
             Self::Tls(tls) => tls.run()?,
+            Self::Odb(odb) => odb.run()?,
             Self::All(all) => all.run()?,
             Self::Faults(faults) => return faults.run(),
             Self::Soak(soak) => return soak.run(),
@@ -136,6 +150,7 @@ impl All {
         ensure_two_cores()?;
         files.check_files()?;
         let disc = Disc { choice: choice(), ..Disc::default() };
-        files.write(&[disc.measure_all()?, Tls { choice: choice() }.measure_all()?])
+        let (tls, odb) = (Tls { choice: choice() }, Odb { choice: choice() });
+        files.write(&[disc.measure_all()?, tls.measure_all()?, odb.measure_all()?])
     }
 }

@@ -26,20 +26,22 @@ const KEPT_HEAP: [(&str, &str); 2] = [("MALLOC_TRIM_THRESHOLD_", "67108864"), ("
 /// # Errors
 /// When nginx refuses the configuration, ends, or does not listen.
 pub fn nginx(host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
-    nginx_with(&[], host, text, address)
+    nginx_by(Command::new(NGINX), host, text, address)
 }
 
-fn nginx_with(environment: &[(&str, &str)], host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
+/// The same of a command that ends with nginx's name: its arguments follow.
+fn nginx_by(mut command: Command, host: &Host, text: &str, address: SocketAddr) -> Result<Process> {
     let prefix = tempfile::Builder::new().prefix("nginx-").tempdir_in(host.dir())?.keep();
     let file = prefix.join("nginx.conf");
     std::fs::create_dir(prefix.join("temp"))
         .and_then(|()| std::fs::write(&file, text))
         .with_context(|| format!("writing nginx's files in {}", prefix.display()))?;
-    let mut command = Command::new(NGINX);
     command.arg("-p").arg(&prefix).arg("-c").arg(&file).args(["-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
-    command.envs(environment.iter().copied());
     host.serve(command, address)
 }
+
+/// What starts a tier's server, if anything does.
+type Launcher<'a> = Box<dyn Fn(&Host) -> Option<Command> + 'a>;
 
 /// A chain of nginx through all tiers of a lab, tuned as one who knows nginx would for many responses on few
 /// connections: one worker per tier, connections kept, responses buffered in memory and never in files.
@@ -49,6 +51,7 @@ pub struct NginxChain<'a> {
     http: Vec<String>,
     locations: Box<dyn Fn(&Host) -> String + 'a>,
     environment: &'static [(&'static str, &'static str)],
+    launcher: Launcher<'a>,
     families: Families,
 }
 
@@ -76,6 +79,7 @@ impl<'a> NginxChain<'a> {
             http: Vec::new(),
             locations: Box::new(|_| String::new()),
             environment: &[],
+            launcher: Box::new(|_| None),
             families: Families::default(),
         }
     }
@@ -91,6 +95,13 @@ impl<'a> NginxChain<'a> {
     #[must_use]
     pub fn keep_heap(mut self) -> Self {
         self.environment = &KEPT_HEAP;
+        self
+    }
+
+    /// Starts the tiers' nginx by another program, whose command takes the name of a program and its arguments.
+    #[must_use]
+    pub fn launcher(mut self, of: impl Fn(&Host) -> Option<Command> + 'a) -> Self {
+        self.launcher = Box::new(of);
         self
     }
 
@@ -128,7 +139,15 @@ impl<'a> NginxChain<'a> {
     /// When a server does not start.
     pub fn start(&self, lab: &Lab) -> Result<Chain> {
         Chain::start(lab, self.families, |host, listen, upstream| {
-            nginx_with(self.environment, host, &self.conf(host, listen, upstream), listen)
+            let mut command = (self.launcher)(host).map_or_else(
+                || Command::new(NGINX),
+                |mut launcher| {
+                    launcher.arg(NGINX);
+                    launcher
+                },
+            );
+            command.envs(self.environment.iter().copied());
+            nginx_by(command, host, &self.conf(host, listen, upstream), listen)
         })
     }
 }

@@ -3,6 +3,7 @@
 mod agent;
 mod built;
 mod stats;
+mod store;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,10 @@ use crate::process::Process;
 use crate::tls;
 
 use agent::Agent;
-pub use built::{module_file, shuntd_program};
+pub use built::{module_file, shunt_program, shuntd_program};
 pub use stats::{Stats, agent_stats};
+pub use store::OnDemand;
+use store::Store;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
@@ -32,6 +35,8 @@ pub struct Options {
     pub shunt: bool,
     /// Another shortest offer than the module's default, in bytes; frontends then always consent.
     pub offer_min: Option<u64>,
+    /// Unmodified nginx on every tier, under `shunt run`.
+    pub on_demand: Option<OnDemand>,
     /// nginx keeps the memory that it has used once ([`NginxChain::keep_heap`]).
     pub keep_heap: bool,
     /// IP versions of the servers; agents speak that of the tiers.
@@ -80,6 +85,7 @@ pub struct Service<'lab> {
     /// `None` only while the service ends.
     chain: Option<Chain>,
     agents: Vec<Agent<'lab>>,
+    stores: Vec<Store>,
 }
 
 impl<'lab> Service<'lab> {
@@ -88,7 +94,7 @@ impl<'lab> Service<'lab> {
     /// # Errors
     /// When `shuntd` or the module is not built, or a part does not start.
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
-        let mut service = Self { lab, chain: None, agents: Vec::new() };
+        let mut service = Self { lab, chain: None, agents: Vec::new(), stores: Vec::new() };
         let mut chain = NginxChain::new(files).families(options.families);
         if options.keep_heap {
             chain = chain.keep_heap();
@@ -105,6 +111,11 @@ impl<'lab> Service<'lab> {
             let module = module_file()?;
             service.start_agents(&options)?;
             chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min));
+        }
+        if let Some(on_demand) = options.on_demand {
+            let program = shunt_program()?;
+            service.stores = lab.tiers().map(|host| Store::start(host, &program)).collect::<Result<_>>()?;
+            chain = chain.launcher(move |host| Some(on_demand.launcher(host, &program)));
         }
         service.chain = Some(chain.start(lab)?);
         Ok(service)
@@ -240,7 +251,8 @@ impl<'lab> Service<'lab> {
         if let Some(chain) = &mut self.chain {
             chain.check_running()?;
         }
-        self.agents.iter_mut().try_for_each(Agent::check_running)
+        self.agents.iter_mut().try_for_each(Agent::check_running)?;
+        self.stores.iter_mut().try_for_each(Store::check_running)
     }
 }
 
@@ -250,6 +262,7 @@ impl Drop for Service<'_> {
             let _ = chain.stop();
         }
         self.agents.clear();
+        self.stores.clear();
     }
 }
 

@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::store::Store;
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
-/// /dev/userfaultfd.
+/// /dev/userfaultfd. Then `;malloc=keep`, where large blocks shall not begin at a page.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
 /// All of it.
@@ -37,7 +37,8 @@ pub fn runtime() -> Option<&'static Runtime> {
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    let runtime = RUNTIME.get_or_init(|| Runtime::from_environment(&std::env::var(ENVIRONMENT).ok()?));
+    let environment = std::env::var(ENVIRONMENT).unwrap_or_default();
+    let runtime = RUNTIME.get_or_init(|| Runtime::from_environment(&environment));
     if let Some(runtime) = runtime {
         // Its handlers first: then ours, which allocate, run before it locks and after it unlocks.
         // SAFETY: nothing has been allocated by another thread yet.
@@ -45,9 +46,16 @@ extern "C" fn at_load() {
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
-        crate::hooks::heap::align_large_blocks();
+        if value(&environment, "malloc") != Some("keep") {
+            crate::hooks::heap::align_large_blocks();
+        }
         descriptors::adopt_inherited(runtime);
     }
+}
+
+/// A field of [`ENVIRONMENT`].
+fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
 
 extern "C" fn before_fork() {
@@ -72,12 +80,7 @@ impl Runtime {
     }
 
     fn from_environment(text: &str) -> Option<Self> {
-        let value = |name: &str| {
-            text.split(';')
-                .find_map(|field| field.split_once('=').filter(|(key, _)| *key == name))
-                .map(|(_, value)| value)
-        };
-        let descriptor = |name: &str| value(name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
+        let descriptor = |name: &str| value(text, name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
         let (number, faults_number) = (descriptor("table")?, descriptor("faults")?);
         // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
         let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
@@ -86,7 +89,7 @@ impl Runtime {
         Some(Self {
             connections: Connections::new(SharedMemory::open(table).ok()?),
             memory: Memory::new(faults),
-            store: Store::new(PathBuf::from(value("store")?)),
+            store: Store::new(PathBuf::from(value(text, "store")?)),
             kept: [number, faults_number],
         })
     }

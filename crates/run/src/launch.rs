@@ -32,6 +32,9 @@ pub struct RunCommand {
     /// The socket of this machine's store
     #[arg(long, default_value = STORE)]
     store: PathBuf,
+    /// Leave malloc as it is: fewer pages of its buffers can be absent, and none is wasted
+    #[arg(long)]
+    keep_malloc: bool,
     /// Say what of the program will be covered, and do not run it
     #[arg(long)]
     explain: bool,
@@ -51,7 +54,10 @@ impl RunCommand {
             print!("{}", explain(&in_path(program)?)?);
             return Ok(());
         }
-        let launch = Launch::new(&self.store, &library()?)?;
+        let mut launch = Launch::new(&self.store, &library()?)?;
+        if self.keep_malloc {
+            launch.keep_malloc();
+        }
         let error = launch.command(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot start {}", program.display()))
     }
@@ -104,6 +110,11 @@ impl Launch {
             preload.push(others);
         }
         Ok(Self { environment, preload, _inherited: [table, faults] })
+    }
+
+    /// Programs' blocks of memory begin where they would without Shunt.
+    pub fn keep_malloc(&mut self) {
+        self.environment.push_str(";malloc=keep");
     }
 
     /// A program under Shunt, to be started while this lives.

@@ -21,7 +21,7 @@ use crate::tls::tls_authority;
 use crate::wrk::Wrk;
 
 /// Every body that a case asks for, and the empty one of a header-only response.
-const SIZES: [u64; 7] = [0, 1 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
+const SIZES: [u64; 8] = [0, 1 << 10, 3 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20];
 
 /// See [`Plan::background`].
 const PATIENCE: u32 = 6;

@@ -23,6 +23,7 @@ fn benchmark(page: &mut Page, outcome: &Outcome) {
     let machine = &outcome.machine;
     page.heading(match outcome.bench {
         "tls" => "The shortcut on TLS 1.3",
+        "odb" => "On-demand buffers",
         _ => "The shortcut",
     });
     page.paragraph(&format!(

@@ -6,16 +6,13 @@
 mod case;
 mod runs;
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 
-use super::bed::{Plan, with_bed};
-use super::choice::{Choice, Subject, once};
+use super::bed::Plan;
+use super::choice::Choice;
 use super::outcome::Outcome;
-use super::{profile, show};
-use crate::report::Progress;
+use super::{beds, profile};
 use crate::service::{Options, Settings};
 use case::Case;
 
@@ -39,26 +36,7 @@ impl Tls {
 
     fn measure(&self, cases: &[Case]) -> Result<Outcome> {
         let effort = self.choice.effort();
-        let progress = Progress::to_stderr();
-        let (mut measured, mut backgrounds) = (Vec::new(), BTreeMap::new());
-        for shape in once(cases.iter().map(|case| case.shape())) {
-            let of_shape: Vec<Case> = cases.iter().copied().filter(|case| case.shape() == shape).collect();
-            progress.step(&format!("building labs: {shape}"));
-            with_bed(Plan { background: effort.background(), ..plan(of_shape[0]) }, |bed| {
-                backgrounds.insert(shape.to_string(), bed.background().0);
-                for case in of_shape {
-                    progress.step(&format!("{} ({} of {})", case.name(), measured.len() + 1, cases.len()));
-                    let outcome = runs::measure(bed, case, effort).with_context(|| case.name())?;
-                    progress.done(&show::line(&outcome));
-                    measured.push(outcome);
-                }
-                bed.check_running()
-            })
-            .with_context(|| shape.to_string())?;
-        }
-        progress.clear();
-        measured.sort_by_key(|outcome| cases.iter().position(|case| case.name() == outcome.name));
-        Ok(Outcome::new("tls", self.choice.quick, backgrounds, measured))
+        beds::measure("tls", &self.choice, cases, Case::shape, plan, |bed, case| runs::measure(bed, case, effort))
     }
 }
 

@@ -16,6 +16,9 @@ pub enum Unit {
     BytesPerResponse,
     #[serde(rename = "KiB/s")]
     KibibytesPerSecond,
+    /// A part of the body's bytes, 0 to 1.
+    #[serde(rename = "of the body")]
+    OfTheBody,
 }
 
 impl Unit {
@@ -27,6 +30,7 @@ impl Unit {
             Self::ResponsesPerSecond => "responses/s",
             Self::BytesPerResponse => "bytes/response",
             Self::KibibytesPerSecond => "KiB/s",
+            Self::OfTheBody => "of the body",
         }
     }
 }

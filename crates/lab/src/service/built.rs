@@ -9,10 +9,22 @@ use anyhow::{Context, Result, ensure};
 /// # Errors
 /// When it is at none of these places.
 pub fn shuntd_program() -> Result<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("shuntd")));
-    let targets = ["release", "debug"].map(|profile| workspace().join("target").join(profile).join("shuntd"));
-    let built = beside.into_iter().chain(targets);
-    find("SHUNTD", built, "shuntd is not built: run `cargo build --release`, or name its file in SHUNTD")
+    let hint = "shuntd is not built: run `cargo build --release`, or name its file in SHUNTD";
+    find("SHUNTD", built("shuntd"), hint)
+}
+
+/// The command line's program, `shunt`: `$SHUNT`, else as [`shuntd_program`].
+///
+/// # Errors
+/// When it is at none of these places.
+pub fn shunt_program() -> Result<PathBuf> {
+    find("SHUNT", built("shunt"), "shunt is not built: run `cargo build --release`, or name its file in SHUNT")
+}
+
+fn built(program: &str) -> impl Iterator<Item = PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(program)));
+    let targets = ["release", "debug"].map(|profile| workspace().join("target").join(profile).join(program));
+    beside.into_iter().chain(targets)
 }
 
 /// nginx's module: `$SHUNT_NGINX_MODULE`, else where `make -C nginx` leaves it.

@@ -1,0 +1,58 @@
+//! How each case is measured.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::super::bed::{Bed, Side};
+use super::super::effort::Effort;
+use super::super::outcome::CaseOutcome;
+use super::super::runs::{CONNECTIONS, Costs};
+use super::TOUCHING;
+use super::case::{Case, INTERMEDIATE};
+use crate::load::Cost;
+use crate::report::{Sample, number::size_name};
+use crate::wrk::Wrk;
+
+/// Measures one case.
+pub(super) fn measure(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
+    bed.place(&case.placement())?;
+    if let Case::Bypass { .. } = case {
+        return bypass(bed, case, effort);
+    }
+    let background = bed.background();
+    let microseconds = |cost: &Cost| cost.microseconds(&background);
+    let costs = Costs::measure(bed, effort.judged_rounds(), |side| load(bed, case, side, effort.load()))?;
+    if matches!(case, Case::Small | Case::Touched) {
+        return Ok(costs.compared(case, |cost| cost.report.requests_per_second));
+    }
+    let kept_heap = load(bed, case, Side::KeptHeap, effort.load())?;
+    Ok(costs.compared(case, microseconds).with("kept_heap", microseconds(&kept_heap)))
+}
+
+/// One side as a case has it, with the bed as it is placed.
+pub(super) fn load(bed: &Bed<'_>, case: Case, side: Side, time: Duration) -> Result<Cost> {
+    let directory = if case == Case::Touched { TOUCHING } else { "" };
+    ask(bed, &format!("{directory}/{}", size_name(case.size())), side, time)
+}
+
+fn ask(bed: &Bed<'_>, path: &str, side: Side, time: Duration) -> Result<Cost> {
+    let (_, chain) = bed.target(side)?;
+    bed.load_with(side, Wrk::new(chain.url(path)).connections(CONNECTIONS).duration(time))
+}
+
+/// Everything counts that comes to the intermediate: frames, acknowledgements, what it fetches.
+fn bypass(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
+    let received = |path: &str| -> Result<f64> {
+        let cost = ask(bed, path, Side::Ours, effort.load())?;
+        let bytes = cost.bytes.get(INTERMEDIATE).context("no intermediate in this bed")?;
+        Ok(bytes.rx_bytes as f64 / cost.report.requests as f64)
+    };
+    let path = format!("/{}", size_name(case.size()));
+    let mut skipped = Sample::default();
+    for _ in 0..effort.judged_rounds() {
+        let body = received(&path)? - received("/0")?;
+        skipped.push(1.0 - body / case.size() as f64);
+    }
+    Ok(CaseOutcome::alone(case, skipped))
+}
