@@ -47,14 +47,49 @@ struct {
     __type(value, __u32);
 } marks SEC(".maps");
 
+/* Cookies of agreed connections whose last descriptor is closed, until somebody asks. */
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, __u64);
+    __type(value, __u8);
+} ended SEC(".maps");
+
 static __always_inline __u32 *mark_of(struct bpf_sock *sk, bool create)
 {
     return bpf_sk_storage_get(&marks, sk, 0, create ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 }
 
+/* The program that has a state for the connection may forget it. */
+static __always_inline int has_ended(struct bpf_sockopt *ctx)
+{
+    __u64 *value = ctx->optval;
+    if ((void *)(value + 1) > ctx->optval_end)
+        return REFUSED;
+    __u64 cookie = *value;
+    if (bpf_map_delete_elem(&ended, &cookie))
+        return REFUSED;
+    ctx->optlen = -1;
+    return ALLOWED;
+}
+
+SEC("cgroup/sock_release")
+int odb_release(struct bpf_sock *ctx)
+{
+    __u8 one = 1;
+    __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
+    if (mark && *mark == AGREED) {
+        __u64 cookie = bpf_get_socket_cookie(ctx);
+        bpf_map_update_elem(&ended, &cookie, &one, BPF_ANY);
+    }
+    return ALLOWED;
+}
+
 SEC("cgroup/setsockopt")
 int odb_setsockopt(struct bpf_sockopt *ctx)
 {
+    if (ctx->level == SHUNT_SOL && ctx->optname == SHUNT_ENDED)
+        return has_ended(ctx);
     if (ctx->level != SHUNT_SOL || (ctx->optname != SHUNT_SPEAK && ctx->optname != SHUNT_SPEAKS)) {
         if (ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;

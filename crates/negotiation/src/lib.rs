@@ -30,7 +30,7 @@ pub enum NegotiationError {
 /// both ends.
 #[derive(Debug)]
 pub struct Negotiation {
-    _links: [Link; 2],
+    _links: [Link; 3],
 }
 
 impl Negotiation {
@@ -48,7 +48,11 @@ impl Negotiation {
         let attach = |program: &libbpf_rs::ProgramMut<'_>| {
             program.attach_cgroup(directory.as_raw_fd()).map_err(failed("attach"))
         };
-        let links = [attach(&loaded.progs.odb_setsockopt)?, attach(&loaded.progs.odb_handshake)?];
+        let links = [
+            attach(&loaded.progs.odb_setsockopt)?,
+            attach(&loaded.progs.odb_handshake)?,
+            attach(&loaded.progs.odb_release)?,
+        ];
         Ok(Self { _links: links })
     }
 }

@@ -4,14 +4,16 @@
 //!   preamble (16)   once, where a direction is framed
 //!   kind (1)  zero (3)  length (4, little-endian)   then, by kind:
 //!     REAL       `length` bytes
-//!     REFERENCE  a reference (REFERENCE_BYTES, which is `length`), standing for as many bytes as it says
+//!     REFERENCE  a reference (REFERENCE_BYTES), standing for as many bytes as it says, and whether it counts (1)
 //! ```
 //!
 //! The states are plain values without pointers, because processes share them (crates/preload/src/connection.rs): any
 //! bytes are a valid state.
 //!
 //! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow
-//! make it up, whatever they are.
+//! make it up, whatever they are. A reference is no promise: where the kernel takes a part of one, the program is told
+//! that nothing was written, so it may go on with other bytes, or none. Then the reference's last byte says that it does
+//! not count. So nobody ever has to wait until all of it is in the socket.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -27,6 +29,11 @@ pub const REAL_MAX: usize = u32::MAX as usize;
 
 const REAL: u8 = 1;
 const REFERENCE: u8 = 2;
+
+/// A reference and whether it counts.
+const REFERENCE_FRAME_BYTES: usize = REFERENCE_BYTES + 1;
+const VOID: u8 = 0;
+const COUNTS: u8 = 1;
 
 fn header(kind: u8, length: u32) -> [u8; HEADER_BYTES] {
     let [a, b, c, d] = length.to_le_bytes();
@@ -49,7 +56,7 @@ pub enum Want {
     Real(u64),
     /// To take at most this many: [`Receiving::took_reference_part`].
     ReferencePart(usize),
-    /// To look at one byte, the last of a reference: [`Receiving::saw_reference`].
+    /// To look at one byte, the last of a reference's frame: [`Receiving::saw_reference`].
     Reference,
     /// Nothing of ours: the direction is not framed.
     Plain,
@@ -89,9 +96,9 @@ pub struct Receiving {
     taken: u64,
     /// Of a reference that is partly taken: what is left of its weight.
     weight_log2: u32,
-    /// Bytes of `reference` that are there, without the last: that one stays in the socket, which is readable by it,
-    /// until the program has had all. No more than that one: a kernel whose receive buffer is nearly full sends
-    /// no window for the rest of a reference while its beginning is not taken.
+    /// Bytes of `reference` that are there. The byte behind them, which says whether it counts, stays in the socket,
+    /// which is readable by it, until the program has had all. No more than that one: a kernel whose receive buffer is
+    /// nearly full sends no window for the rest of a reference while its beginning is not taken.
     reference_bytes: u32,
     reference: [u8; REFERENCE_BYTES],
     zero: [u8; 4],
@@ -130,7 +137,7 @@ impl Receiving {
                 Some(missing) => Want::Header(missing),
             },
             WANT_REAL => Want::Real(self.left),
-            WANT_REFERENCE => match (REFERENCE_BYTES - 1).checked_sub(self.reference_bytes as usize) {
+            WANT_REFERENCE => match REFERENCE_BYTES.checked_sub(self.reference_bytes as usize) {
                 None => Want::Broken,
                 Some(0) => Want::Reference,
                 Some(missing) => Want::ReferencePart(missing),
@@ -177,7 +184,7 @@ impl Receiving {
                 self.stage = WANT_REAL;
                 Ok(())
             }
-            (REFERENCE, [0, 0, 0]) if length as usize == REFERENCE_BYTES => {
+            (REFERENCE, [0, 0, 0]) if length as usize == REFERENCE_FRAME_BYTES => {
                 self.taken = 0;
                 self.reference_bytes = 0;
                 self.stage = WANT_REFERENCE;
@@ -203,7 +210,7 @@ impl Receiving {
     pub fn took_reference_part(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
         let have = self.reference_bytes as usize;
         let end = have.saturating_add(bytes.len());
-        match self.reference[..REFERENCE_BYTES - 1].get_mut(have..end) {
+        match self.reference.get_mut(have..end) {
             Some(room) => room.copy_from_slice(bytes),
             None => return Err(self.broken()),
         }
@@ -211,20 +218,25 @@ impl Receiving {
         Ok(())
     }
 
-    /// What is left of the reference whose last byte is in the socket: these bytes, with this weight.
+    /// What is left of the reference whose last byte is in the socket: these bytes, with this weight. `None`: it does
+    /// not count; then [`Self::took_void`].
     ///
     /// # Errors
     /// The direction is broken from here on.
-    pub fn saw_reference(&mut self, last: u8) -> Result<Reference, NotAFrame> {
-        self.reference[REFERENCE_BYTES - 1] = last;
+    pub fn saw_reference(&mut self, last: u8) -> Result<Option<Reference>, NotAFrame> {
+        match last {
+            COUNTS => {}
+            VOID => return Ok(None),
+            _ => return Err(self.broken()),
+        }
         let Some(whole) = Reference::parse(&self.reference) else { return Err(self.broken()) };
         if self.taken == 0 {
-            return Ok(whole);
+            return Ok(Some(whole));
         }
         let weight = u8::try_from(self.weight_log2).ok().and_then(Weight::from_log2);
         match (whole.length.checked_sub(self.taken), weight) {
             (Some(length @ 1..), Some(weight)) => {
-                Ok(Reference { weight, offset: whole.offset + self.taken, length, ..whole })
+                Ok(Some(Reference { weight, offset: whole.offset + self.taken, length, ..whole }))
             }
             _ => Err(self.broken()),
         }
@@ -246,6 +258,18 @@ impl Receiving {
         (half, false)
     }
 
+    /// The last byte of a reference that does not count was taken from the socket.
+    pub fn took_void(&mut self) {
+        debug_assert!(self.stage == WANT_REFERENCE);
+        self.stage = WANT_HEADER;
+        self.taken = 0;
+    }
+
+    /// The direction is of no use any more: what the socket has does not begin where this state ends.
+    pub fn break_off(&mut self) {
+        self.broken();
+    }
+
     fn broken(&mut self) -> NotAFrame {
         self.stage = IS_BROKEN;
         NotAFrame
@@ -261,15 +285,22 @@ const OWED_MAX: usize = 88;
 pub struct Sending {
     /// Of the real frame that is open: bytes that are still to be sent.
     left: u64,
-    began: u32,
+    flags: u32,
     /// Bytes of `owed` that the socket has not taken.
     owed_bytes: u32,
     owed: [u8; OWED_MAX],
 }
 
+/// The preamble is sent, or owed.
+const BEGAN: u32 = 1;
+/// What is owed ends with the end of a reference.
+const OWES_REFERENCE: u32 = 2;
+/// Nothing can be sent any more.
+const BROKEN: u32 = 4;
+
 impl Default for Sending {
     fn default() -> Self {
-        Self { left: 0, began: 0, owed_bytes: 0, owed: [0; OWED_MAX] }
+        Self { left: 0, flags: 0, owed_bytes: 0, owed: [0; OWED_MAX] }
     }
 }
 
@@ -296,15 +327,35 @@ impl Sending {
     /// Where none may come ([`Self::takes_reference`]).
     pub fn reference(&mut self, reference: &Reference) {
         assert!(self.takes_reference(), "a reference inside a real frame");
-        let mut frame = [0; HEADER_BYTES + REFERENCE_BYTES];
-        frame[..HEADER_BYTES].copy_from_slice(&header(REFERENCE, REFERENCE_BYTES as u32));
-        frame[HEADER_BYTES..].copy_from_slice(&reference.emit());
+        let mut frame = [COUNTS; HEADER_BYTES + REFERENCE_FRAME_BYTES];
+        frame[..HEADER_BYTES].copy_from_slice(&header(REFERENCE, REFERENCE_FRAME_BYTES as u32));
+        frame[HEADER_BYTES..HEADER_BYTES + REFERENCE_BYTES].copy_from_slice(&reference.emit());
         self.begin(&frame);
+        self.flags |= OWES_REFERENCE;
+    }
+
+    /// The reference that is owed in part stands for nothing: the program is told that it was not written.
+    pub fn void_reference(&mut self) {
+        if self.flags & OWES_REFERENCE != 0 && self.owed_bytes > 0 {
+            self.owed[self.owed_bytes as usize - 1] = VOID;
+        }
+        self.flags &= !OWES_REFERENCE;
+    }
+
+    /// Nobody knows any more what the socket has taken.
+    pub fn break_off(&mut self) {
+        self.flags |= BROKEN;
+    }
+
+    /// Whether [`Self::break_off`] was called.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.flags & BROKEN != 0
     }
 
     fn begin(&mut self, frame: &[u8]) {
-        if self.began == 0 {
-            self.began = 1;
+        if self.flags & BEGAN == 0 {
+            self.flags |= BEGAN;
             self.owe(&PREAMBLE);
         }
         self.owe(frame);
@@ -328,6 +379,9 @@ impl Sending {
         let of_owed = bytes.min(owed);
         self.owed.copy_within(of_owed..owed, 0);
         self.owed_bytes = (owed - of_owed) as u32;
+        if self.owed_bytes == 0 {
+            self.flags &= !OWES_REFERENCE;
+        }
         let real = bytes - of_owed;
         self.left = self.left.saturating_sub(real as u64);
         real

@@ -1,12 +1,17 @@
 //! The states of connections, in memory that all processes of one `shunt run` share: dup, fork, exec and passed
 //! descriptors lead to the same state, found by the socket's cookie (SO_COOKIE).
+//!
+//! A state lives as long as its socket, which the kernel tells (SHUNT_ENDED): descriptors may be on their way between
+//! processes, in programs that are about to start, or in ones that were killed.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
 use shunt_odb::frame::{Receiving, Sending};
+use shunt_sys::odb;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -19,9 +24,7 @@ const FRAMES: usize = 16;
 const ERROR: usize = 20;
 /// Bytes sent since something was last received: where the next lies in the reader's buffer.
 const BURST: usize = 24;
-/// How many descriptors of all processes lead here.
-const USERS: usize = 32;
-const RECEIVING: usize = 40;
+const RECEIVING: usize = 32;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
@@ -35,7 +38,11 @@ const NEVER: u32 = 2;
 const TAKEN: u64 = u64::MAX;
 
 /// All states: an open hash table by cookie.
-pub struct Connections(SharedMemory);
+pub struct Connections {
+    table: SharedMemory,
+    /// A TCP socket to ask the kernel with; without one, states of killed processes stay.
+    asking: Option<OwnedFd>,
+}
 
 /// One state, by its place in the table.
 #[derive(Clone, Copy)]
@@ -48,16 +55,16 @@ pub struct Connection<'a> {
 pub struct Locked<'a>(&'a AtomicU32);
 
 impl Connections {
-    pub fn new(memory: SharedMemory) -> Self {
-        Self(memory)
+    pub fn new(table: SharedMemory, asking: Option<OwnedFd>) -> Self {
+        Self { table, asking }
     }
 
     fn places(&self) -> usize {
-        self.0.len() / STATE_BYTES
+        self.table.len() / STATE_BYTES
     }
 
     pub fn at(&self, place: u32) -> Connection<'_> {
-        Connection { table: &self.0, at: place as usize * STATE_BYTES }
+        Connection { table: &self.table, at: place as usize * STATE_BYTES }
     }
 
     /// The place of a socket's state, if it has one.
@@ -72,11 +79,14 @@ impl Connections {
     /// No place is left: there are too many connections.
     pub fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
-        let taken = self
-            .probe(cookie)
-            .find(|place| self.cookie(*place).compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        let take =
+            |place: &u32| self.cookie(*place).compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let taken = self.probe(cookie).find(take).or_else(|| {
+            self.probe(cookie).for_each(|place| self.closed(place));
+            self.probe(cookie).find(take)
+        });
         let place = taken.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOBUFS))?;
-        self.0.write(place as usize * STATE_BYTES + 8, &[0; STATE_BYTES - 8]);
+        self.table.write(place as usize * STATE_BYTES + 8, &[0; STATE_BYTES - 8]);
         if frames {
             self.at(place).begin_frames();
         }
@@ -93,29 +103,49 @@ impl Connections {
     }
 
     fn cookie(&self, place: u32) -> &std::sync::atomic::AtomicU64 {
-        self.0.long(place as usize * STATE_BYTES + COOKIE)
+        self.table.long(place as usize * STATE_BYTES + COOKIE)
     }
 
-    /// One more descriptor leads to a state.
-    pub fn used(&self, place: u32) {
-        self.0.word(place as usize * STATE_BYTES + USERS).fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// One less; the last one frees it.
-    pub fn unused(&self, place: u32) {
-        if self.0.word(place as usize * STATE_BYTES + USERS).fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.cookie(place).store(0, Ordering::Release);
+    /// A descriptor that led to a state is closed, or a process that had some may have been killed: frees the state, if
+    /// that was the last.
+    pub fn closed(&self, place: u32) {
+        let state = self.cookie(place);
+        let cookie = state.load(Ordering::Acquire);
+        if let Some(asking) = &self.asking
+            && cookie != 0
+            && cookie != TAKEN
+            && odb::ended(asking, cookie)
+        {
+            // To be ended is said once: nobody else frees it.
+            state.store(0, Ordering::Release);
         }
+    }
+
+    /// The socket lives on without its connection (connect(2) with AF_UNSPEC).
+    pub fn dissolved(&self, place: u32) {
+        self.cookie(place).store(0, Ordering::Release);
     }
 }
 
 impl<'a> Connection<'a> {
     pub fn lock_receiving(&self) -> Locked<'a> {
-        Locked::new(self.table.word(self.at + RECEIVE_LOCK))
+        let (locked, abandoned) = Locked::new(self.table.word(self.at + RECEIVE_LOCK));
+        if abandoned {
+            let mut state = self.receiving();
+            state.break_off();
+            self.set_receiving(&state);
+        }
+        locked
     }
 
     pub fn lock_sending(&self) -> Locked<'a> {
-        Locked::new(self.table.word(self.at + SEND_LOCK))
+        let (locked, abandoned) = Locked::new(self.table.word(self.at + SEND_LOCK));
+        if abandoned {
+            let mut state = self.sending();
+            state.break_off();
+            self.set_sending(&state);
+        }
+        locked
     }
 
     pub fn receiving(&self) -> Receiving {
@@ -180,26 +210,31 @@ impl<'a> Connection<'a> {
 const WAITED_FOR: u32 = 1 << 31;
 
 impl<'a> Locked<'a> {
-    /// The word is the owner's process id, so that a lock of a process that was killed does not stay.
-    fn new(word: &'a AtomicU32) -> Self {
+    /// The word is the owner's process id, so that a lock of a process that was killed does not stay. The second value:
+    /// such a lock was taken over, and what it protects may be half changed.
+    fn new(word: &'a AtomicU32) -> (Self, bool) {
         let own = own_process();
         while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
-            Self::wait(word, owner, own);
+            if Self::wait(word, owner, own) {
+                return (Self(word), true);
+            }
         }
-        Self(word)
+        (Self(word), false)
     }
 
-    fn wait(word: &AtomicU32, owner: u32, own: u32) {
+    /// True: the owner has been killed, and this process owns the lock now.
+    fn wait(word: &AtomicU32, owner: u32, own: u32) -> bool {
         let marked = owner | WAITED_FOR;
         if owner != marked && word.compare_exchange(owner, marked, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
+            return false;
         }
         let patience = rustix::fs::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
         let waited = futex::wait(word, futex::Flags::empty(), marked, Some(&patience));
         let owner = owner & !WAITED_FOR;
-        if waited == Err(rustix::io::Errno::TIMEDOUT) && owner != own && !is_alive(owner) {
-            let _ = word.compare_exchange(marked, 0, Ordering::Acquire, Ordering::Relaxed);
-        }
+        waited == Err(rustix::io::Errno::TIMEDOUT)
+            && owner != own
+            && !is_alive(owner)
+            && word.compare_exchange(marked, own | WAITED_FOR, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -224,7 +259,15 @@ pub fn after_fork() {
 
 fn is_alive(process: u32) -> bool {
     let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
-    process.is_none_or(|process| rustix::process::test_kill_process(process) != Err(rustix::io::Errno::SRCH))
+    let Some(process) = process else { return true };
+    // By a descriptor, because a zombie still takes signals; its descriptor is readable.
+    match rustix::process::pidfd_open(process, rustix::process::PidfdFlags::empty()) {
+        Ok(pidfd) => {
+            let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+            poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+        }
+        Err(error) => error != rustix::io::Errno::SRCH,
+    }
 }
 
 impl Drop for Locked<'_> {

@@ -3,6 +3,8 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::AddressFamily;
 use shunt_sys::odb;
 
 use crate::runtime::Runtime;
@@ -16,8 +18,10 @@ const FOREIGN: u32 = 0;
 const CONNECTING: u32 = 1;
 /// Marked before it listened.
 const LISTENING: u32 = 2;
+/// The library's own, which the program may not close.
+const KEPT: u32 = 3;
 /// From here on: the place of the connection's state.
-const FIRST_PLACE: u32 = 3;
+const FIRST_PLACE: u32 = 4;
 
 /// By descriptor. Zeros until touched: the kernel gives pages only for those that are in use.
 static ENTRIES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(FOREIGN) }; DESCRIPTORS];
@@ -38,23 +42,39 @@ pub fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 #[inline]
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
-        FOREIGN | LISTENING => None,
+        FOREIGN | LISTENING | KEPT => None,
         CONNECTING => settle(runtime, fd),
         place => Some(place - FIRST_PLACE),
     }
 }
 
-/// Asks, once a connection is made, whether the other end speaks.
+/// Asks, once a connection is made, whether the other end speaks. Before, there is nothing to read or to write, and
+/// nobody may: what is written between the question and the kernel's answer to the handshake would not be framed.
 #[cold]
 fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     let socket = borrow(fd);
-    if odb::speaks(socket) {
-        return adopt(runtime, fd, true);
+    let waits = rustix::fs::fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
+    loop {
+        // In this order: who is connected has settled.
+        let connected = rustix::net::getpeername(socket).is_ok();
+        if odb::speaks(socket) {
+            return adopt(runtime, fd, true);
+        }
+        if connected {
+            forget_entry(fd);
+            return None;
+        }
+        let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+        let patience = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut ready, if waits { None } else { Some(&patience) }) {
+            // The kernel's call says that there is no connection, or not yet: EAGAIN needs no bytes.
+            Ok(0) => return None,
+            Ok(_) if ready[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => return None,
+            Ok(_) => {}
+            // A signal, for the call to see.
+            Err(_) => return None,
+        }
     }
-    if rustix::net::getpeername(socket).is_ok() {
-        forget_entry(fd);
-    }
-    None
 }
 
 /// Enters a connection that is agreed on. `connected`: by this end, so that it frames what it sends.
@@ -73,7 +93,6 @@ fn adopt(runtime: &Runtime, fd: RawFd, connected: bool) -> Option<u32> {
     // A reference is a small segment for many bytes: one that waits for another's ACK (RFC 896) would hold up what the
     // program has sent as large ones.
     let _ = rustix::net::sockopt::set_tcp_nodelay(socket, true);
-    runtime.connections.used(place);
     match entry(fd) {
         Some(entry) => entry.store(place + FIRST_PLACE, Ordering::Relaxed),
         None => refuse(fd),
@@ -90,10 +109,22 @@ fn refuse(fd: RawFd) {
 pub fn connecting(fd: RawFd) {
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
+        && !writes_into_syn(fd)
         && odb::speak(borrow(fd)).is_ok()
     {
         entry.store(CONNECTING, Ordering::Relaxed);
     }
+}
+
+/// TCP_FASTOPEN_CONNECT: the first bytes leave before anybody can have agreed.
+fn writes_into_syn(fd: RawFd) -> bool {
+    let (mut value, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the value and its length, which are written.
+    let asked = unsafe {
+        let value = (&raw mut value).cast();
+        crate::hooks::real::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, value, &raw mut length)
+    };
+    asked == 0 && value != 0
 }
 
 /// Before listen(2).
@@ -117,6 +148,9 @@ pub fn accepted(runtime: &Runtime, listener: RawFd, fd: RawFd) {
 
 /// A descriptor that has come from elsewhere: inherited through exec, or passed.
 pub fn arrived(runtime: &Runtime, fd: RawFd) {
+    if is_kept(fd) {
+        return;
+    }
     forget_entry(fd);
     let socket = borrow(fd);
     if rustix::net::sockopt::socket_type(socket) != Ok(rustix::net::SocketType::STREAM) {
@@ -125,10 +159,15 @@ pub fn arrived(runtime: &Runtime, fd: RawFd) {
     if odb::speaks(socket) {
         let accepted = runtime.connections.find(socket).is_none();
         adopt(runtime, fd, !accepted);
-    } else if rustix::net::sockopt::socket_acceptconn(socket) == Ok(true)
+    } else if rustix::net::sockopt::socket_domain(socket)
+        .is_ok_and(|domain| matches!(domain, AddressFamily::INET | AddressFamily::INET6))
         && let Some(entry) = entry(fd)
     {
-        entry.store(LISTENING, Ordering::Relaxed);
+        if rustix::net::sockopt::socket_acceptconn(socket) == Ok(true) {
+            entry.store(LISTENING, Ordering::Relaxed);
+        } else if rustix::net::getpeername(socket).is_err() {
+            entry.store(CONNECTING, Ordering::Relaxed);
+        }
     }
 }
 
@@ -142,38 +181,49 @@ pub fn adopt_inherited(runtime: &Runtime) {
 }
 
 /// After dup(2) and its like.
-pub fn duplicated(runtime: &Runtime, from: RawFd, to: RawFd) {
+pub fn duplicated(from: RawFd, to: RawFd) {
     if from == to {
         return;
     }
     let (Some(from), Some(to)) = (entry(from), entry(to)) else { return };
     let value = from.load(Ordering::Relaxed);
-    if value >= FIRST_PLACE {
-        runtime.connections.used(value - FIRST_PLACE);
-    }
-    to.store(value, Ordering::Relaxed);
+    to.store(if value == KEPT { FOREIGN } else { value }, Ordering::Relaxed);
 }
 
-/// Before a descriptor is closed or replaced.
-pub fn closing(runtime: &Runtime, fd: RawFd) {
-    let Some(entry) = entry(fd) else { return };
+/// A descriptor is about to be closed or replaced: from here on it is the kernel's. Its place is for [`closed`].
+pub fn closing(fd: RawFd) -> Option<u32> {
+    let entry = entry(fd)?;
     if entry.load(Ordering::Relaxed) == FOREIGN {
-        return;
+        return None;
     }
-    let value = entry.swap(FOREIGN, Ordering::Relaxed);
-    if value >= FIRST_PLACE {
-        runtime.connections.unused(value - FIRST_PLACE);
+    entry.swap(FOREIGN, Ordering::Relaxed).checked_sub(FIRST_PLACE)
+}
+
+/// After a descriptor was closed or replaced.
+pub fn closed(runtime: &Runtime, place: Option<u32>) {
+    if let Some(place) = place {
+        runtime.connections.closed(place);
     }
 }
 
-/// The child has its own descriptors that lead to the same states.
-pub fn after_fork(runtime: &Runtime) {
-    for fd in 0..highest() {
-        let value = entry(fd).map_or(FOREIGN, |entry| entry.load(Ordering::Relaxed));
-        if value >= FIRST_PLACE {
-            runtime.connections.used(value - FIRST_PLACE);
-        }
+/// The socket of a descriptor has no connection any more, and may get another.
+pub fn dissolved(runtime: &Runtime, fd: RawFd) {
+    if let Some(place) = closing(fd) {
+        runtime.connections.dissolved(place);
     }
+}
+
+/// A descriptor is the library's.
+pub fn keep(fd: RawFd) {
+    if let Some(entry) = entry(fd) {
+        entry.store(KEPT, Ordering::Relaxed);
+    }
+}
+
+/// Whether a descriptor is the library's, and not the program's to close.
+#[inline]
+pub fn is_kept(fd: RawFd) -> bool {
+    entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == KEPT)
 }
 
 /// One more than the highest descriptor that may be open: as many as the process may have.
@@ -182,7 +232,8 @@ pub fn highest() -> RawFd {
     limit.map_or(DESCRIPTORS, |limit| usize::try_from(limit).unwrap_or(DESCRIPTORS).min(DESCRIPTORS)) as RawFd
 }
 
-fn forget_entry(fd: RawFd) {
+/// A descriptor is new, whatever its number stood for: glibc closes some by itself.
+pub fn forget_entry(fd: RawFd) {
     if let Some(entry) = entry(fd) {
         entry.store(FOREIGN, Ordering::Relaxed);
     }

@@ -2,7 +2,7 @@
 //!
 //! * [`hooks`]: the symbols, and nothing but which of the functions below each means;
 //! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
-//! * [`send`], [`receive`]: what a write and a read of a connection do;
+//! * [`send`], [`receive`], [`pipe`]: what a write, a read and a splice of a connection do; [`kernel`]: by which calls;
 //! * [`memory`], [`faults`]: absent memory, and the thread that serves its faults;
 //! * [`store`]: where this process leaves what it writes.
 //!
@@ -13,10 +13,13 @@ mod connections;
 mod descriptors;
 mod faults;
 mod hooks;
+mod kernel;
 mod memory;
+mod pipe;
 mod receive;
 mod runtime;
 mod send;
+mod stack;
 mod store;
 
 use dlmalloc::GlobalDlmalloc;

@@ -12,12 +12,14 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 use crate::connections::Connection;
 use crate::descriptors;
 use crate::hooks::real;
+use crate::kernel;
 use crate::memory::whole_pages;
 use crate::runtime::Runtime;
 use crate::send::{Errno, split};
+use crate::stack;
 
 /// A read under way.
-struct Read<'a> {
+pub struct Read<'a> {
     runtime: &'static Runtime,
     connection: Connection<'a>,
     fd: RawFd,
@@ -27,8 +29,15 @@ struct Read<'a> {
     got: usize,
 }
 
+/// What comes next in a connection.
+pub enum Frame {
+    /// So many real bytes.
+    Real(u64),
+    Reference(Reference),
+}
+
 /// Why a read stops before its buffer is full.
-enum Stop {
+pub enum Stop {
     /// Nothing more is there now; so many bytes of ours must be there before it makes sense to look again.
     Empty(usize),
     End,
@@ -54,18 +63,14 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         {
             return Err(errno);
         }
-        let kept = flags & !(libc::MSG_DONTWAIT | libc::MSG_WAITALL);
-        let receiving = connection.receiving();
-        let mut read = Read { runtime, connection, fd, flags: kept, receiving, got };
+        let mut read = Read::new(runtime, connection, fd, flags & !(libc::MSG_DONTWAIT | libc::MSG_WAITALL));
+        read.got = got;
         let rest = split(iov, got).1;
         let stop = if flags & libc::MSG_PEEK != 0 { read.peek(rest) } else { read.fill(rest) };
         if flags & libc::MSG_PEEK == 0 {
             got = read.got;
         }
-        connection.set_receiving(&read.receiving);
-        if read.got > 0 {
-            connection.set_burst(0);
-        }
+        read.keep();
         drop(locked);
         match stop {
             Ok(()) => return Ok(read.got),
@@ -90,7 +95,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
 
 fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     overwriting(runtime, fd, iov);
-    kernel(fd, iov, flags)
+    patient(fd, iov, flags)
 }
 
 /// Before the kernel reads into memory: what was absent there need not be fetched first. A program that gives a read a
@@ -104,12 +109,9 @@ pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
     }
 }
 
-/// recvmsg(2) by the kernel, not by our own symbol.
-fn kernel(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
-    // SAFETY: all zeros is an empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iov.as_ptr().cast_mut();
-    message.msg_iovlen = iov.len().min(libc::UIO_MAXIOV as usize);
+/// recvmsg(2) that may wait: glibc's, where the thread may be cancelled.
+fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+    let mut message = kernel::message(iov);
     // SAFETY: the parts are the program's or our own, writable for the call.
     let got = unsafe { real::recvmsg(fd, &raw mut message, flags) };
     usize::try_from(got).map_err(|_| crate::hooks::errno())
@@ -120,20 +122,20 @@ fn own(bytes: &mut [u8]) -> [iovec; 1] {
 }
 
 /// Whether the program waits in this call for what is not there.
-fn waits(fd: RawFd, flags: i32) -> bool {
+pub fn waits(fd: RawFd, flags: i32) -> bool {
     let nonblocking = rustix::fs::fcntl_getfl(descriptors::borrow(fd));
     flags & libc::MSG_DONTWAIT == 0 && !nonblocking.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
 /// Waits as the program's own call would, with its timeout and its signals, until so many bytes of ours are there. False:
 /// no more will come.
-fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
+pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     if !waits(fd, flags) {
         return Err(libc::EAGAIN);
     }
     let mut seen = [0; REFERENCE_BYTES];
     let needed = needed.min(seen.len());
-    let got = kernel(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL)?;
+    let got = patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL)?;
     // Less of it: a signal came, or the end.
     Ok(got == needed || got > 0 && !ended(fd))
 }
@@ -146,7 +148,43 @@ fn ended(fd: RawFd) -> bool {
     poll(&mut wanted, Some(&now)).is_ok() && wanted[0].revents().intersects(asked | PollFlags::HUP | PollFlags::ERR)
 }
 
-impl Read<'_> {
+impl<'a> Read<'a> {
+    /// Begins one, with the connection's lock held.
+    pub fn new(runtime: &'static Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Self {
+        Self { runtime, connection, fd, flags, receiving: connection.receiving(), got: 0 }
+    }
+
+    /// Ends it: others go on from here.
+    pub fn keep(&self) {
+        self.connection.set_receiving(&self.receiving);
+        if self.got > 0 {
+            self.connection.set_burst(0);
+        }
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// The frame that is next, or what is left of it.
+    pub fn frame(&mut self) -> Result<Frame, Stop> {
+        loop {
+            match self.receiving.want() {
+                Want::Preamble(bytes) => self.preamble(bytes)?,
+                Want::Header(bytes) => self.header(bytes)?,
+                Want::Real(left) => return Ok(Frame::Real(left)),
+                Want::ReferencePart(bytes) => self.reference_part(bytes)?,
+                Want::Reference => {
+                    if let Some(left) = self.see_reference()? {
+                        return Ok(Frame::Reference(left));
+                    }
+                }
+                Want::Plain => return Err(Stop::Plain),
+                Want::Broken => return Err(Stop::Failed(libc::ECONNRESET)),
+            }
+        }
+    }
+
     /// Fills memory with as much as there is.
     fn fill(&mut self, mut rest: Vec<iovec>) -> Result<(), Stop> {
         while !rest.is_empty() {
@@ -158,30 +196,32 @@ impl Read<'_> {
     }
 
     fn step(&mut self, rest: &[iovec]) -> Result<(), Stop> {
-        match self.receiving.want() {
-            Want::Preamble(bytes) => self.preamble(bytes),
-            Want::Header(bytes) => self.header(bytes),
-            Want::Real(left) => {
+        match self.frame()? {
+            Frame::Real(left) => {
                 let (now, _) = split(rest, usize::try_from(left).unwrap_or(usize::MAX));
                 overwriting(self.runtime, self.fd, &now);
                 let got = self.take(&now, 1)?;
-                self.receiving.took_real(got as u64);
-                self.got += got;
+                self.took_real(got);
                 Ok(())
             }
-            Want::ReferencePart(bytes) => self.reference_part(bytes),
-            Want::Reference => {
-                let left = self.see_reference()?;
-                self.deliver(&left, rest)
+            // The program wants none of it (tcp(7)).
+            Frame::Reference(left) if self.flags & libc::MSG_TRUNC != 0 => {
+                let room: usize = rest.iter().map(|part| part.iov_len).sum();
+                self.took(&left, usize::try_from(left.length).unwrap_or(usize::MAX).min(room), None)
             }
-            Want::Plain => Err(Stop::Plain),
-            Want::Broken => Err(Stop::Failed(libc::ECONNRESET)),
+            Frame::Reference(left) => self.deliver(&left, rest),
         }
+    }
+
+    /// Accounts for real bytes that the program has got.
+    pub fn took_real(&mut self, bytes: usize) {
+        self.receiving.took_real(bytes as u64);
+        self.got += bytes;
     }
 
     /// Takes bytes from the socket without waiting.
     fn take(&mut self, into: &[iovec], needed: usize) -> Result<usize, Stop> {
-        match kernel(self.fd, into, self.flags | libc::MSG_DONTWAIT) {
+        match kernel::receive(self.fd, into, self.flags | libc::MSG_DONTWAIT) {
             Ok(0) => Err(Stop::End),
             Ok(got) => Ok(got),
             Err(libc::EAGAIN) => Err(Stop::Empty(needed)),
@@ -231,16 +271,22 @@ impl Read<'_> {
         self.receiving.took_reference_part(&taken[..got?]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    fn see_reference(&mut self) -> Result<Reference, Stop> {
+    /// The reference that is next; `None`: it does not count, and is taken.
+    fn see_reference(&mut self) -> Result<Option<Reference>, Stop> {
         let mut last = [0];
         self.look(&mut last)?;
-        self.receiving.saw_reference(last[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))
+        let seen = self.receiving.saw_reference(last[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+        if seen.is_none() {
+            self.drain(1)?;
+            self.receiving.took_void();
+        }
+        Ok(seen)
     }
 
     /// Takes what was looked at, all of which is there.
     fn drain(&mut self, bytes: usize) -> Result<(), Stop> {
         let mut taken = [0; REFERENCE_BYTES];
-        match kernel(self.fd, &own(&mut taken[..bytes]), libc::MSG_DONTWAIT) {
+        match kernel::receive(self.fd, &own(&mut taken[..bytes]), libc::MSG_DONTWAIT) {
             Ok(got) if got == bytes => Ok(()),
             _ => Err(Stop::Failed(libc::ECONNRESET)),
         }
@@ -251,7 +297,7 @@ impl Read<'_> {
         let part = rest[0];
         let room = usize::try_from(left.length).unwrap_or(usize::MAX).min(part.iov_len);
         let start = part.iov_base as usize;
-        let pages = whole_pages(&(start..start + room));
+        let pages = if stack::is_own(start) { start..start } else { whole_pages(&(start..start + room)) };
         // Up to the first whole page, then whole pages, then what is behind them.
         let now = match pages.start - start {
             _ if pages.is_empty() => room,
@@ -268,8 +314,8 @@ impl Read<'_> {
         }
     }
 
-    /// Accounts for bytes that the program gets; with an address, as absent memory.
-    fn took(&mut self, left: &Reference, bytes: usize, absent: Option<usize>) -> Result<(), Stop> {
+    /// Accounts for bytes of a reference that the program gets; with an address, as absent memory.
+    pub fn took(&mut self, left: &Reference, bytes: usize, absent: Option<usize>) -> Result<(), Stop> {
         let (share, used_up) = self.receiving.took_reference(left, bytes as u64);
         let memory = &self.runtime.memory;
         // Kept until the bytes are there, or stand there: while it is, nobody can free them.
@@ -290,35 +336,37 @@ impl Read<'_> {
     /// Fetches bytes into program memory.
     fn fetch(&self, reference: &Reference, start: usize) -> Result<(), Stop> {
         // Into our own memory first: the program's may be absent, and its faults are served over the same connection.
-        let mut bytes = vec![0; reference.length as usize];
-        let fetched = self.runtime.memory.holders.fetch(reference, &mut bytes);
-        fetched.map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+        let bytes = self.fetched(reference, reference.length)?;
         // SAFETY: memory that the program has given to read into, as long as this; a bad address faults as memcpy would
         // where the kernel would say EFAULT.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len()) };
         Ok(())
     }
 
+    /// The first bytes of a reference, in memory of our own.
+    pub fn fetched(&self, reference: &Reference, bytes: u64) -> Result<Vec<u8>, Stop> {
+        let mut into = vec![0; bytes as usize];
+        let fetched = self.runtime.memory.holders.fetch(&Reference { length: bytes, ..*reference }, &mut into);
+        fetched.map(|()| into).map_err(|_| Stop::Failed(libc::ECONNRESET))
+    }
+
     /// MSG_PEEK: what the next frame has, without taking it.
     fn peek(&mut self, rest: Vec<iovec>) -> Result<(), Stop> {
-        loop {
-            match self.receiving.want() {
-                Want::Real(left) => {
-                    let (now, _) = split(&rest, usize::try_from(left).unwrap_or(usize::MAX));
-                    self.got = self.take(&now, 1)?;
-                    return Ok(());
-                }
-                Want::Reference => {
-                    let left = self.see_reference()?;
-                    let part = rest[0];
-                    let now = (part.iov_len as u64).min(left.length);
+        match self.frame()? {
+            Frame::Real(left) => {
+                let (now, _) = split(&rest, usize::try_from(left).unwrap_or(usize::MAX));
+                self.got = self.take(&now, 1)?;
+            }
+            Frame::Reference(left) => {
+                let part = rest[0];
+                let now = (part.iov_len as u64).min(left.length);
+                if self.flags & libc::MSG_TRUNC == 0 {
                     self.fetch(&Reference { length: now, ..left }, part.iov_base as usize)?;
-                    self.got = now as usize;
-                    return Ok(());
                 }
-                _ => self.step(&rest)?,
+                self.got = now as usize;
             }
         }
+        Ok(())
     }
 }
 
@@ -336,7 +384,7 @@ pub fn available(runtime: &Runtime, fd: RawFd, place: u32) -> Result<usize, Errn
         _ => {}
     }
     let mut bytes = vec![0; there];
-    let seen = kernel(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
+    let seen = kernel::receive(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
     Ok(count(&mut receiving, &bytes[..seen]))
 }
 
@@ -371,9 +419,14 @@ fn count(receiving: &mut Receiving, mut bytes: &[u8]) -> usize {
                 now
             }
             Want::Reference => {
-                let Ok(left) = receiving.saw_reference(bytes[0]) else { return total };
-                receiving.took_reference(&left, left.length);
-                total += left.length as usize;
+                match receiving.saw_reference(bytes[0]) {
+                    Err(_) => return total,
+                    Ok(None) => receiving.took_void(),
+                    Ok(Some(left)) => {
+                        receiving.took_reference(&left, left.length);
+                        total += left.length as usize;
+                    }
+                }
                 1
             }
             Want::Plain | Want::Broken => return total,

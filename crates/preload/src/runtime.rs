@@ -1,9 +1,10 @@
 //! What the process has of Shunt: made once, when the library is loaded, from what `shunt run` left in the environment.
 
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::shared::SharedMemory;
 
 use crate::connections::{self, Connections};
@@ -20,8 +21,6 @@ pub struct Runtime {
     pub connections: Connections,
     pub memory: Memory,
     pub store: Store,
-    /// Descriptors that the programs it executes need; it may not close them.
-    kept: [RawFd; 2],
 }
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
@@ -69,28 +68,26 @@ extern "C" fn after_fork_in_child() {
         connections::after_fork();
         runtime.memory.after_fork();
         runtime.store.after_fork();
-        descriptors::after_fork(runtime);
     }
 }
 
 impl Runtime {
-    /// Whether a descriptor is ours, and not the program's to close.
-    pub fn keeps(&self, fd: RawFd) -> bool {
-        self.kept.contains(&fd)
-    }
-
     fn from_environment(text: &str) -> Option<Self> {
         let descriptor = |name: &str| value(text, name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
         let (number, faults_number) = (descriptor("table")?, descriptor("faults")?);
         // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
         let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
+        let asking = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .and_then(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 512));
+        for fd in [number, faults_number].into_iter().chain(asking.as_ref().map(AsRawFd::as_raw_fd)) {
+            descriptors::keep(fd);
+        }
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
         Some(Self {
-            connections: Connections::new(SharedMemory::open(table).ok()?),
+            connections: Connections::new(SharedMemory::open(table).ok()?, asking.ok()),
             memory: Memory::new(faults),
             store: Store::new(PathBuf::from(value(text, "store")?)),
-            kept: [number, faults_number],
         })
     }
 }

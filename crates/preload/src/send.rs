@@ -11,6 +11,8 @@ use shunt_odb::reference::Reference;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use crate::connections::Connection;
+use crate::kernel;
+use crate::pipe;
 use crate::runtime::Runtime;
 
 /// Less than this is sent for real.
@@ -125,8 +127,15 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     if !connection.frames() {
         return plain(runtime, fd, iov, flags);
     }
+    if flags & libc::MSG_OOB != 0 {
+        // Urgent bytes are not in the stream where they were written; frames are.
+        return Err(libc::EOPNOTSUPP);
+    }
     let _locked = connection.lock_sending();
     let mut write = Write { runtime, connection, fd, flags, sending: connection.sending(), sent: 0 };
+    if write.sending.is_broken() {
+        return Err(libc::ECONNRESET);
+    }
     let mut parts = parts(runtime, iov).into_iter().peekable();
     let mut outcome = Ok(());
     while let Some(part) = parts.next() {
@@ -159,19 +168,31 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
     for part in iov {
         runtime.memory.fetch_range(&addresses(part)).map_err(|_| libc::ECONNRESET)?;
     }
-    sendmsg(fd, iov, flags)
-}
-
-/// sendmsg(2) by the kernel, not by our own symbol.
-fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
-    // SAFETY: all zeros is an empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iov.as_ptr().cast_mut();
-    message.msg_iovlen = iov.len().min(libc::UIO_MAXIOV as usize);
-    // SAFETY: the message and its parts are readable for the call; memory is the program's, whose fault it is (EFAULT)
-    // where it is not.
+    let message = kernel::message(iov);
+    // SAFETY: the program's own call.
     let sent = unsafe { crate::hooks::real::sendmsg(fd, &raw const message, flags) };
     usize::try_from(sent).map_err(|_| crate::hooks::errno())
+}
+
+/// From a pipe, `bytes` that are in it: a frame's header, and the kernel's own splice behind it.
+pub fn from_pipe(
+    runtime: &Runtime,
+    fd: RawFd,
+    place: u32,
+    pipe: RawFd,
+    bytes: usize,
+    flags: u32,
+) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    let _locked = connection.lock_sending();
+    let mut write = Write { runtime, connection, fd, flags: 0, sending: connection.sending(), sent: 0 };
+    if write.sending.is_broken() {
+        return Err(libc::ECONNRESET);
+    }
+    let outcome = write.splice(pipe, bytes, flags);
+    connection.set_sending(&write.sending);
+    connection.set_burst(connection.burst() + write.sent as u64);
+    outcome.map(|()| write.sent)
 }
 
 impl Write<'_> {
@@ -191,8 +212,18 @@ impl Write<'_> {
             // The kernel would not signal a write that has succeeded in part.
             flags |= libc::MSG_NOSIGNAL;
         }
-        let taken = sendmsg(self.fd, &iov, flags)?;
+        let taken = kernel::send(self.fd, &iov, flags)?;
         Ok(self.sending.sent(taken))
+    }
+
+    fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Errno> {
+        let promised = self.sending.real(bytes);
+        while !self.sending.owed().is_empty() {
+            self.push(&[], true)?;
+        }
+        let moved = pipe::between(pipe, self.fd, promised, flags)?;
+        self.sent = self.sending.sent(moved);
+        Ok(())
     }
 
     /// Bytes that are there: real where they are few, else through the store.
@@ -257,41 +288,30 @@ impl Write<'_> {
             let went = self.push(&body, more || now < length(&rest)).map_err(Stop::Failed)?;
             self.sent += went;
             rest = split(&rest, went).1;
-            if went < now {
+            // A blocking socket that took nothing of it but what was owed is asked again.
+            if went < now && went > 0 {
                 return Err(Stop::Full);
             }
         }
         Ok(())
     }
 
-    /// Sends a reference, which counts as its bytes once any of it is in the socket: then the rest of it must
-    /// follow, and is waited for.
+    /// Sends a reference. Where the socket takes only a part of it, none of the bytes is written: what is left of it will
+    /// say that it does not count.
     fn refer(&mut self, reference: &Reference, more: bool) -> Result<(), Stop> {
         let before = self.sending;
         self.sending.reference(reference);
         let whole = self.sending.owed().len();
-        if let Err(errno) = self.push(&[], more) {
-            self.sending = before;
-            return Err(Stop::Failed(errno));
-        }
-        debug_assert!(self.sending.owed().len() < whole);
-        self.sent += reference.length as usize;
         while !self.sending.owed().is_empty() {
-            self.wait_for_room();
-            match self.push(&[], more) {
-                Ok(_) | Err(libc::EAGAIN | libc::EINTR) => {}
-                Err(errno) => {
-                    self.connection.keep_error(errno);
-                    return Err(Stop::Full);
+            if let Err(errno) = self.push(&[], more) {
+                match self.sending.owed().len() == whole {
+                    true => self.sending = before,
+                    false => self.sending.void_reference(),
                 }
+                return Err(Stop::Failed(errno));
             }
         }
+        self.sent += reference.length as usize;
         Ok(())
-    }
-
-    fn wait_for_room(&self) {
-        let socket = crate::descriptors::borrow(self.fd);
-        let mut wanted = [rustix::event::PollFd::from_borrowed_fd(socket, rustix::event::PollFlags::OUT)];
-        let _ = rustix::event::poll(&mut wanted, None);
     }
 }

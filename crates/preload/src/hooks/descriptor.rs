@@ -21,6 +21,8 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
     let family = if address.is_null() || length < 2 { 0 } else { unsafe { (*address).sa_family } };
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
         quietly(|_| descriptors::connecting(fd));
+    } else if fd >= 0 && !address.is_null() && c_int::from(family) == libc::AF_UNSPEC {
+        quietly(|runtime| descriptors::dissolved(runtime, fd));
     }
     // SAFETY: as above.
     unsafe { real::connect(fd, address, length) }
@@ -73,15 +75,17 @@ unsafe extern "C" fn setsockopt(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if runtime().is_some_and(|runtime| runtime.keeps(fd)) {
+    if descriptors::is_kept(fd) {
         set_errno(libc::EBADF);
         return -1;
     }
-    if fd >= 0 {
-        quietly(|runtime| descriptors::closing(runtime, fd));
-    }
+    let place = descriptors::closing(fd);
     // SAFETY: as above.
-    unsafe { real::close(fd) }
+    let outcome = unsafe { real::close(fd) };
+    if place.is_some() {
+        quietly(|runtime| descriptors::closed(runtime, place));
+    }
+    outcome
 }
 
 #[unsafe(no_mangle)]
@@ -117,17 +121,25 @@ unsafe extern "C" fn closefrom(first: c_int) {
 /// After a call that has made a copy of `from`.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
-        quietly(|runtime| descriptors::duplicated(runtime, from, to));
+        quietly(|_| descriptors::duplicated(from, to));
     }
     to
 }
 
-/// Before a call that puts a copy in the place of `to`.
-fn replacing(from: c_int, to: c_int) {
-    let is_open = from >= 0 && rustix::io::fcntl_getfd(descriptors::borrow(from)).is_ok();
-    if is_open && to >= 0 && from != to {
-        quietly(|runtime| descriptors::closing(runtime, to));
+/// A call that puts a copy in the place of `to`.
+fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if descriptors::is_kept(to) {
+        // As for a number beyond the limit.
+        set_errno(libc::EBADF);
+        return -1;
     }
+    let is_open = from >= 0 && from != to && rustix::io::fcntl_getfd(descriptors::borrow(from)).is_ok();
+    let place = if is_open { descriptors::closing(to) } else { None };
+    let outcome = copied(from, call());
+    if place.is_some() {
+        quietly(|runtime| descriptors::closed(runtime, place));
+    }
+    outcome
 }
 
 #[unsafe(no_mangle)]
@@ -138,16 +150,14 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
-    replacing(from, to);
     // SAFETY: as above.
-    copied(from, unsafe { real::dup2(from, to) })
+    replaces(from, to, || unsafe { real::dup2(from, to) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    replacing(from, to);
     // SAFETY: as above.
-    copied(from, unsafe { real::dup3(from, to, flags) })
+    replaces(from, to, || unsafe { real::dup3(from, to, flags) })
 }
 
 /// The third argument is an int, a pointer or absent: a register in each case (System V ABI, x86_64).

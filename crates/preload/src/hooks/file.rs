@@ -6,6 +6,7 @@ use libc::{c_int, c_void, iovec, off64_t, size_t, ssize_t};
 
 use super::{connection, real, returned};
 use crate::descriptors::borrow;
+use crate::pipe;
 use crate::runtime::Runtime;
 use crate::send::{self, Errno};
 
@@ -81,7 +82,6 @@ fn sends_file(
     Ok(sent)
 }
 
-/// A pipe would get references in place of bytes. Programs that splice fall back to reading where it is refused.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn splice(
     from: c_int,
@@ -91,9 +91,14 @@ unsafe extern "C" fn splice(
     bytes: size_t,
     flags: u32,
 ) -> ssize_t {
-    if connection(from).is_some() || connection(to).is_some() {
-        return returned(Err(libc::EINVAL));
+    let offsets = !from_offset.is_null() || !to_offset.is_null();
+    match (connection(from), connection(to)) {
+        // SAFETY: the program's own call.
+        (None, None) => unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) },
+        _ if offsets => returned(Err(libc::ESPIPE)),
+        (Some((runtime, place)), None) => returned(pipe::from_connection(runtime, from, place, to, bytes, flags)),
+        (None, Some((runtime, place))) => returned(pipe::into_connection(runtime, from, to, place, bytes, flags)),
+        // One of the two must be a pipe.
+        (Some(_), Some(_)) => returned(Err(libc::EINVAL)),
     }
-    // SAFETY: the program's own call.
-    unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) }
 }

@@ -57,6 +57,7 @@ real! {
     accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
     connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
+    getsockopt(fd: c_int, level: c_int, option: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
     setsockopt(fd: c_int, level: c_int, option: c_int, value: *const c_void, length: socklen_t) -> c_int;
     close(fd: c_int) -> c_int;
     close_range(first: u32, last: u32, flags: c_int) -> c_int;

@@ -1,94 +1,23 @@
 //! nginx - nginx - nginx, as Debian ships it.
 
-use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::Stdio;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use shunt_odb::store::Limits;
 
-use crate::bed::{Bed, Program, bytes, free_address, wait_until_listening};
-
-const NGINX: &str = "/usr/sbin/nginx";
+use crate::bed::{Bed, bytes};
+use crate::http::Client;
+use crate::mix::{SIZES, files};
+use crate::nginx::{Tier, proxy_to, tier};
 
 /// A body that no socket buffers hold.
 pub const LARGE: usize = 48_000_007;
 
-/// Sizes of the bodies that the load asks for.
-const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
-
-pub struct Tier {
-    pub address: SocketAddr,
-    _nginx: Program,
-}
-
-fn tier(bed: &Bed, name: &str, http: &str, server: &str, under_shunt: bool) -> Tier {
-    let address = free_address();
-    let prefix = bed.path().join(name);
-    fs::create_dir_all(prefix.join("temp")).unwrap();
-    let mut text = String::from("worker_processes 1; error_log stderr warn; events { worker_connections 1024; }\n");
-    writeln!(text, "http {{ access_log off; keepalive_requests 100000; {http}").unwrap();
-    for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
-        writeln!(text, "{kind}_temp_path temp/{kind};").unwrap();
-    }
-    writeln!(text, "server {{ listen {address}; {server} }} }}").unwrap();
-    fs::write(prefix.join("nginx.conf"), text).unwrap();
-    let mut command = if under_shunt { bed.under_shunt(NGINX) } else { bed.plain(NGINX) };
-    command.arg("-p").arg(&prefix).args(["-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
-    let nginx = Program(command.stdin(Stdio::null()).spawn().unwrap());
-    wait_until_listening(address);
-    Tier { address, _nginx: nginx }
-}
-
-fn proxy_to(upstream: SocketAddr, more: &str) -> (String, String) {
-    let http = format!("upstream next {{ server {upstream}; keepalive 16; }}");
-    let server = format!(
-        "location / {{ proxy_pass http://next; proxy_http_version 1.1; proxy_set_header Connection ''; {more} }}"
-    );
-    (http, server)
-}
-
-pub struct Client(BufReader<TcpStream>);
-
-impl Client {
-    pub fn new(to: SocketAddr) -> Self {
-        let stream = TcpStream::connect(to).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        Self(BufReader::new(stream))
-    }
-
-    pub fn get(&mut self, path: &str) -> (String, Vec<u8>) {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
-        self.0.get_mut().write_all(request.as_bytes()).unwrap();
-        let (mut head, mut length) = (String::new(), None);
-        loop {
-            let mut line = String::new();
-            assert!(self.0.read_line(&mut line).unwrap() > 0, "the connection ended in {head:?}");
-            if line == "\r\n" {
-                break;
-            }
-            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
-                length = Some(value.trim().parse().unwrap());
-            }
-            head += &line;
-        }
-        let mut body = vec![0; length.unwrap_or_else(|| panic!("no length: {head}"))];
-        self.0.read_exact(&mut body).unwrap();
-        (head, body)
-    }
-}
-
 /// Starts the chain; each tier is under Shunt or not.
 pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [Tier; 3] {
-    let files = bed.path().join("files");
-    fs::create_dir_all(&files).unwrap();
-    fs::set_permissions(&files, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    for size in SIZES.into_iter().chain([LARGE]) {
-        fs::write(files.join(size.to_string()), bytes(size as u64, size)).unwrap();
-    }
+    let files = files(bed);
+    fs::write(files.join(LARGE.to_string()), bytes(LARGE as u64, LARGE)).unwrap();
     let backend = tier(bed, "backend", backend, &format!("root {};", files.display()), under_shunt[2]);
     let (http, server) = proxy_to(backend.address, proxy);
     let intermediate = tier(bed, "intermediate", &http, &server, under_shunt[1]);

@@ -11,7 +11,8 @@ use std::time::Duration;
 use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, bytes, free_address};
-use crate::chain::{Client, LARGE, chain};
+use crate::chain::{LARGE, chain};
+use crate::http::Client;
 
 /// A client that lets the tiers wait for longer than payloads are kept gets a whole prefix, and then the end.
 #[test]

@@ -1,6 +1,11 @@
 //! Unmodified programs under `shunt run`, with real kernels, and every byte compared.
 
+mod backends;
 mod bed;
 mod chain;
+mod chains;
+mod http;
 mod loss;
+mod mix;
+mod nginx;
 mod peers;

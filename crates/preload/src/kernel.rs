@@ -1,0 +1,51 @@
+//! System calls that no symbol stands between: not libc's, which are interposed and where threads can be cancelled
+//! (pthreads(7)) while a connection's state is half changed.
+
+use std::arch::asm;
+
+use libc::{c_int, c_long, iovec, msghdr};
+
+use crate::send::Errno;
+
+/// Any system call.
+///
+/// # Safety
+/// As that system call.
+#[inline]
+pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = arguments;
+    let outcome: isize;
+    // SAFETY: the kernel's convention on x86_64 (syscall(2)); the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => outcome,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    usize::try_from(outcome).map_err(|_| -outcome as Errno)
+}
+
+/// A message of these parts.
+pub fn message(iov: &[iovec]) -> msghdr {
+    // SAFETY: all zeros is an empty message.
+    let mut message: msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iov.as_ptr().cast_mut();
+    message.msg_iovlen = iov.len().min(libc::UIO_MAXIOV as usize);
+    message
+}
+
+/// sendmsg(2).
+pub fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
+    let message = message(iov);
+    // SAFETY: the kernel reads the message and its parts; parts that cannot be read are EFAULT.
+    unsafe { call(libc::SYS_sendmsg, [fd as usize, &raw const message as usize, flags as usize, 0, 0, 0]) }
+}
+
+/// recvmsg(2).
+pub fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
+    let mut message = message(iov);
+    // SAFETY: the parts are the program's, which gave them to be written, or our own.
+    unsafe { call(libc::SYS_recvmsg, [fd as usize, &raw mut message as usize, flags as usize, 0, 0, 0]) }
+}

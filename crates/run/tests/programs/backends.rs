@@ -1,0 +1,152 @@
+//! Servers of other makes, as Debian ships them. None is ever a service of the machine.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use crate::bed::{Bed, Program, free_address, wait_until_listening};
+use crate::mix::{files, readable};
+
+pub struct Backend {
+    pub address: SocketAddr,
+    _program: Program,
+}
+
+fn start(mut command: std::process::Command, address: SocketAddr) -> Backend {
+    let program = Program(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+    wait_until_listening(address);
+    Backend { address, _program: program }
+}
+
+const PHP: &str = r"<?php
+[, $how, $name] = array_pad(explode('/', $_SERVER['REQUEST_URI']), 3, '');
+$body = $how == 'echo' ? file_get_contents('php://input') : file_get_contents($_SERVER['FILES'] . '/' . (int)$name);
+header('Content-Type: application/octet-stream');
+if ($how == 'whole') {
+    header('Content-Length: ' . strlen($body));
+}
+if ($how == 'file') {
+    readfile($_SERVER['FILES'] . '/' . (int)$name);
+} elseif ($how == 'pieces') {
+    for ($at = 0, $bytes = 1; $at < strlen($body); $at += $bytes, $bytes = $bytes * 3 % 100003) {
+        echo substr($body, $at, $bytes);
+        flush();
+    }
+} else {
+    echo $body;
+}
+";
+
+/// PHP-FPM over TCP, and what an nginx before it needs: prefixes are /whole, /plain, /file and /pieces; /echo answers
+/// with what is posted.
+pub fn php(bed: &Bed) -> (Backend, String) {
+    let (address, files) = (free_address(), files(bed));
+    let directory = bed.path().join("php");
+    fs::create_dir_all(&directory).unwrap();
+    readable(&directory);
+    let script = directory.join("site.php");
+    fs::write(&script, PHP).unwrap();
+    let text = format!(
+        "[global]\nerror_log = /proc/self/fd/2\nlog_level = warning\ndaemonize = no\npid = {0}/pid\n\
+         [www]\nuser = www-data\ngroup = www-data\nlisten = {address}\npm = static\npm.max_children = 2\n\
+         pm.max_requests = 1000\n",
+        directory.display()
+    );
+    fs::write(directory.join("fpm.conf"), text).unwrap();
+    let mut command = bed.under_shunt("/usr/sbin/php-fpm8.2");
+    command.args(["-F", "-O", "-y"]).arg(directory.join("fpm.conf"));
+    let fields = format!(
+        "fastcgi_keep_conn on; fastcgi_param SCRIPT_FILENAME {}; fastcgi_param FILES {}; fastcgi_param REQUEST_METHOD \
+         $request_method; fastcgi_param REQUEST_URI $request_uri; fastcgi_param CONTENT_LENGTH $content_length; \
+         fastcgi_param CONTENT_TYPE $content_type; fastcgi_pass php;",
+        script.display(),
+        files.display()
+    );
+    (start(command, address), fields)
+}
+
+/// Apache with its threads, serving files.
+pub fn apache(bed: &Bed, more: &str) -> Backend {
+    let (address, files) = (free_address(), files(bed));
+    let directory = bed.path().join("apache");
+    fs::create_dir_all(&directory).unwrap();
+    let mut text = String::new();
+    for module in ["mpm_event", "authz_core", "mime", "dir"] {
+        text += &format!("LoadModule {module}_module /usr/lib/apache2/modules/mod_{module}.so\n");
+    }
+    text += &format!(
+        "ServerName test\nServerRoot {0}\nPidFile {0}/pid\nMutex file:{0} default\nErrorLog /dev/stderr\nLogLevel warn\n\
+         User www-data\nGroup www-data\nListen {address}\nTypesConfig /dev/null\nDocumentRoot {1}\n\
+         KeepAlive On\nMaxKeepAliveRequests 0\nStartServers 1\nServerLimit 1\nThreadsPerChild 8\nMaxRequestWorkers 8\n\
+         MinSpareThreads 1\nMaxSpareThreads 8\n\
+         <Directory {1}>\nRequire all granted\n</Directory>\n{more}\n",
+        directory.display(),
+        files.display()
+    );
+    fs::write(directory.join("apache.conf"), text).unwrap();
+    let mut command = bed.under_shunt("/usr/sbin/apache2");
+    command.args(["-D", "FOREGROUND", "-f"]).arg(directory.join("apache.conf"));
+    start(command, address)
+}
+
+const APPLICATION: &str = r"
+import os
+
+def pieces(body):
+    at, count = 0, 1
+    while at < len(body):
+        yield body[at:at + count]
+        at, count = at + count, count * 3 % 100003 or 1
+
+def application(environ, start_response):
+    _, how, name = (environ['PATH_INFO'] + '//').split('/')[:3]
+    if how == 'echo':
+        body = environ['wsgi.input'].read()
+    else:
+        path = os.path.join(os.environ['FILES'], name)
+        size = os.path.getsize(path)
+        if environ['REQUEST_METHOD'] == 'HEAD':
+            start_response('200 OK', [('Content-Length', str(size))])
+            return []
+        # gunicorn fails to send a file of no bytes.
+        if how == 'file' and size:
+            start_response('200 OK', [('Content-Length', str(size))])
+            return environ['wsgi.file_wrapper'](open(path, 'rb'))
+        with open(path, 'rb') as file:
+            body = file.read()
+    if how == 'pieces':
+        start_response('200 OK', [])
+        return pieces(body)
+    start_response('200 OK', [('Content-Length', str(len(body)))])
+    return [body]
+";
+
+/// gunicorn (Python), by `worker`s of its kinds: prefixes are /whole, /file (sendfile) and /pieces (chunked); /echo
+/// answers with what is posted.
+pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
+    let (address, files) = (free_address(), files(bed));
+    let directory = bed.path().join("gunicorn");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("served.py"), APPLICATION).unwrap();
+    let mut command = bed.under_shunt("/usr/bin/python3");
+    command.args(["-B", "/usr/bin/gunicorn", "--workers", "2", "--threads", "4", "--worker-class", worker]);
+    command.args(["--keep-alive", "30", "--log-level", "warning", "--bind", &address.to_string(), "--chdir"]);
+    command.arg(&directory).arg("served:application").env("FILES", &files);
+    start(command, address)
+}
+
+/// HAProxy before `next`.
+pub fn haproxy(bed: &Bed, next: SocketAddr, more: &str) -> Backend {
+    let address = free_address();
+    let path = bed.path().join("haproxy.cfg");
+    let text = format!(
+        "global\n  nbthread 2\n  maxconn 1000\n\
+         defaults\n  mode http\n  timeout client 60s\n  timeout server 60s\n  timeout connect 5s\n  {more}\n\
+         frontend in\n  bind {address}\n  default_backend out\n\
+         backend out\n  http-reuse always\n  server next {next}\n"
+    );
+    fs::write(&path, text).unwrap();
+    let mut command = bed.under_shunt("/usr/sbin/haproxy");
+    command.args(["-db", "-f"]).arg(&path);
+    start(command, address)
+}

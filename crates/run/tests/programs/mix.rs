@@ -1,0 +1,98 @@
+//! A mix of requests in an order that a seed gives, each response compared with what it must be.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use crate::bed::{Bed, bytes};
+use crate::http::{Client, Response};
+
+/// Sizes of the bodies that the mix asks for.
+pub const SIZES: [usize; 12] = [0, 1, 4095, 4096, 4097, 8192, 12_289, 16_384, 65_536, 65_537, 262_144, 1_000_003];
+
+/// What may be asked of a service. Below each prefix are files whose name is their length.
+pub struct Site<'a> {
+    pub to: SocketAddr,
+    pub prefixes: &'a [&'a str],
+    /// Where what is posted comes back.
+    pub echoes: &'a [&'a str],
+    pub ranges: bool,
+    /// What the service makes of a body.
+    pub made: fn(Vec<u8>) -> Vec<u8>,
+}
+
+/// A service that changes nothing.
+pub fn unchanged(body: Vec<u8>) -> Vec<u8> {
+    body
+}
+
+/// The files that services serve.
+pub fn files(bed: &Bed) -> PathBuf {
+    let files = bed.path().join("files");
+    fs::create_dir_all(&files).unwrap();
+    readable(&files);
+    for size in SIZES {
+        fs::write(files.join(size.to_string()), bytes(size as u64, size)).unwrap();
+    }
+    files
+}
+
+/// For programs that have given up their privileges.
+pub fn readable(directory: &Path) {
+    fs::set_permissions(directory, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+/// Random numbers from a seed.
+pub struct Chooser(u64);
+
+impl Chooser {
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(1);
+        (u64::from_le_bytes(bytes(self.0, 8).try_into().unwrap()) >> 20) as usize % bound
+    }
+
+    pub fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+/// Asks for so much, on a few connections in turn.
+pub fn ask(site: &Site<'_>, requests: usize, seed: u64) {
+    println!("seed {seed}");
+    let mut chooser = Chooser(seed << 32);
+    let mut clients: Vec<Client> = (0..4).map(|_| Client::new(site.to)).collect();
+    for turn in 0..requests {
+        let client = chooser.below(clients.len());
+        one(site, &mut clients[client], &mut chooser, turn);
+    }
+}
+
+fn one(site: &Site<'_>, client: &mut Client, chooser: &mut Chooser, turn: usize) {
+    let size = chooser.one_of(&SIZES);
+    let path = format!("{}/{size}", chooser.one_of(site.prefixes));
+    let whole = || (site.made)(bytes(size as u64, size));
+    let (got, expected) = match chooser.below(10) {
+        0 => (client.ask("HEAD", &path, "", b""), Vec::new()),
+        1 if site.ranges && size > 0 => {
+            let from = chooser.below(size);
+            let to = from + chooser.below(size - from);
+            let range = format!("Range: bytes={from}-{to}\r\n");
+            (client.ask("GET", &path, &range, b""), bytes(size as u64, size)[from..=to].to_vec())
+        }
+        2 | 3 if !site.echoes.is_empty() && size > 0 => {
+            let body = bytes(turn as u64, size);
+            (client.ask("POST", chooser.one_of(site.echoes), "", &body), body)
+        }
+        _ => (client.ask("GET", &path, "", b""), whole()),
+    };
+    same(&got, &expected, || format!("request {turn}, {path}"));
+}
+
+fn same(got: &Response, expected: &[u8], what: impl Fn() -> String) {
+    assert!(matches!(got.status(), "200" | "206"), "{}: {}", what(), got.head);
+    if got.body == expected {
+        return;
+    }
+    let at = got.body.iter().zip(expected).take_while(|(got, expected)| got == expected).count();
+    panic!("{}: {} bytes came of {}, and byte {at} differs: {}", what(), got.body.len(), expected.len(), got.head);
+}
