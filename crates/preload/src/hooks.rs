@@ -1,11 +1,27 @@
 //! The interposed symbols: each only says which of the library's functions it means, or that it is glibc's.
 
+/// Other names of the same functions.
+macro_rules! same {
+    ($($name:ident is $of:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: as above: another name of the same function.
+            unsafe { $of($($argument),*) }
+        }
+    )*};
+}
+
 mod descriptor;
+mod direct;
+pub mod exec;
 mod file;
 pub mod heap;
 pub mod real;
 mod socket;
+pub mod stream;
+mod variadic;
 
+use std::cell::Cell;
 use std::os::fd::RawFd;
 
 use crate::descriptors;
@@ -45,4 +61,38 @@ fn connection(fd: RawFd) -> Option<(&'static Runtime, u32)> {
     let place = descriptors::place(runtime, fd);
     set_errno(before);
     Some((runtime, place?))
+}
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread is in the library, where it may hold locks. A signal's handler that interrupts it there must not wait for
+/// them.
+pub struct Inside;
+
+impl Inside {
+    /// `None`: it was already.
+    #[inline]
+    fn enter() -> Option<Self> {
+        (!INSIDE.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// Waits, in the library, without any lock.
+pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            INSIDE.set(self.0);
+        }
+    }
+    let _back = Back(INSIDE.replace(false));
+    wait()
 }

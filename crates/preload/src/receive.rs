@@ -11,7 +11,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use crate::connections::Connection;
 use crate::descriptors;
-use crate::hooks::real;
+use crate::hooks::{outside, real};
 use crate::kernel;
 use crate::memory::whole_pages;
 use crate::runtime::Runtime;
@@ -46,13 +46,11 @@ pub enum Stop {
     Plain,
 }
 
-const NOT_OURS: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
-
 /// Reads from a connection that may be framed, as recvmsg(2) does without control data.
 pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     let room: usize = iov.iter().map(|part| part.iov_len).sum();
-    if flags & NOT_OURS != 0 || room == 0 || connection.receiving().want() == Want::Plain {
+    if room == 0 || connection.receiving().want() == Want::Plain {
         return plain(runtime, fd, iov, flags);
     }
     let mut got = 0;
@@ -95,7 +93,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
 
 fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     overwriting(runtime, fd, iov);
-    patient(fd, iov, flags)
+    outside(|| patient(fd, iov, flags))
 }
 
 /// Before the kernel reads into memory: what was absent there need not be fetched first. A program that gives a read a
@@ -135,7 +133,7 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     }
     let mut seen = [0; REFERENCE_BYTES];
     let needed = needed.min(seen.len());
-    let got = patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL)?;
+    let got = outside(|| patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL))?;
     // Less of it: a signal came, or the end.
     Ok(got == needed || got > 0 && !ended(fd))
 }

@@ -48,7 +48,9 @@ extern "C" fn at_load() {
         if value(&environment, "malloc") != Some("keep") {
             crate::hooks::heap::align_large_blocks();
         }
+        crate::hooks::exec::remember(&environment);
         descriptors::adopt_inherited(runtime);
+        crate::hooks::stream::adopt_standard(runtime);
     }
 }
 
@@ -57,13 +59,13 @@ fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
 
-extern "C" fn before_fork() {
+pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
         runtime.memory.fetch_all();
     }
 }
 
-extern "C" fn after_fork_in_child() {
+pub extern "C" fn after_fork_in_child() {
     if let Some(runtime) = runtime() {
         connections::after_fork();
         runtime.memory.after_fork();

@@ -170,7 +170,7 @@ pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<
     }
     let message = kernel::message(iov);
     // SAFETY: the program's own call.
-    let sent = unsafe { crate::hooks::real::sendmsg(fd, &raw const message, flags) };
+    let sent = crate::hooks::outside(|| unsafe { crate::hooks::real::sendmsg(fd, &raw const message, flags) });
     usize::try_from(sent).map_err(|_| crate::hooks::errno())
 }
 

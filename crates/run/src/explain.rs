@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Object, elf};
 
+use crate::calls::CALLS;
+
 /// What the library can do for a program.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Coverage {
@@ -26,71 +28,19 @@ pub struct Explanation {
     pub remarks: Vec<&'static str>,
 }
 
-/// Calls that move bytes or descriptors and that are interposed (crates/preload/src/hooks).
-pub const INTERPOSED: [&str; 42] = [
-    "__read_chk",
-    "__recv_chk",
-    "__recvfrom_chk",
-    "accept",
-    "accept4",
-    "close",
-    "close_range",
-    "closefrom",
-    "connect",
-    "dup",
-    "dup2",
-    "dup3",
-    "fcntl",
-    "fcntl64",
-    "free",
-    "ioctl",
-    "listen",
-    "madvise",
-    "malloc",
-    "read",
-    "readv",
-    "realloc",
-    "recv",
-    "recvfrom",
-    "recvmmsg",
-    "recvmsg",
-    "send",
-    "sendfile",
-    "sendfile64",
-    "sendmmsg",
-    "sendmsg",
-    "sendto",
-    "setsockopt",
-    "splice",
-    "vfork",
-    "write",
-    "writev",
-    "fork",
-    "munmap",
-    "mremap",
-    "epoll_wait",
-    "poll",
-];
-/// Of those, the ones that need no code of ours: the kernel's own answers are right.
-pub const NEEDS_NONE: [&str; 5] = ["fork", "munmap", "mremap", "epoll_wait", "poll"];
-
 /// Calls that lead around the library, and what happens then.
-const AROUND: [(&str, &str); 6] = [
+const AROUND: [(&str, &str); 5] = [
     (
         "io_uring_setup",
-        "uses io_uring: connections that it reads and writes by that carry frames that it does not understand; do not run it under Shunt",
+        "sets up io_uring, which fails with ENOSYS, as on a kernel without; it should have another way then",
     ),
     (
         "io_uring_queue_init",
-        "uses io_uring (liburing): connections that it reads and writes by that carry frames that it does not understand; do not run it under Shunt",
-    ),
-    (
-        "fdopen",
-        "may put a stream (FILE) on a connection, whose reads and writes glibc makes by itself; fine for files and pipes",
+        "sets up io_uring by liburing, which fails with ENOSYS, as on a kernel without; it should have another way then",
     ),
     ("dlmopen", "loads libraries into a namespace of their own, whose calls are not seen"),
     ("vmsplice", "gives memory to pipes without a copy; absent memory is fetched first, so it is right, only slower"),
-    ("syscall", "makes some system calls directly; those on connections are not seen, others are as ever"),
+    ("syscall", "makes some system calls by number; those through syscall(2) are seen, machine code of its own is not"),
 ];
 
 /// Looks at a program's file.
@@ -111,7 +61,14 @@ pub fn explain(program: &Path) -> Result<Explanation> {
     } else if file.elf_header().e_machine(file.endian()) != elf::EM_X86_64 {
         Coverage::None("it is not for x86_64")
     } else {
-        Coverage::Calls(INTERPOSED.iter().filter(|name| names.contains(*name)).map(|name| (*name).into()).collect())
+        Coverage::Calls(
+            CALLS
+                .iter()
+                .flat_map(|(_, known)| *known)
+                .filter(|name| names.contains(*name))
+                .map(|name| (*name).into())
+                .collect(),
+        )
     };
     let privileged = is_privileged(program)?;
     let coverage = if privileged {

@@ -1,6 +1,7 @@
 //! `shunt run` and `shunt store`: programs that nobody changes, under on-demand buffers.
 #![forbid(unsafe_code)]
 
+pub mod calls;
 pub mod explain;
 pub mod launch;
 pub mod store;

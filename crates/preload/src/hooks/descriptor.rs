@@ -16,7 +16,7 @@ fn quietly(what: impl FnOnce(&'static Runtime)) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     // SAFETY: the program's address, here and in all that follow the program's own call.
     let family = if address.is_null() || length < 2 { 0 } else { unsafe { (*address).sa_family } };
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
@@ -29,7 +29,7 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, length: sockle
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     if fd >= 0 {
         quietly(|_| descriptors::listening(fd));
     }
@@ -38,7 +38,7 @@ unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
     // SAFETY: as above.
     let accepted = unsafe { real::accept(fd, address, length) };
     if accepted >= 0 {
@@ -48,7 +48,12 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut sock
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
     // SAFETY: as above.
     let accepted = unsafe { real::accept4(fd, address, length, flags) };
     if accepted >= 0 {
@@ -58,7 +63,7 @@ unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, length: *mut soc
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn setsockopt(
+pub unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
     level: c_int,
     option: c_int,
@@ -69,12 +74,65 @@ unsafe extern "C" fn setsockopt(
     if level == libc::SOL_SOCKET && option == libc::SO_RCVLOWAT && connection(fd).is_some() {
         return 0;
     }
+    if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && runtime().is_some() {
+        // What would say that memory has been read counts system calls, and a framed write makes its own.
+        set_errno(libc::EOPNOTSUPP);
+        return -1;
+    }
     // SAFETY: as above.
     unsafe { real::setsockopt(fd, level, option, value, length) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    /// <linux/tcp.h>: maps what was received.
+    const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+    if level == libc::IPPROTO_TCP && option == TCP_ZEROCOPY_RECEIVE && connection(fd).is_some() {
+        set_errno(libc::EOPNOTSUPP);
+        return -1;
+    }
+    // SAFETY: as above.
+    unsafe { real::getsockopt(fd, level, option, value, length) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: as above.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    descriptors::forget_entry(fd);
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int {
+    // SAFETY: as above.
+    let outcome = unsafe { real::socketpair(domain, kind, protocol, pair) };
+    if outcome == 0 {
+        // SAFETY: the kernel has written both.
+        (0..2).for_each(|at| descriptors::forget_entry(unsafe { *pair.add(at) }));
+    }
+    outcome
+}
+
+/// glibc's puts /dev/null in the place of the standard streams.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps: c_int) -> c_int {
+    // SAFETY: as above.
+    let outcome = unsafe { real::daemon(stays, keeps) };
+    if outcome == 0 && keeps == 0 {
+        (0..3).for_each(descriptors::forget_entry);
+    }
+    outcome
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_kept(fd) {
         set_errno(libc::EBADF);
         return -1;
@@ -89,31 +147,47 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    /// <linux/close_range.h>: marks them, and closes none.
-    const CLOSE_RANGE_CLOEXEC: c_int = 4;
-    if flags & CLOSE_RANGE_CLOEXEC != 0 || runtime().is_none() {
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if runtime().is_none() || first > last {
         // SAFETY: as above.
         return unsafe { real::close_range(first, last, flags) };
     }
-    if first > last {
-        set_errno(libc::EINVAL);
-        return -1;
-    }
-    // One at a time, around our own.
+    // Around our own.
     let end = last.min(descriptors::highest().unsigned_abs());
+    let mut from = first;
     for fd in first..=end {
-        let before = errno();
-        // SAFETY: as above.
-        if unsafe { close(fd as c_int) } != 0 {
-            set_errno(before);
+        if !descriptors::is_kept(fd as c_int) {
+            continue;
         }
+        // SAFETY: as above.
+        if fd > from && unsafe { close_between(from, fd - 1, flags) } != 0 {
+            return -1;
+        }
+        from = fd + 1;
     }
-    0
+    // SAFETY: as above.
+    if from <= last { unsafe { close_between(from, last, flags) } } else { 0 }
+}
+
+/// # Safety
+/// As close_range(2).
+unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    /// <linux/close_range.h>: marks them, and closes none.
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    let closes = flags & CLOSE_RANGE_CLOEXEC == 0;
+    let numbers = first..=last.min(descriptors::highest().unsigned_abs());
+    let places: Vec<_> =
+        if closes { numbers.filter_map(|fd| descriptors::closing(fd as c_int)).collect() } else { Vec::new() };
+    // SAFETY: the caller's promise.
+    let outcome = unsafe { real::close_range(first, last, flags) };
+    for place in places {
+        quietly(|runtime| descriptors::closed(runtime, Some(place)));
+    }
+    outcome
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn closefrom(first: c_int) {
+pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     // SAFETY: as above.
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
@@ -143,40 +217,42 @@ fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: as above.
     copied(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
     // SAFETY: as above.
     replaces(from, to, || unsafe { real::dup2(from, to) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: as above.
     replaces(from, to, || unsafe { real::dup3(from, to, flags) })
 }
 
 /// The third argument is an int, a pointer or absent: a register in each case (System V ABI, x86_64).
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if command == libc::F_SETFD && descriptors::is_kept(fd) {
+        return 0;
+    }
     // SAFETY: as above.
     let outcome = unsafe { real::fcntl(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { copied(fd, outcome) } else { outcome }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as above.
-    let outcome = unsafe { real::fcntl64(fd, command, argument) };
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) { copied(fd, outcome) } else { outcome }
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the same call.
+    unsafe { fcntl(fd, command, argument) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     if request == libc::FIONREAD
         && argument != 0
         && let Some((runtime, place)) = connection(fd)
@@ -197,7 +273,15 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_in
 /// A child of vfork shares the parent's memory: what it closes and copies would be the parent's connections that we
 /// forget. As fork it has its own.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn vfork() -> libc::pid_t {
+pub unsafe extern "C-unwind" fn vfork() -> libc::pid_t {
     // SAFETY: as above.
     unsafe { real::fork() }
+}
+
+same! {
+    __close is close(fd: c_int) -> c_int;
+    __connect is connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int;
+    __dup2 is dup2(from: c_int, to: c_int) -> c_int;
+    __fcntl is fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
+    __vfork is vfork() -> libc::pid_t;
 }

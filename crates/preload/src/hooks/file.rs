@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_void, iovec, off64_t, size_t, ssize_t};
 
-use super::{connection, real, returned};
+use super::{Inside, connection, real, returned};
 use crate::descriptors::borrow;
 use crate::pipe;
 use crate::runtime::Runtime;
@@ -14,10 +14,14 @@ use crate::send::{self, Errno};
 const AT_ONCE: usize = 1 << 20;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
     match connection(to) {
         // SAFETY: the program's offset, or none.
-        Some((runtime, place)) => returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes)),
+        Some((runtime, place)) => {
+            let Some(_inside) = Inside::enter() else { return returned(Err(libc::EAGAIN)) };
+            // SAFETY: as above.
+            returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes))
+        }
         // SAFETY: the program's own call.
         None if connection(from).is_none() => unsafe { real::sendfile64(to, from, offset, bytes) },
         None => returned(Err(libc::EINVAL)),
@@ -25,7 +29,7 @@ unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, by
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
     // SAFETY: the same call: off_t has 64 bits.
     unsafe { sendfile64(to, from, offset, bytes) }
 }
@@ -83,7 +87,7 @@ fn sends_file(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn splice(
+pub unsafe extern "C-unwind" fn splice(
     from: c_int,
     from_offset: *mut off64_t,
     to: c_int,
@@ -92,6 +96,7 @@ unsafe extern "C" fn splice(
     flags: u32,
 ) -> ssize_t {
     let offsets = !from_offset.is_null() || !to_offset.is_null();
+    let _inside = Inside::enter();
     match (connection(from), connection(to)) {
         // SAFETY: the program's own call.
         (None, None) => unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) },

@@ -2,22 +2,25 @@
 //!
 //! Large blocks begin at a page, so that a buffer of 4 KiB has a whole page. What is freed is not fetched only
 //! because the heap writes its own words into it; realloc copies, so that it is.
+//!
+//! The whole family is here, and all of it is glibc's: a program that brings another heap (jemalloc) must not get a block
+//! from the one and give it to the other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_void, size_t};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-use super::{errno, real, set_errno};
+use super::{Inside, errno, real, set_errno};
 use crate::memory::any_absent;
 use crate::runtime::runtime;
 
 unsafe extern "C" {
     fn __libc_malloc(bytes: size_t) -> *mut c_void;
+    fn __libc_calloc(count: size_t, bytes: size_t) -> *mut c_void;
     fn __libc_memalign(alignment: size_t, bytes: size_t) -> *mut c_void;
     fn __libc_realloc(at: *mut c_void, bytes: size_t) -> *mut c_void;
     fn __libc_free(at: *mut c_void);
-    fn malloc_usable_size(at: *mut c_void) -> size_t;
 }
 
 static ALIGNS: AtomicBool = AtomicBool::new(false);
@@ -32,7 +35,7 @@ pub fn align_large_blocks() {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
     if bytes >= PAGE_BYTES && ALIGNS.load(Ordering::Relaxed) {
         // SAFETY: the program's own call, as all here.
         return unsafe { __libc_memalign(PAGE_BYTES, bytes) };
@@ -42,14 +45,15 @@ unsafe extern "C" fn malloc(bytes: size_t) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free(at: *mut c_void) {
+pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
     if any_absent()
         && !at.is_null()
         && let Some(runtime) = runtime()
     {
         // SAFETY: a block of the heap, whose size is written before it, never in a page of the block alone.
-        let bytes = unsafe { malloc_usable_size(at) };
+        let bytes = unsafe { real::malloc_usable_size(at) };
         if bytes >= PAGE_BYTES {
+            let _inside = Inside::enter();
             let before = errno();
             runtime.memory.forget(&(at as usize..at as usize + bytes));
             set_errno(before);
@@ -60,13 +64,14 @@ unsafe extern "C" fn free(at: *mut c_void) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
     if any_absent()
         && !at.is_null()
         && let Some(runtime) = runtime()
     {
+        let _inside = Inside::enter();
         // SAFETY: as above.
-        let before = unsafe { malloc_usable_size(at) };
+        let before = unsafe { real::malloc_usable_size(at) };
         if before >= PAGE_BYTES && runtime.memory.fetch_range(&(at as usize..at as usize + before)).is_err() {
             crate::faults::end_process("realloc");
         }
@@ -77,14 +82,79 @@ unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
 
 /// What drops pages drops what they stood for.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     if any_absent()
         && matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE)
         && let Some(runtime) = runtime()
     {
+        let _inside = Inside::enter();
         let start = at as usize;
         runtime.memory.forget(&(start..start.saturating_add(bytes)));
     }
     // SAFETY: as above.
     unsafe { real::madvise(at, bytes, advice) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { __libc_calloc(count, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
+    match count.checked_mul(bytes) {
+        // SAFETY: as above.
+        Some(bytes) => unsafe { realloc(at, bytes) },
+        None => {
+            set_errno(libc::ENOMEM);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { __libc_memalign(alignment, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_memalign(to: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
+    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let before = errno();
+    // SAFETY: as above.
+    let at = unsafe { __libc_memalign(alignment, bytes) };
+    set_errno(before);
+    if at.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the program's.
+    unsafe { *to = at };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn valloc(bytes: size_t) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { __libc_memalign(PAGE_BYTES, bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pvalloc(bytes: size_t) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { __libc_memalign(PAGE_BYTES, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn malloc_usable_size(at: *mut c_void) -> size_t {
+    // SAFETY: as above.
+    unsafe { real::malloc_usable_size(at) }
+}
+
+same! {
+    aligned_alloc is memalign(alignment: size_t, bytes: size_t) -> *mut c_void;
+    cfree is free(at: *mut c_void) -> ();
 }

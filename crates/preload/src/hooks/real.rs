@@ -3,7 +3,9 @@
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    FILE, c_char, c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
 
 fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     let known = found.load(Ordering::Relaxed);
@@ -31,7 +33,7 @@ macro_rules! real {
             let name = unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) };
             let found = find(name, &FOUND);
             // SAFETY: glibc's function of this name has this type.
-            let function: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
+            let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: the caller's promise.
             unsafe { function($($argument),*) }
         }
@@ -65,8 +67,49 @@ real! {
     dup2(from: c_int, to: c_int) -> c_int;
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
-    fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int;
     ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
     fork() -> libc::pid_t;
+    clone(start: extern "C-unwind" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, area: usize, child: usize) -> c_int;
+    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int;
+    daemon(stays: c_int, keeps: c_int) -> c_int;
+    preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwrite64(fd: c_int, from: *const c_void, bytes: size_t, offset: off64_t) -> ssize_t;
+    pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+    fclose(stream: *mut FILE) -> c_int;
+    vdprintf(fd: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, arguments: *mut c_void) -> c_int;
+    execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execveat(directory: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int;
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+}
+
+/// malloc_usable_size(3) of glibc's own heap, whatever other heap the program brings.
+///
+/// # Safety
+/// A block of glibc's.
+pub unsafe fn malloc_usable_size(at: *mut c_void) -> size_t {
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut found = FOUND.load(Ordering::Relaxed);
+    if found.is_null() {
+        // SAFETY: names that end with a zero byte; the library is loaded, and stays.
+        found = unsafe {
+            let glibc = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            libc::dlsym(glibc, c"malloc_usable_size".as_ptr())
+        };
+        if found.is_null() {
+            crate::faults::end_process("the C library is not glibc");
+        }
+        FOUND.store(found, Ordering::Relaxed);
+    }
+    // SAFETY: glibc's function of this name has this type.
+    let function: unsafe extern "C" fn(*mut c_void) -> size_t = unsafe { std::mem::transmute(found) };
+    // SAFETY: the caller's promise.
+    unsafe { function(at) }
 }

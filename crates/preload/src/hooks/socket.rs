@@ -2,34 +2,48 @@
 
 use std::os::fd::RawFd;
 
-use libc::{c_int, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::{connection, errno, real, returned, set_errno};
+use super::{Inside, connection, errno, real, returned, set_errno};
 use crate::memory::any_absent;
 use crate::runtime::runtime;
+use crate::send::Errno;
 use crate::{descriptors, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
 }
 
+/// `None`: the kernel says what is wrong with them.
+///
 /// # Safety
 /// `count` iovecs at `iov`, as the program promises to the kernel.
-unsafe fn parts<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
-    if iov.is_null() || count == 0 || count > libc::UIO_MAXIOV as usize {
-        return &[];
+unsafe fn parts<'a>(iov: *const iovec, count: usize) -> Option<&'a [iovec]> {
+    match count {
+        0 => Some(&[]),
+        // SAFETY: the caller's promise.
+        1..=MOST_PARTS if !iov.is_null() => Some(unsafe { std::slice::from_raw_parts(iov, count) }),
+        _ => None,
     }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(iov, count) }
 }
 
+const MOST_PARTS: usize = libc::UIO_MAXIOV as usize;
+/// What is no part of the stream: the kernel's own read.
+const BESIDE: c_int = libc::MSG_OOB | libc::MSG_ERRQUEUE;
+
 /// Reads where the descriptor is a framed connection's; `None`: the call is glibc's.
-fn reads(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
+    let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {
-        return Some(returned(receive::read(runtime, fd, place, iov, flags)));
+        if flags & BESIDE != 0 {
+            return None;
+        }
+        let Some(_inside) = Inside::enter() else { return Some(returned(Err(libc::EAGAIN))) };
+        return ours(fd, receive::read(runtime, fd, place, iov, flags));
     }
     if any_absent()
         && let Some(runtime) = runtime()
+        && let Some(_inside) = Inside::enter()
     {
         receive::overwriting(runtime, fd, iov);
     }
@@ -37,15 +51,23 @@ fn reads(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
 }
 
 /// Writes where the descriptor is a framed connection's, or memory must be fetched first; `None`: the call is glibc's.
-fn writes(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
+fn writes(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
+    let iov = iov?;
     if let Some((runtime, place)) = connection(fd) {
-        return Some(returned(send::write(runtime, fd, place, iov, flags)));
+        let Some(_inside) = Inside::enter() else { return Some(returned(Err(libc::EAGAIN))) };
+        return ours(fd, send::write(runtime, fd, place, iov, flags));
     }
+    fetches(iov)
+}
+
+/// Before memory goes elsewhere than to a framed connection: what is absent is fetched at once, not page by page.
+fn fetches(iov: &[iovec]) -> Option<ssize_t> {
     if any_absent()
         && let Some(runtime) = runtime()
+        && let Some(_inside) = Inside::enter()
     {
         for part in iov {
-            let memory = part.iov_base as usize..part.iov_base as usize + part.iov_len;
+            let memory = part.iov_base as usize..(part.iov_base as usize).saturating_add(part.iov_len);
             if runtime.memory.fetch_range(&memory).is_err() {
                 set_errno(libc::ECONNRESET);
                 return Some(-1);
@@ -55,14 +77,28 @@ fn writes(fd: RawFd, iov: &[iovec], flags: c_int) -> Option<ssize_t> {
     None
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t {
-    // SAFETY: the program's own call, here and in all that follow.
-    reads(fd, &[part(to, bytes)], 0).unwrap_or_else(|| unsafe { real::read(fd, to, bytes) })
+/// `None`, also where the number leads to something else by now: glibc closes some descriptors by itself.
+fn ours(fd: RawFd, outcome: Result<usize, Errno>) -> Option<ssize_t> {
+    if outcome == Err(libc::ENOTSOCK) {
+        descriptors::forget_entry(fd);
+        return None;
+    }
+    Some(returned(outcome))
+}
+
+/// The flags of preadv2(2) and pwritev2(2) that matter here.
+fn stream_flags(flags: c_int) -> c_int {
+    if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t {
+    // SAFETY: the program's own call, here and in all that follow.
+    reads(fd, Some(&[part(to, bytes)]), 0).unwrap_or_else(|| unsafe { real::read(fd, to, bytes) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t) -> ssize_t {
     checked(bytes, room);
     // SAFETY: as above.
     unsafe { read(fd, to, bytes) }
@@ -77,28 +113,34 @@ fn checked(bytes: size_t, room: size_t) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: as above.
-    let buffers = unsafe { parts(iov, count as usize) };
+    let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: as above.
     reads(fd, buffers, 0).unwrap_or_else(|| unsafe { real::readv(fd, iov, count) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t {
     // SAFETY: as above.
-    reads(fd, &[part(to, bytes)], flags).unwrap_or_else(|| unsafe { real::recv(fd, to, bytes, flags) })
+    reads(fd, Some(&[part(to, bytes)]), flags).unwrap_or_else(|| unsafe { real::recv(fd, to, bytes, flags) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, bytes: size_t, room: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    bytes: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
     checked(bytes, room);
     // SAFETY: as above.
     unsafe { recv(fd, to, bytes, flags) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvfrom(
+pub unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     bytes: size_t,
@@ -106,7 +148,7 @@ unsafe extern "C" fn recvfrom(
     from: *mut sockaddr,
     length: *mut socklen_t,
 ) -> ssize_t {
-    let ours = reads(fd, &[part(to, bytes)], flags);
+    let ours = reads(fd, Some(&[part(to, bytes)]), flags);
     if ours.is_some() && !length.is_null() {
         // SAFETY: the program's; a connected socket's recvfrom tells no address.
         unsafe { *length = 0 };
@@ -116,7 +158,7 @@ unsafe extern "C" fn recvfrom(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __recvfrom_chk(
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     to: *mut c_void,
     bytes: size_t,
@@ -131,7 +173,7 @@ unsafe extern "C" fn __recvfrom_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as above; the kernel would refuse a null message.
     let Some(asked) = (unsafe { message.as_mut() }) else {
         // SAFETY: as above.
@@ -173,7 +215,7 @@ fn passed(message: &msghdr) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn recvmmsg(
+pub unsafe extern "C-unwind" fn recvmmsg(
     fd: c_int,
     messages: *mut mmsghdr,
     count: u32,
@@ -195,27 +237,27 @@ unsafe extern "C" fn recvmmsg(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t {
     // SAFETY: as above.
-    writes(fd, &[part(from, bytes)], 0).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
+    writes(fd, Some(&[part(from, bytes)]), 0).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: as above.
-    let memory = unsafe { parts(iov, count as usize) };
+    let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: as above.
     writes(fd, memory, 0).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
     // SAFETY: as above.
-    writes(fd, &[part(from, bytes)], flags).unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
+    writes(fd, Some(&[part(from, bytes)]), flags).unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendto(
+pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     from: *const c_void,
     bytes: size_t,
@@ -223,21 +265,21 @@ unsafe extern "C" fn sendto(
     to: *const sockaddr,
     length: socklen_t,
 ) -> ssize_t {
-    writes(fd, &[part(from, bytes)], flags)
+    writes(fd, Some(&[part(from, bytes)]), flags)
         // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as above; the kernel would refuse a null message.
-    let memory = unsafe { message.as_ref().map_or(&[][..], |asked| parts(asked.msg_iov, asked.msg_iovlen)) };
+    let memory = unsafe { message.as_ref().and_then(|asked| parts(asked.msg_iov, asked.msg_iovlen)) };
     // SAFETY: as above.
     writes(fd, memory, flags).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     if connection(fd).is_none() || messages.is_null() {
         // SAFETY: as above.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
@@ -252,11 +294,68 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, fla
         }
         message.msg_len = sent as u32;
         // SAFETY: as above.
-        let asked: usize =
-            unsafe { parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) }.iter().map(|part| part.iov_len).sum();
+        let iov = unsafe { parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) };
+        let asked: usize = iov.into_iter().flatten().map(|part| part.iov_len).sum();
         if (sent as usize) < asked {
             return at as c_int + 1;
         }
     }
     count as c_int
+}
+
+/// An offset of -1: as readv.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn preadv2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    let buffers = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
+    let ours = if offset == -1 { reads(fd, buffers, stream_flags(flags)) } else { None };
+    // SAFETY: as above.
+    ours.unwrap_or_else(|| unsafe { real::preadv2(fd, iov, count, offset, flags) })
+}
+
+/// An offset of -1: as writev.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev2(
+    fd: c_int,
+    iov: *const iovec,
+    count: c_int,
+    offset: off64_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: as above.
+    let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
+    let ours = if offset == -1 { writes(fd, memory, stream_flags(flags)) } else { fetches(memory.unwrap_or(&[])) };
+    // SAFETY: as above.
+    ours.unwrap_or_else(|| unsafe { real::pwritev2(fd, iov, count, offset, flags) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwrite64(fd: c_int, from: *const c_void, bytes: size_t, offset: off64_t) -> ssize_t {
+    // SAFETY: as above.
+    fetches(&[part(from, bytes)]).unwrap_or_else(|| unsafe { real::pwrite64(fd, from, bytes, offset) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    // SAFETY: as above.
+    let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
+    // SAFETY: as above.
+    fetches(memory.unwrap_or(&[])).unwrap_or_else(|| unsafe { real::pwritev64(fd, iov, count, offset) })
+}
+
+same! {
+    __read is read(fd: c_int, to: *mut c_void, bytes: size_t) -> ssize_t;
+    __write is write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t;
+    __send is send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t;
+    preadv64v2 is preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwritev64v2 is pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t;
+    pwrite is pwrite64(fd: c_int, from: *const c_void, bytes: size_t, offset: off64_t) -> ssize_t;
+    __pwrite64 is pwrite64(fd: c_int, from: *const c_void, bytes: size_t, offset: off64_t) -> ssize_t;
+    pwritev is pwritev64(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t) -> ssize_t;
 }

@@ -1,0 +1,168 @@
+//! System calls that programs make by number (syscall(2)), processes made by clone(2), and io_uring.
+
+use libc::{c_int, c_long, c_uint, c_void, sockaddr, socklen_t};
+
+use super::{descriptor, exec, file, heap, returned, set_errno, socket};
+use crate::kernel;
+use crate::runtime::{self, runtime};
+
+/// A pointer argument.
+fn at<T>(argument: usize) -> *mut T {
+    argument as *mut T
+}
+
+/// The interposed functions, by number; all others as they are.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let fd = a as c_int;
+    if runtime().is_some() {
+        // SAFETY: the program's own call, as all here.
+        let known = unsafe {
+            match number {
+                libc::SYS_read => socket::read(fd, at(b), c),
+                libc::SYS_write => socket::write(fd, at(b), c),
+                libc::SYS_readv => socket::readv(fd, at(b), c as c_int),
+                libc::SYS_writev => socket::writev(fd, at(b), c as c_int),
+                libc::SYS_recvfrom => socket::recvfrom(fd, at(b), c, d as c_int, at(e), at(f)),
+                libc::SYS_sendto => socket::sendto(fd, at(b), c, d as c_int, at(e), f as socklen_t),
+                libc::SYS_recvmsg => socket::recvmsg(fd, at(b), c as c_int),
+                libc::SYS_sendmsg => socket::sendmsg(fd, at(b), c as c_int),
+                libc::SYS_recvmmsg => socket::recvmmsg(fd, at(b), c as u32, d as c_int, at(e)) as isize,
+                libc::SYS_sendmmsg => socket::sendmmsg(fd, at(b), c as u32, d as c_int) as isize,
+                libc::SYS_sendfile => file::sendfile64(fd, b as c_int, at(c), d),
+                libc::SYS_splice => file::splice(fd, at(b), c as c_int, at(d), e, f as u32),
+                libc::SYS_connect => descriptor::connect(fd, at::<sockaddr>(b), c as socklen_t) as isize,
+                libc::SYS_listen => descriptor::listen(fd, b as c_int) as isize,
+                libc::SYS_accept => descriptor::accept4(fd, at(b), at(c), 0) as isize,
+                libc::SYS_accept4 => descriptor::accept4(fd, at(b), at(c), d as c_int) as isize,
+                libc::SYS_close => descriptor::close(fd) as isize,
+                libc::SYS_close_range => descriptor::close_range(a as c_uint, b as c_uint, c as c_int) as isize,
+                libc::SYS_dup => descriptor::dup(fd) as isize,
+                libc::SYS_dup2 => descriptor::dup2(fd, b as c_int) as isize,
+                libc::SYS_dup3 => descriptor::dup3(fd, b as c_int, c as c_int) as isize,
+                libc::SYS_fcntl => descriptor::fcntl(fd, b as c_int, c) as isize,
+                libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c) as isize,
+                libc::SYS_setsockopt => descriptor::setsockopt(fd, b as c_int, c as c_int, at(d), e as u32) as isize,
+                libc::SYS_getsockopt => descriptor::getsockopt(fd, b as c_int, c as c_int, at(d), at(e)) as isize,
+                libc::SYS_madvise => heap::madvise(at(a), b, c as c_int) as isize,
+                libc::SYS_execve => exec::execve(at(a), at(b), at(c)) as isize,
+                libc::SYS_fork | libc::SYS_vfork => forked(libc::SYS_fork, [0; 6]),
+                libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => forked(number, [a, b, c, d, e, f]),
+                libc::SYS_io_uring_setup => returned(Err(libc::ENOSYS)),
+                _ => return plain(number, [a, b, c, d, e, f]),
+            }
+        };
+        return known as c_long;
+    }
+    plain(number, [a, b, c, d, e, f])
+}
+
+fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
+    // SAFETY: the program's own call.
+    returned(unsafe { kernel::call(number, arguments) }) as c_long
+}
+
+/// A process that glibc's fork does not know of.
+///
+/// # Safety
+/// A call that makes a process with its own copy of this one's memory.
+unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
+    runtime::before_fork();
+    // SAFETY: the caller's promise.
+    let outcome = unsafe { kernel::call(number, arguments) };
+    if outcome == Ok(0) {
+        runtime::after_fork_in_child();
+    }
+    returned(outcome)
+}
+
+type Start = extern "C-unwind" fn(*mut c_void) -> c_int;
+
+struct Begin {
+    start: Start,
+    argument: *mut c_void,
+}
+
+extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
+    runtime::after_fork_in_child();
+    // SAFETY: the child's copy of what `clone` passed.
+    let Begin { start, argument } = unsafe { begin.cast::<Begin>().read() };
+    start(argument)
+}
+
+/// What follows the argument (parent's and child's ids, thread area) is passed on as it is.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn clone(
+    start: Start,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: usize,
+    area: usize,
+    child: usize,
+) -> c_int {
+    if flags & libc::CLONE_VM != 0 || runtime().is_none() {
+        // SAFETY: as above.
+        return unsafe { super::real::clone(start, stack, flags, argument, parent, area, child) };
+    }
+    runtime::before_fork();
+    let mut what = Begin { start, argument };
+    // SAFETY: as above; the child has its own copy of `what`.
+    unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __clone(
+    start: Start,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: usize,
+    area: usize,
+    child: usize,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { clone(start, stack, flags, argument, parent, area, child) }
+}
+
+/// Rings read and write connections in the kernel, where frames are bytes as any others. So there are none, as on a
+/// kernel without io_uring, for which programs are prepared.
+fn no_ring() -> c_int {
+    -libc::ENOSYS
+}
+
+/// liburing's, which makes system calls of its own.
+#[unsafe(no_mangle)]
+extern "C-unwind" fn io_uring_queue_init(_entries: c_uint, _ring: *mut c_void, _flags: c_uint) -> c_int {
+    no_ring()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn io_uring_queue_init_params(_entries: c_uint, _ring: *mut c_void, _with: *mut c_void) -> c_int {
+    no_ring()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn io_uring_queue_init_mem(
+    _entries: c_uint,
+    _ring: *mut c_void,
+    _with: *mut c_void,
+    _memory: *mut c_void,
+    _bytes: usize,
+) -> c_int {
+    no_ring()
+}
+
+#[unsafe(no_mangle)]
+extern "C-unwind" fn io_uring_setup(_entries: c_uint, _with: *mut c_void) -> c_int {
+    set_errno(libc::ENOSYS);
+    no_ring()
+}

@@ -1,0 +1,100 @@
+//! Calls with any number of arguments: Rust can call such functions, not define them. Each entry makes a va_list of its
+//! arguments (System V ABI for x86_64, 3.5.7) and calls a function that takes one.
+
+use std::arch::naked_asm;
+
+use libc::{c_char, c_int};
+
+use super::{exec, stream};
+
+/// A va_list.
+#[repr(C)]
+pub struct Arguments {
+    integers_at: u32,
+    floats_at: u32,
+    on_stack: *const usize,
+    in_registers: *const u8,
+}
+
+impl Arguments {
+    /// The next argument that is a pointer.
+    ///
+    /// # Safety
+    /// There is one.
+    pub unsafe fn next(&mut self) -> usize {
+        const REGISTERS_END: u32 = 48;
+        if self.integers_at < REGISTERS_END {
+            // SAFETY: the save area of the six registers; the offset is one of theirs.
+            let value = unsafe { self.in_registers.add(self.integers_at as usize).cast::<usize>().read() };
+            self.integers_at += 8;
+            return value;
+        }
+        // SAFETY: the caller's promise.
+        let value = unsafe { self.on_stack.read() };
+        self.on_stack = self.on_stack.wrapping_add(1);
+        value
+    }
+
+    /// Strings from `first` on, up to a null and with it.
+    ///
+    /// # Safety
+    /// They end with a null.
+    pub unsafe fn strings(&mut self, first: *const c_char) -> Vec<*const c_char> {
+        let mut strings = vec![first];
+        while strings.last().is_some_and(|last| !last.is_null()) {
+            // SAFETY: the caller's promise.
+            strings.push(unsafe { self.next() } as *const c_char);
+        }
+        strings
+    }
+}
+
+macro_rules! variadic {
+    ($($name:ident($($argument:ident: $kind:ty),*), $named:literal named, list in $list:literal => $target:path;)*) => {$(
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> c_int {
+            naked_asm!(
+                "sub rsp, 0xd8",
+                // The registers' save area.
+                "mov [rsp + 0x28], rsi",
+                "mov [rsp + 0x30], rdx",
+                "mov [rsp + 0x38], rcx",
+                "mov [rsp + 0x40], r8",
+                "mov [rsp + 0x48], r9",
+                "test al, al",
+                "je 2f",
+                "movaps [rsp + 0x50], xmm0",
+                "movaps [rsp + 0x60], xmm1",
+                "movaps [rsp + 0x70], xmm2",
+                "movaps [rsp + 0x80], xmm3",
+                "movaps [rsp + 0x90], xmm4",
+                "movaps [rsp + 0xa0], xmm5",
+                "movaps [rsp + 0xb0], xmm6",
+                "movaps [rsp + 0xc0], xmm7",
+                "2:",
+                // The va_list.
+                "mov dword ptr [rsp], 8 * {named}",
+                "mov dword ptr [rsp + 4], 48",
+                "lea rax, [rsp + 0xe0]",
+                "mov [rsp + 8], rax",
+                "lea rax, [rsp + 0x20]",
+                "mov [rsp + 16], rax",
+                concat!("mov ", $list, ", rsp"),
+                "call {target}",
+                "add rsp, 0xd8",
+                "ret",
+                named = const $named,
+                target = sym $target,
+            )
+        }
+    )*};
+}
+
+variadic! {
+    dprintf(_fd: c_int, _format: *const c_char), 2 named, list in "rdx" => stream::vdprintf;
+    __dprintf_chk(_fd: c_int, _flag: c_int, _format: *const c_char), 3 named, list in "rcx" => stream::__vdprintf_chk;
+    execl(_path: *const c_char, _first: *const c_char), 2 named, list in "rdx" => exec::execl_list;
+    execlp(_file: *const c_char, _first: *const c_char), 2 named, list in "rdx" => exec::execlp_list;
+    execle(_path: *const c_char, _first: *const c_char), 2 named, list in "rdx" => exec::execle_list;
+}
