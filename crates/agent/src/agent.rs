@@ -2,6 +2,7 @@
 //!
 //! * `servers`: connections of this machine's servers; `peers`: sessions with other agents;
 //! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
+//! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
 //! * `limits`: how much of all that there may be.
 //! * `losses`: what becomes of payloads whose backend's agent is gone.
 //!
@@ -34,10 +35,12 @@ use crate::offers::Offers;
 use crate::packets;
 use crate::peers::Peer;
 use crate::poll::{Interest, Poll, Source};
+use crate::reaching::Reaching;
 use crate::servers::Server;
 use crate::serving::FetchIn;
 use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
+use crate::store::{Store, StoreError};
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
 const TICK: Duration = Duration::from_millis(100);
@@ -81,6 +84,9 @@ pub enum AgentError {
     /// Certificates.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
+    /// `[store]`.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// Anything else that the kernel refuses.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -108,6 +114,8 @@ pub struct Agent {
     pub(crate) refusals: OncePerSecond,
     pub(crate) fetches_out: Slab<FetchOut>,
     pub(crate) fetches_in: Slab<FetchIn>,
+    pub(crate) store: Option<Store>,
+    pub(crate) reaching: Slab<Reaching>,
     /// Peers with frames to send at the end of this turn.
     pub(crate) unsent: Vec<usize>,
     pub(crate) now: Instant,
@@ -150,6 +158,7 @@ impl Agent {
         let listen =
             |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
         let metrics = config.metrics.map(listen).transpose()?;
+        let store = config.store.as_ref().map(|store| Store::open(&config, store, &poll)).transpose()?;
         let (stop, handler) = UnixStream::pair()?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;
@@ -184,6 +193,8 @@ impl Agent {
             refusals: OncePerSecond::default(),
             fetches_out: Slab::new(),
             fetches_in: Slab::new(),
+            store,
+            reaching: Slab::new(),
             unsent: Vec::new(),
             now,
             keys_passed: false,
@@ -219,6 +230,14 @@ impl Agent {
     /// Where a thread cannot be made.
     pub fn serve_metrics(&mut self) -> Result<(), AgentError> {
         Ok(self.metrics.take().map_or(Ok(()), Endpoint::serve)?)
+    }
+
+    /// Has the store work, where there is one: after privileges were given up, and before system calls are restricted.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn start_store(&mut self) -> Result<(), AgentError> {
+        Ok(self.store.as_mut().map_or(Ok(()), Store::start)?)
     }
 
     /// Works until a termination signal.
@@ -270,6 +289,8 @@ impl Agent {
             Source::FetchReader(index) => self.on_fetch_reader(index),
             Source::FetchIn(index) => self.on_fetch_in(index),
             Source::Sender(index) => self.on_sender(index),
+            Source::Store => self.on_wishes(),
+            Source::Reaching(index) => self.on_reaching(index),
         }
     }
 
@@ -283,6 +304,7 @@ impl Agent {
         self.tend_senders();
         self.tend_fetches();
         self.tend_served();
+        self.tend_reaching();
         self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now, self.counts.handoffs);
@@ -330,6 +352,9 @@ impl Agent {
                 self.next_warning = self.now;
                 tracing::info!("read the certificates again");
                 self.recheck_sessions();
+                if let Some(store) = &self.store {
+                    store.orders.end_connections();
+                }
             }
             Err(error) => tracing::error!(%error, "keeping the certificates as they were"),
         }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use shunt_odb::segment::DATA_BYTES_FROM;
+use shunt_odb::store::{Limits as StoreLimits, STORE_SOCKET};
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 
@@ -69,6 +71,9 @@ pub struct Config {
     /// Present where this machine has payloads to offer.
     #[serde(default)]
     pub backend: Option<BackendConfig>,
+    /// Present where programs run under `shunt run`.
+    #[serde(default)]
+    pub store: Option<StoreConfig>,
     /// How much this agent takes on.
     #[serde(default)]
     pub limits: Limits,
@@ -139,6 +144,75 @@ pub struct BackendConfig {
     pub progress: Duration,
 }
 
+/// `[store]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Unix socket for programs under `shunt run`.
+    #[serde(default = "default_store_socket")]
+    pub socket: PathBuf,
+    /// Users whose programs may use it, beside those that may be servers.
+    #[serde(default)]
+    pub users: Vec<Account>,
+    /// The same for groups.
+    #[serde(default)]
+    pub groups: Vec<Account>,
+    /// Most memory in bytes for what programs have sent and nobody has had yet.
+    #[serde(default = "default_store_memory")]
+    pub memory_bytes: usize,
+    /// Of that, what one program gets at a time.
+    #[serde(default = "default_segment")]
+    pub segment_bytes: usize,
+    /// How long a payload waits for whoever has a reference to it.
+    #[serde(default = "default_lease", with = "humantime_serde")]
+    pub lease: Duration,
+    /// Peers whose programs may fetch; all where it is not given.
+    #[serde(default)]
+    pub readers: Option<Vec<String>>,
+    /// Connections of readers, on this machine and others.
+    #[serde(default = "default_reader_connections")]
+    pub reader_connections: usize,
+}
+
+impl StoreConfig {
+    /// What the store may take.
+    pub fn limits(&self) -> StoreLimits {
+        StoreLimits {
+            bytes: self.memory_bytes,
+            segment_bytes: self.segment_bytes,
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            readers: self.reader_connections,
+            ..StoreLimits::default()
+        }
+    }
+
+    /// Whether programs of that peer's machine may fetch.
+    pub fn lets_read(&self, peer: &str) -> bool {
+        self.readers.as_ref().is_none_or(|readers| readers.iter().any(|reader| reader == peer))
+    }
+
+    fn problem(&self, config: &Config) -> Option<String> {
+        const PAGE_BYTES: usize = 4096;
+        let stranger = self.readers.iter().flatten().find(|name| !config.peers.iter().any(|peer| peer.name == **name));
+        if let Some(name) = stranger {
+            return Some(format!("[store] readers: \"{name}\" is no [[peer]]"));
+        }
+        if self.segment_bytes < 16 * PAGE_BYTES || !self.segment_bytes.is_multiple_of(PAGE_BYTES) {
+            return Some("[store] segment_bytes: at least 65536, and a multiple of 4096".into());
+        }
+        if self.memory_bytes < self.segment_bytes + DATA_BYTES_FROM {
+            return Some("[store] memory_bytes has no room for one segment: make it at least 256 KiB more".into());
+        }
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease) {
+            return Some("[store] lease: 100ms to 1h".into());
+        }
+        if self.reader_connections == 0 {
+            return Some("[store] reader_connections = 0: nobody could have what is kept; leave out [store]".into());
+        }
+        (self.socket == config.socket).then(|| "[store] socket is that of servers: give it a path of its own".into())
+    }
+}
+
 /// `[[peer]]`
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -187,6 +261,26 @@ fn default_true() -> bool {
 
 fn default_socket() -> PathBuf {
     "/run/shunt/shuntd.sock".into()
+}
+
+fn default_store_socket() -> PathBuf {
+    STORE_SOCKET.into()
+}
+
+fn default_store_memory() -> usize {
+    StoreLimits::default().bytes
+}
+
+fn default_segment() -> usize {
+    StoreLimits::default().segment_bytes
+}
+
+fn default_lease() -> Duration {
+    Duration::from_millis(StoreLimits::default().lease_ms)
+}
+
+fn default_reader_connections() -> usize {
+    StoreLimits::default().readers
 }
 
 fn default_pins() -> PathBuf {
@@ -292,8 +386,9 @@ impl Config {
         if self.peers.len() > BOARD_PEERS {
             return Some(format!("{} peers: at most {BOARD_PEERS}", self.peers.len()));
         }
-        if self.frontend.is_none() && self.backend.is_none() {
-            return Some("neither [frontend] nor [backend]: an intermediate needs no agent".into());
+        if self.frontend.is_none() && self.backend.is_none() && self.store.is_none() {
+            let advice = "an intermediate needs no agent, unless its programs run under `shunt run`";
+            return Some(format!("neither [frontend] nor [backend] nor [store]: {advice}"));
         }
         if self.heartbeat < Duration::from_millis(50) {
             return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
@@ -305,6 +400,9 @@ impl Config {
             return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
         }
         if let Some(problem) = self.limits.problem() {
+            return Some(problem);
+        }
+        if let Some(problem) = self.store.as_ref().and_then(|store| store.problem(self)) {
             return Some(problem);
         }
         self.backend.as_ref().and_then(|backend| self.backend_problem(backend))
@@ -344,9 +442,22 @@ impl Config {
     /// # Errors
     /// A sentence: a name that this machine does not know.
     pub fn callers(&self) -> Result<Callers, String> {
-        let groups: Vec<Account> = self.groups.iter().cloned().chain(self.socket_group.map(Account::Number)).collect();
+        self.callers_with(&[], &[])
+    }
+
+    /// Who may use the socket of the store.
+    ///
+    /// # Errors
+    /// As [`Self::callers`].
+    pub fn programs(&self, store: &StoreConfig) -> Result<Callers, String> {
+        self.callers_with(&store.users, &store.groups)
+    }
+
+    fn callers_with(&self, users: &[Account], groups: &[Account]) -> Result<Callers, String> {
         let own = self.user.as_ref().map_or(Ok(rustix::process::geteuid().as_raw()), Account::user)?;
-        Callers::new(own, &self.users, &groups, &self.observers)
+        let of_socket = self.socket_group.map(Account::Number);
+        let groups: Vec<Account> = self.groups.iter().chain(groups).cloned().chain(of_socket).collect();
+        Callers::new(own, &[&self.users, users].concat(), &groups, &self.observers)
     }
 
     /// Whether a peer is dialled at this address. Connections from there come first; others are good too.
@@ -411,6 +522,11 @@ mod tests {
             (GOOD.replace("[backend]", "[backend]\naddresses = [\"10.0.0.4\", \"10.0.0.5\"]"), "two of one"),
             (GOOD.replace("listen", "listten"), "listten"),
             (GOOD.replace("10s", "soon"), "offer_lifetime"),
+            (GOOD.replace("[backend]", "[store]\nreaders = [\"be7\"]\n[backend]"), "no [[peer]]"),
+            (GOOD.replace("[backend]", "[store]\nmemory_bytes = 9999\n[backend]"), "no room for one segment"),
+            (GOOD.replace("[backend]", "[store]\nsegment_bytes = 70000\n[backend]"), "a multiple of 4096"),
+            (GOOD.replace("[backend]", "[store]\nlease = \"2h\"\n[backend]"), "100ms to 1h"),
+            (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "of its own"),
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),

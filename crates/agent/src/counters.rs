@@ -45,6 +45,26 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("limit.WHAT", "what there may be of it"),
 ];
 
+/// (name below `store.`, whether it goes up and down, meaning) of what the store counts.
+pub(crate) const STORE: &[(&str, bool, &str)] = &[
+    ("bytes", true, "memory that is leased to programs now"),
+    ("bytes_limit", true, "what it may be: `memory_bytes`"),
+    ("segments", true, "leases now"),
+    ("programs", true, "connections of this machine's programs now; a program has up to two"),
+    ("readers", true, "connections now over which programs fetch here, of this machine and of others"),
+    ("fetches", false, "fetches; a program that may map a segment of this machine makes none"),
+    ("fetched_bytes", false, "their bytes"),
+    ("gone", false, "fetches of what was no longer there: its lease had ended, or it never was"),
+    ("returned", false, "shares that came back: once all of a payload's have, its memory is free"),
+    ("full", false, "segments that a program asked for in vain: it sends its bytes themselves"),
+    (
+        "refused",
+        false,
+        "connections that were turned away: of users or groups that are not in the configuration, or too many",
+    ),
+    ("unreached", false, "connections to other machines' stores that programs of this machine did not get"),
+];
+
 /// Whether a path below `agent.` goes up and down.
 pub(crate) fn is_gauge(path: &str) -> bool {
     matches!(path, "certificate_seconds_left" | "offers_open" | "regions_watched" | "senders.now")
@@ -60,6 +80,12 @@ pub(crate) fn server_help(name: &str) -> String {
 pub(crate) fn agent_help(path: &str) -> String {
     let found = AGENT.iter().find(|(other, _)| *other == path);
     sentence(found.map_or("see docs/counters.md", |(_, help)| help))
+}
+
+/// What one of the store's counts, and whether it goes up and down.
+pub(crate) fn store_help(name: &str) -> (String, bool) {
+    let found = STORE.iter().find(|(other, ..)| *other == name);
+    found.map_or(("See docs/counters.md.".into(), false), |(_, is_gauge, help)| (sentence(help), *is_gauge))
 }
 
 fn sentence(text: &str) -> String {
@@ -95,6 +121,12 @@ mod tests {
         section("Servers", "By this machine's nginx workers, those that are gone included.", servers);
         let agent = AGENT.iter().map(|(path, help)| (format!("agent.{path}"), *help)).collect();
         section("Agent", "By `shuntd`, since it started.", agent);
+        let store = STORE.iter().map(|(name, _, help)| (format!("store.{name}"), *help)).collect();
+        section(
+            "Store",
+            "By the store of programs under `shunt run`, since `shuntd` started; what there is now is as old as a quarter of a second.",
+            store,
+        );
         let reasons = shunt_wire::local::Reason::ALL;
         let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         let rows = reasons.iter().zip(&texts).map(|(reason, text)| (format!("{reason:?}"), text.as_str())).collect();

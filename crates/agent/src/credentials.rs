@@ -194,6 +194,8 @@ fn client(
         .with_webpki_verifier(trust.servers.clone())
         .with_client_auth_cert(chain, key)?;
     config.resumption = Resumption::disabled();
+    // For programs' connections to stores (reaching.rs).
+    config.enable_secret_extraction = true;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }
@@ -209,6 +211,7 @@ fn server(
         .with_client_cert_verifier(trust.clients.clone())
         .with_single_cert(chain, key)?;
     config.send_tls13_tickets = 0;
+    config.enable_secret_extraction = true;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }

@@ -80,6 +80,11 @@ pub fn exposition(stats: &Value) -> String {
         }
     }
     page.add("flows", Kind::Gauge, "Client connections in the flow table.", &[], &stats["frontend"]["flows"]);
+    for (name, value) in stats["store"].as_object().into_iter().flatten() {
+        let (help, is_gauge) = counters::store_help(name);
+        let kind = if is_gauge { Kind::Gauge } else { Kind::Counter };
+        page.add(&format!("store_{name}"), kind, &help, &[], value);
+    }
     add_agent(&mut page, stats["agent"].as_object().unwrap_or(&Map::new()));
     page.text()
 }
@@ -141,6 +146,7 @@ mod tests {
             "servers": {"shortcuts": 7, "relayed_no_peer": 1, "relayed_type": 2, "fetched": 5, "fetched_filter": 4},
             "frontend": {"fe_begun": 7, "flows": 3},
             "backend": null,
+            "store": {"bytes": 9, "fetches": 8},
             "agent": {"handoffs": 7, "offers_open": 2, "senders": {"now": 1, "reused": 6}, "ended": {"Limit": 1},
                 "now": {"handoffs": 1}, "limit": {"handoffs": 9}, "limited": {"handoffs": 0}},
         }));
@@ -155,6 +161,8 @@ mod tests {
             "# TYPE shunt_agent_senders_now gauge\nshunt_agent_senders_now 1",
             "# TYPE shunt_agent_offers_open gauge",
             "shunt_ended_total{reason=\"Limit\"} 1",
+            "# TYPE shunt_store_bytes gauge\nshunt_store_bytes 9",
+            "shunt_store_fetches_total 8",
             "shunt_in_use{of=\"handoffs\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

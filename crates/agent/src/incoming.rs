@@ -116,6 +116,10 @@ impl Agent {
                 let incoming = self.incoming.places.remove(index);
                 self.serve_fetch(incoming, &fetch);
             }
+            Ok(Some(Frame::Store(_))) => {
+                let incoming = self.incoming.places.remove(index);
+                self.serve_reader(incoming);
+            }
             Ok(Some(_)) => self.refuse_at(index, Reason::Malformed),
             Err(TransportError::Refused(reason)) => self.refuse_at(index, reason),
             Err(error) => self.drop_incoming(index, &error),

@@ -27,13 +27,16 @@ pub mod packets;
 mod peers;
 mod poll;
 pub mod privileges;
+mod reaching;
 pub mod seccomp;
 mod servers;
 mod serving;
 mod speaks_for;
 mod stats;
 mod steer;
+mod store;
 mod transport;
 
 pub use agent::{Agent, AgentError};
 pub use steer::{SteerError, detach};
+pub use store::StoreError;

@@ -302,8 +302,14 @@ impl Agent {
         let sending = self.senders.as_ref().map_or(0, |senders| senders.busy());
         let few = 32 + self.peers.len() + self.incoming.len();
         let servers = 2 * self.servers.len();
-        (few + servers + self.offers.len() + senders + sending + 3 * self.fetches_out.len() + 2 * self.fetches_in.len())
-            as u64
+        let store = self.store.as_ref().map_or(0, |store| store.counters.descriptors()) + self.reaching.len();
+        (few + store
+            + servers
+            + self.offers.len()
+            + senders
+            + sending
+            + 3 * self.fetches_out.len()
+            + 2 * self.fetches_in.len()) as u64
     }
 
     /// Whether one more file may be kept. A parked socket is worth less than what is new.

@@ -62,6 +62,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut agent = Agent::start(config)?;
     privileges::give_up(user.as_ref())?;
     agent.serve_metrics()?;
+    agent.start_store()?;
     if restricted {
         seccomp::restrict()?;
     }

@@ -33,6 +33,10 @@ pub enum Source {
     FetchIn(usize),
     /// A sender's socket has room again.
     Sender(usize),
+    /// The store wants something.
+    Store,
+    /// A connection to another store is being made for a program.
+    Reaching(usize),
 }
 
 impl Source {
@@ -49,6 +53,8 @@ impl Source {
             Source::Sender(index) => (8, index),
             Source::Reload => (9, 0),
             Source::FetchReader(index) => (10, index),
+            Source::Store => (11, 0),
+            Source::Reaching(index) => (12, index),
         };
         kind << 56 | index as u64
     }
@@ -66,7 +72,9 @@ impl Source {
             7 => Source::FetchIn(index),
             8 => Source::Sender(index),
             9 => Source::Reload,
-            _ => Source::FetchReader(index),
+            10 => Source::FetchReader(index),
+            11 => Source::Store,
+            _ => Source::Reaching(index),
         }
     }
 }
@@ -153,6 +161,8 @@ mod tests {
             Source::FetchIn(9),
             Source::Reload,
             Source::FetchReader(3),
+            Source::Store,
+            Source::Reaching(5),
         ] {
             assert_eq!(Source::of_token(source.token()), source);
         }

@@ -1,5 +1,6 @@
 //! Counters: the agent's own, its servers', the steering programs', as JSON for `shunt stats`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
@@ -59,6 +60,8 @@ pub struct Counts {
     pub fetches_in: u64,
     /// Fetches refused by a limit, in either direction.
     pub fetches_limited: u64,
+    /// Connections of programs to other machines' stores that could not be made.
+    pub stores_unreached: u64,
     /// Handoffs and fetches that ended without success, by [`Reason`].
     pub ended: [u64; 16],
     /// Counters of servers that are gone.
@@ -90,6 +93,7 @@ impl Default for Counts {
             fetches_out: 0,
             fetches_in: 0,
             fetches_limited: 0,
+            stores_unreached: 0,
             ended: [0; 16],
             gone: [0; COUNTERS],
         }
@@ -137,6 +141,7 @@ impl Agent {
             "peers": peers.collect::<Vec<_>>(),
             "agent": self.agent_stats(),
             "servers": self.server_stats(),
+            "store": self.store_stats(),
             "frontend": self.frontend.as_ref().map(|frontend| frontend.counters()),
             "backend": self.senders.as_ref().map(|senders| senders.table().counters()),
         })
@@ -189,6 +194,26 @@ impl Agent {
             });
         }
         stats
+    }
+
+    fn store_stats(&self) -> Value {
+        let Some(store) = &self.store else { return Value::Null };
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &store.counters;
+        json!({
+            "bytes": value(&counters.bytes),
+            "bytes_limit": store.config.memory_bytes,
+            "segments": value(&counters.segments),
+            "programs": value(&counters.programs),
+            "readers": value(&counters.readers),
+            "fetches": value(&counters.fetches),
+            "fetched_bytes": value(&counters.fetched_bytes),
+            "gone": value(&counters.gone),
+            "returned": value(&counters.returned),
+            "refused": value(&counters.refused),
+            "full": value(&counters.full),
+            "unreached": self.counts.stores_unreached,
+        })
     }
 
     /// What there is now, a tenth of a second ago at most.

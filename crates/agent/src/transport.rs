@@ -7,13 +7,16 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-use rustls::{ClientConnection, Connection, ServerConnection};
+use rustls::{ClientConnection, Connection, ConnectionTrafficSecrets, ExtractedSecrets, ServerConnection};
+use shunt_odb::records::Sealing;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::Frame;
+use shunt_wire::tls::{Keys, Suite};
+use zerocopy::FromZeros;
 
 use crate::credentials::{self, ALPN, Credentials};
 
@@ -292,10 +295,45 @@ impl Transport {
         self.flush()
     }
 
+    /// The connection, as whoever goes on with it needs it: the handshake is done, and nothing of ours is left in it.
+    ///
+    /// # Errors
+    /// There is still something to read or to send.
+    pub fn into_channel(self) -> Result<(OwnedFd, Sealing), TransportError> {
+        if !self.unread.is_empty() || !self.output.is_empty() {
+            return Err(TransportError::Refused(Reason::Malformed));
+        }
+        // Programs wait for their answers, and stores say with each call that they do not.
+        self.stream.set_nonblocking(false)?;
+        let sealing = sealing(&self.tls.dangerous_extract_secrets()?)?;
+        Ok((self.stream.into(), sealing))
+    }
+
     /// Closing it is a reset from here: the other end must not take what it has for the whole.
     pub fn reset(self) {
         let _ = sockopt::set_socket_linger(&self.stream, Some(std::time::Duration::ZERO));
     }
+}
+
+/// Keys of both directions, for [`shunt_odb::records`].
+fn sealing(secrets: &ExtractedSecrets) -> Result<Sealing, rustls::Error> {
+    let keys = |secrets: &ConnectionTrafficSecrets| {
+        let (suite, key, iv) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (Suite::Aes128GcmSha256, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (Suite::Aes256GcmSha384, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (Suite::ChaCha20Poly1305Sha256, key, iv),
+            _ => return None,
+        };
+        let mut keys = Keys::new_zeroed();
+        keys.key.get_mut(..suite.key_bytes())?.copy_from_slice(key.as_ref().get(..suite.key_bytes())?);
+        keys.iv.copy_from_slice(iv.as_ref());
+        Some((suite, keys))
+    };
+    let unknown = || rustls::Error::General("a cipher suite that programs do not have".into());
+    let (suite, send) = keys(&secrets.tx.1).ok_or_else(unknown)?;
+    let (_, receive) = keys(&secrets.rx.1).ok_or_else(unknown)?;
+    let (send_next, receive_next) = (secrets.tx.0.into(), secrets.rx.0.into());
+    Ok(Sealing { suite: (suite as u16).into(), zero: [0; 6], send_next, receive_next, send, receive })
 }
 
 #[cfg(test)]

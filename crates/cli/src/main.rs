@@ -12,7 +12,6 @@ use shunt_lab::bench::Bench;
 use shunt_lab::cli::LabCommand;
 use shunt_lab::demo::Demo;
 use shunt_run::launch::RunCommand;
-use shunt_run::store::StoreCommand;
 
 use ca::CaCommand;
 use stats::StatsCommand;
@@ -61,13 +60,11 @@ enum Command {
     /// Run a program that nobody changed, with on-demand buffers
     ///
     /// Between two programs that both run like this, large bodies stay where they were produced until somebody looks at
-    /// them. All other connections carry what they always did. Needs the store of this machine (shunt store).
+    /// them. All other connections carry what they always did. Needs an agent with a [store] on this machine (docs/odb.md).
     ///
     ///     shunt run -- nginx -g 'daemon off;'
     #[command(verbatim_doc_comment)]
     Run(RunCommand),
-    /// Keep the bodies of this machine's programs under `shunt run`, and serve them to others
-    Store(StoreCommand),
     /// Build test hosts as network namespaces, and run commands in them
     #[command(subcommand)]
     Lab(LabCommand),
@@ -103,7 +100,6 @@ impl Command {
         match self {
             Self::Demo(_) => Some("the demo"),
             Self::Bench(bench) => (!bench.only_lists()).then_some("the benchmark"),
-            Self::Store(_) => Some("the store"),
             Self::Run(_) | Self::Stats(_) | Self::Ca(_) | Self::Lab(LabCommand::List) => None,
             Self::Lab(_) => Some("the lab"),
         }
@@ -119,7 +115,6 @@ impl Command {
             Self::Stats(stats) => stats.run()?,
             Self::Ca(ca) => ca.run()?,
             Self::Run(run) => run.run()?,
-            Self::Store(store) => store.run()?,
             Self::Lab(lab) => lab.run()?,
         }
         Ok(Outcome::Good)

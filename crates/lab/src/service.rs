@@ -21,7 +21,6 @@ use agent::Agent;
 pub use built::{module_file, shunt_program, shuntd_program};
 pub use stats::{Stats, agent_stats};
 pub use store::OnDemand;
-use store::Store;
 
 /// The module's default for `shunt_offer_min_length`, in bytes.
 pub const OFFER_MIN_LENGTH: u64 = 32 << 10;
@@ -85,7 +84,6 @@ pub struct Service<'lab> {
     /// `None` only while the service ends.
     chain: Option<Chain>,
     agents: Vec<Agent<'lab>>,
-    stores: Vec<Store>,
 }
 
 impl<'lab> Service<'lab> {
@@ -94,7 +92,7 @@ impl<'lab> Service<'lab> {
     /// # Errors
     /// When `shuntd` or the module is not built, or a part does not start.
     pub fn start(lab: &'lab Lab, files: &Path, options: Options) -> Result<Self> {
-        let mut service = Self { lab, chain: None, agents: Vec::new(), stores: Vec::new() };
+        let mut service = Self { lab, chain: None, agents: Vec::new() };
         let mut chain = NginxChain::new(files).families(options.families);
         if options.keep_heap {
             chain = chain.keep_heap();
@@ -114,11 +112,22 @@ impl<'lab> Service<'lab> {
         }
         if let Some(on_demand) = options.on_demand {
             let program = shunt_program()?;
-            service.stores = lab.tiers().map(|host| Store::start(host, &program)).collect::<Result<_>>()?;
+            service.start_stores(&options)?;
             chain = chain.launcher(move |host| Some(on_demand.launcher(host, &program)));
         }
         service.chain = Some(chain.start(lab)?);
         Ok(service)
+    }
+
+    /// Every tier's agent knows every other: a reference goes through all of them.
+    fn start_stores(&mut self, options: &Options) -> Result<()> {
+        let program = shuntd_program()?;
+        let tiers: Vec<&Host> = self.lab.tiers().collect();
+        for host in &tiers {
+            let others: Vec<&Host> = tiers.iter().copied().filter(|other| other.name() != host.name()).collect();
+            self.agents.push(Agent::start(self.lab.id(), host, &others, options, &program)?);
+        }
+        self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
     }
 
     fn start_agents(&mut self, options: &Options) -> Result<()> {
@@ -251,8 +260,7 @@ impl<'lab> Service<'lab> {
         if let Some(chain) = &mut self.chain {
             chain.check_running()?;
         }
-        self.agents.iter_mut().try_for_each(Agent::check_running)?;
-        self.stores.iter_mut().try_for_each(Store::check_running)
+        self.agents.iter_mut().try_for_each(Agent::check_running)
     }
 }
 
@@ -262,7 +270,6 @@ impl Drop for Service<'_> {
             let _ = chain.stop();
         }
         self.agents.clear();
-        self.stores.clear();
     }
 }
 

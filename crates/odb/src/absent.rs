@@ -122,7 +122,7 @@ impl Absent {
 mod tests {
     use super::*;
     use crate::hold::Returns;
-    use crate::reference::{PayloadId, Weight};
+    use crate::reference::{Holder, PayloadId, Weight};
     use proptest::prelude::*;
 
     const SPACE: usize = 64;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     fn hold(slot: u32, returns: &Arc<Returns>) -> Arc<Hold> {
-        let payload = PayloadId { holder: "10.0.0.1:1".parse().unwrap(), segment: 0, slot, secret: 0 };
+        let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot, secret: 0 };
         Arc::new(Hold::new(payload, Weight::WHOLE, returns))
     }
 

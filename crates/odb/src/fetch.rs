@@ -1,24 +1,55 @@
-//! Bytes from the stores that hold them, for one process: a connection to each holder, one fetch at a time on it.
+//! Bytes from the stores that hold them, for one process. Payloads of this machine are copied from their segments, where the
+//! store lets this program map them; for others there is a connection to each holder, which this machine's agent makes,
+//! with one batch of fetches at a time on it.
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use zerocopy::IntoBytes;
+use zerocopy::FromBytes;
 
+use crate::channel::{Bench, Channel};
 use crate::hold::Returns;
-use crate::reference::{PayloadId, Reference, Weight};
-use crate::store::server::{Answer, FETCH, RETURN, Request};
+use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::segment::{Mapped, now_ms};
+use crate::store::client::Connection;
+use crate::store::messages::{Answer, FETCH, RETURN, Request};
+use crate::store::session::{ANSWERS_MAX, request};
 
-/// How long a holder may be silent. It only copies memory.
-const SILENCE: Duration = Duration::from_secs(10);
+/// A holder that could not be reached is not asked again for so long: what waits for it fails at once.
+const RETRY_MS: u64 = 1000;
 
-/// A reader's connections.
-#[derive(Debug, Default)]
+/// A reader's ways to all stores.
+#[derive(Debug)]
 pub struct Holders {
-    streams: Mutex<HashMap<SocketAddr, Arc<Mutex<Option<TcpStream>>>>>,
+    /// Where the store of this machine listens.
+    path: PathBuf,
+    local: Mutex<Local>,
+    streams: Mutex<HashMap<Holder, Arc<Mutex<Stream>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Local {
+    connection: Option<Connection>,
+    /// By segment; `None`: this program may not.
+    mapped: HashMap<u32, Option<Arc<Mapped>>>,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    channel: Option<(Channel, Bench)>,
+    /// When it could last not be reached; 0: never.
+    failed_ms: u64,
+}
+
+/// Some bytes of a payload, and where they are to be: as long as the reference.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// Which.
+    pub reference: Reference,
+    /// Where to.
+    pub into: &'a mut [u8],
 }
 
 /// Why bytes cannot be had.
@@ -27,66 +58,149 @@ pub enum FetchError {
     /// Its lease has ended, or somebody has given back more than there was.
     #[error("{0:?} is gone: its lease has ended")]
     Gone(PayloadId),
-    /// The machine, its store or the way to it.
-    #[error("the store at {0} cannot be asked: {1}")]
-    Holder(SocketAddr, #[source] io::Error),
+    /// The machine, its agent or the way to it.
+    #[error("{0:?} cannot be asked: {1}")]
+    Holder(Holder, #[source] io::Error),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Holders {
+    /// For a program of the machine whose store listens at `path`.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, local: Mutex::default(), streams: Mutex::default() }
+    }
+
     /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
     ///
     /// # Errors
     /// They cannot be had, now or later.
     pub fn fetch(&self, reference: &Reference, into: &mut [u8]) -> Result<(), FetchError> {
-        debug_assert_eq!(into.len() as u64, reference.length);
-        let holder = reference.payload.holder;
-        let connection = self.connection(holder);
-        let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let reused = connection.is_some();
-        let mut fetched = Self::try_fetch(&mut connection, reference, into);
-        if fetched.is_err() && reused {
-            // The store may have been restarted, or have closed an idle connection.
-            *connection = None;
-            fetched = Self::try_fetch(&mut connection, reference, into);
+        self.fetch_all(&mut [Wanted { reference: *reference, into }])
+    }
+
+    /// Fetches the bytes of some references, those of one holder in a row together.
+    ///
+    /// # Errors
+    /// Some cannot be had, now or later.
+    pub fn fetch_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), FetchError> {
+        let mut remote: Vec<&mut Wanted<'_>> = wanted.iter_mut().filter_map(|wanted| self.copy(wanted)).collect();
+        let is_next = |one: &&mut Wanted<'_>, next: &&mut Wanted<'_>| {
+            one.reference.payload.holder == next.reference.payload.holder
+        };
+        for of_one in remote.chunk_by_mut(is_next) {
+            for batch in of_one.chunks_mut(ANSWERS_MAX) {
+                self.fetch_batch(batch)?;
+            }
         }
-        match fetched {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(FetchError::Gone(reference.payload)),
+        Ok(())
+    }
+
+    /// Copies from this machine's memory; gives back what is not there.
+    fn copy<'a, 'b>(&self, wanted: &'a mut Wanted<'b>) -> Option<&'a mut Wanted<'b>> {
+        debug_assert_eq!(wanted.into.len() as u64, wanted.reference.length);
+        let segment = wanted.reference.payload.segment;
+        let Some(mapped) = self.mapped(&wanted.reference.payload) else { return Some(wanted) };
+        if mapped.copy(&wanted.reference, wanted.into) {
+            return None;
+        }
+        // Gone, or of a store before this one: the store says.
+        lock(&self.local).mapped.remove(&segment);
+        Some(wanted)
+    }
+
+    fn mapped(&self, payload: &PayloadId) -> Option<Arc<Mapped>> {
+        let mut local = lock(&self.local);
+        let connection = self.connected(&mut local).ok()?;
+        if connection.holder() != payload.holder {
+            return None;
+        }
+        if let Some(mapped) = local.mapped.get(&payload.segment) {
+            return mapped.clone();
+        }
+        let mapped = match local.connection.as_ref()?.map(payload.segment) {
+            Ok(mapped) => mapped.map(Arc::new),
+            Err(_) => {
+                local.connection = None;
+                return None;
+            }
+        };
+        local.mapped.insert(payload.segment, mapped.clone());
+        mapped
+    }
+
+    fn connected<'a>(&self, local: &'a mut Local) -> io::Result<&'a Connection> {
+        if local.connection.is_none() {
+            local.connection = Some(Connection::open(&self.path)?);
+        }
+        local.connection.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// A new way to a holder, by this machine's agent, which may have been started again.
+    fn reach(&self, holder: Holder) -> io::Result<(Channel, Bench)> {
+        let mut local = lock(&self.local);
+        let mut reached = self.connected(&mut local)?.reach(holder);
+        if reached.is_err() {
+            local.connection = None;
+            reached = self.connected(&mut local)?.reach(holder);
+        }
+        let why = "this machine's agent has no peer of that name that lets it fetch, or cannot reach it";
+        let channel = reached?.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
+        Ok((channel, Bench::of(ANSWERS_MAX * size_of::<Request>())))
+    }
+
+    fn stream(&self, holder: Holder) -> Arc<Mutex<Stream>> {
+        Arc::clone(lock(&self.streams).entry(holder).or_default())
+    }
+
+    fn fetch_batch(&self, batch: &mut [&mut Wanted<'_>]) -> Result<(), FetchError> {
+        let Some(holder) = batch.first().map(|wanted| wanted.reference.payload.holder) else { return Ok(()) };
+        let stream = self.stream(holder);
+        let mut stream = lock(&stream);
+        let reused = stream.channel.is_some();
+        let mut fetched = self.try_fetch(&mut stream, holder, batch);
+        if matches!(fetched, Err(FetchError::Holder(..))) && reused {
+            // The store may have been started again, or have closed an idle connection.
+            fetched = self.try_fetch(&mut stream, holder, batch);
+        }
+        fetched
+    }
+
+    fn try_fetch(&self, stream: &mut Stream, holder: Holder, batch: &mut [&mut Wanted<'_>]) -> Result<(), FetchError> {
+        let outcome = self.ready(stream, holder).and_then(|(channel, bench)| {
+            let requests: Vec<_> = batch.iter().map(|wanted| request(FETCH, &wanted.reference)).collect();
+            send(channel, bench, &requests)?;
+            let mut gone = None;
+            for wanted in batch.iter_mut() {
+                if !receive(channel, wanted)? {
+                    gone = Some(wanted.reference.payload);
+                }
+            }
+            Ok(gone)
+        });
+        match outcome {
+            Ok(None) => Ok(()),
+            Ok(Some(payload)) => Err(FetchError::Gone(payload)),
             Err(error) => {
-                *connection = None;
+                stream.channel = None;
                 Err(FetchError::Holder(holder, error))
             }
         }
     }
 
-    fn connection(&self, holder: SocketAddr) -> Arc<Mutex<Option<TcpStream>>> {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(streams.entry(holder).or_default())
-    }
-
-    fn try_fetch(connection: &mut Option<TcpStream>, reference: &Reference, into: &mut [u8]) -> io::Result<bool> {
-        let stream: &TcpStream = Self::connected(connection, reference.payload.holder)?;
-        let request = Request { kind: FETCH.into(), zero: 0.into(), reference: reference.emit() };
-        send_all(stream, request.as_bytes())?;
-        let mut answer = [0; size_of::<Answer>()];
-        receive_all(stream, &mut answer)?;
-        let answer: Answer = zerocopy::transmute!(answer);
-        match (answer.found.get(), answer.length.get()) {
-            (0, 0) => Ok(false),
-            (1, length) if length == reference.length => receive_all(stream, into).map(|()| true),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
+    fn ready<'a>(&self, stream: &'a mut Stream, holder: Holder) -> io::Result<&'a mut (Channel, Bench)> {
+        if stream.channel.is_none() {
+            if stream.failed_ms != 0 && now_ms() < stream.failed_ms + RETRY_MS {
+                return Err(io::Error::new(io::ErrorKind::HostUnreachable, "it could not be reached a moment ago"));
+            }
+            stream.failed_ms = now_ms();
+            stream.channel = Some(self.reach(holder)?);
+            stream.failed_ms = 0;
         }
-    }
-
-    fn connected(connection: &mut Option<TcpStream>, holder: SocketAddr) -> io::Result<&TcpStream> {
-        if connection.is_none() {
-            let stream = TcpStream::connect_timeout(&holder, SILENCE)?;
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(SILENCE))?;
-            stream.set_write_timeout(Some(SILENCE))?;
-            *connection = Some(stream);
-        }
-        connection.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        stream.channel.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// In the child of a fork: the connections are the parent's.
@@ -94,23 +208,28 @@ impl Holders {
         if let Ok(mut streams) = self.streams.try_lock() {
             streams.clear();
         }
+        if let Ok(mut local) = self.local.try_lock() {
+            *local = Local::default();
+        }
     }
 
     /// Sends back the shares that nobody has a use for. Those whose holder cannot be reached end with their lease.
     pub fn send_returns(&self, returns: &Returns) {
-        let mut by_holder: HashMap<SocketAddr, Vec<u8>> = HashMap::new();
+        let mut by_holder: HashMap<Holder, Vec<_>> = HashMap::new();
         for (payload, weight) in returns.take() {
-            let request = Request { kind: RETURN.into(), zero: 0.into(), reference: whole(payload, weight).emit() };
-            by_holder.entry(payload.holder).or_default().extend_from_slice(request.as_bytes());
+            by_holder.entry(payload.holder).or_default().push(request(RETURN, &whole(payload, weight)));
         }
         for (holder, requests) in by_holder {
-            let connection = self.connection(holder);
-            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let sent = Self::connected(&mut connection, holder).and_then(|stream| send_all(stream, &requests));
+            let stream = self.stream(holder);
+            let mut stream = lock(&stream);
+            let sent = self.ready(&mut stream, holder).and_then(|(channel, bench)| {
+                requests.chunks(ANSWERS_MAX).try_for_each(|some| send(channel, bench, some))
+            });
             if sent.is_err() {
-                *connection = None;
+                stream.channel = None;
             }
         }
+        lock(&self.local).mapped.retain(|_, mapped| mapped.as_ref().is_none_or(|mapped| mapped.is_live()));
     }
 }
 
@@ -119,26 +238,29 @@ fn whole(payload: PayloadId, weight: Weight) -> Reference {
     Reference { payload, weight, offset: 0, length: 1 }
 }
 
-/// All of it. By system calls of our own (rustix), not libc's, which crates/preload interposes.
-fn send_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = &bytes[sent..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
+fn send(channel: &mut Channel, bench: &mut Bench, requests: &[[u8; size_of::<Request>()]]) -> io::Result<()> {
+    let bytes = requests.as_flattened();
+    channel.put(bench, bytes.len(), |at, into| into.copy_from_slice(&bytes[at..at + into.len()]))?;
+    channel.send(bench, false).map(drop)
 }
 
-/// All of it, as above.
-fn receive_all(stream: &TcpStream, mut into: &mut [u8]) -> io::Result<()> {
+/// False: it is gone.
+fn receive(channel: &mut Channel, wanted: &mut Wanted<'_>) -> io::Result<bool> {
+    let mut answer = [0; size_of::<Answer>()];
+    take_all(channel, &mut answer)?;
+    let answer = Answer::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData)?;
+    match (answer.found.get(), answer.length.get()) {
+        (0, 0) => Ok(false),
+        (1, length) if length == wanted.reference.length => take_all(channel, wanted.into).map(|()| true),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
+    }
+}
+
+fn take_all(channel: &mut Channel, mut into: &mut [u8]) -> io::Result<()> {
     while !into.is_empty() {
-        match rustix::net::recv(stream, &mut *into, rustix::net::RecvFlags::empty()) {
-            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok((got, _)) => into = &mut into[got..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        match channel.take(into)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            got => into = &mut into[got..],
         }
     }
     Ok(())

@@ -4,15 +4,18 @@
 //! * [`frame`]: references and real bytes in a connection;
 //! * [`absent`]: which memory of a process stands for which bytes;
 //! * [`hold`]: the shares that a process has, and their return;
-//! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had.
+//! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
+//! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
 //!
 //! Nothing here touches a program's memory or its sockets: crates/preload does.
 #![forbid(unsafe_code)]
 
 pub mod absent;
+pub mod channel;
 pub mod fetch;
 pub mod frame;
 pub mod hold;
+pub mod records;
 pub mod reference;
 pub mod segment;
 pub mod store;

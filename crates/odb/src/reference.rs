@@ -5,9 +5,9 @@
 //! holder, and nobody can free what somebody else still has a reference to.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::hash::Hasher;
 
-use shunt_wire::address::{Address, Endpoint};
+use siphasher::sip128::{Hasher128, SipHasher24};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -44,11 +44,33 @@ impl Weight {
     }
 }
 
+/// Whose store: a digest of the name of the agent that has it, the same on every machine. Where that agent is, and
+/// whether it may be asked, a reader's own agent knows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(transparent)]
+pub struct Holder([u8; 16]);
+
+impl Holder {
+    /// The store of the agent of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        let mut hasher = SipHasher24::new();
+        hasher.write(name.as_bytes());
+        Self(hasher.finish128().as_bytes())
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "store {:08x}", u128::from_be_bytes(self.0) >> 96)
+    }
+}
+
 /// Which payload: unguessable, and never another one's again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PayloadId {
-    /// Where its holder answers.
-    pub holder: SocketAddr,
+    /// Whose store has it.
+    pub holder: Holder,
     /// The segment of the holder's store.
     pub segment: u32,
     /// The slot in the segment.
@@ -59,7 +81,7 @@ pub struct PayloadId {
 
 impl fmt::Debug for PayloadId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "payload {}/{} of {}", self.segment, self.slot, self.holder)
+        write!(f, "payload {}/{} of {:?}", self.segment, self.slot, self.holder)
     }
 }
 
@@ -80,10 +102,9 @@ pub const REFERENCE_BYTES: usize = size_of::<Layout>();
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Layout {
-    holder: Address,
-    port_be: [u8; 2],
+    holder: Holder,
     weight_log2: u8,
-    zero: u8,
+    zero: [u8; 3],
     segment: U32,
     slot: U32,
     secret: U64,
@@ -95,12 +116,10 @@ impl Reference {
     /// As it goes through a connection.
     #[must_use]
     pub fn emit(&self) -> [u8; REFERENCE_BYTES] {
-        let holder = Endpoint::from(self.payload.holder);
         let layout = Layout {
-            holder: holder.address,
-            port_be: holder.port_be,
+            holder: self.payload.holder,
             weight_log2: self.weight.log2(),
-            zero: 0,
+            zero: [0; 3],
             segment: self.payload.segment.into(),
             slot: self.payload.slot.into(),
             secret: self.payload.secret.into(),
@@ -115,11 +134,11 @@ impl Reference {
     pub fn parse(bytes: &[u8; REFERENCE_BYTES]) -> Option<Self> {
         let layout: Layout = zerocopy::transmute!(*bytes);
         let (offset, length) = (layout.offset.get(), layout.length.get());
-        if layout.zero != 0 || length == 0 || offset.checked_add(length).is_none() {
+        if layout.zero != [0; 3] || length == 0 || offset.checked_add(length).is_none() {
             return None;
         }
         let payload = PayloadId {
-            holder: Endpoint { address: layout.holder, port_be: layout.port_be }.socket_addr(),
+            holder: layout.holder,
             segment: layout.segment.get(),
             slot: layout.slot.get(),
             secret: layout.secret.get(),
@@ -136,11 +155,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_emitted_parses_to_itself(
-            ip in any::<[u8; 16]>(), port in any::<u16>(), log2 in 0u8..=62, segment in any::<u32>(),
+            name in "[a-z]{1,63}", log2 in 0u8..=62, segment in any::<u32>(),
             slot in any::<u32>(), secret in any::<u64>(), offset in 0..u64::MAX / 2, length in 1..u64::MAX / 2,
         ) {
-            let holder = SocketAddr::new(Address(ip).ip(), port);
-            let payload = PayloadId { holder, segment, slot, secret };
+            let payload = PayloadId { holder: Holder::named(&name), segment, slot, secret };
             let reference = Reference { payload, weight: Weight::from_log2(log2).unwrap(), offset, length };
             prop_assert_eq!(Reference::parse(&reference.emit()), Some(reference));
         }

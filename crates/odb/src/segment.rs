@@ -1,6 +1,7 @@
 //! A segment: memory of the store that one program writes payloads into (the paper's odb_buff).
 //!
 //! ```text
+//!   head      one page: whether the store that leased it is still there
 //!   slots     SLOTS times 64 bytes: which payloads there are
 //!   data      their bytes, each payload from a page's start on
 //! ```
@@ -10,27 +11,35 @@
 //!
 //! The store believes nothing that is written here but the payload's own place, which it checks: a program can only
 //! spoil its own payloads.
+//!
+//! A store that ends says so in the head; one that is killed no longer says that it is there. Either way the program
+//! soon writes no more payloads that nobody could have.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 
-use crate::reference::{PayloadId, Reference, Weight};
+use crate::reference::{Holder, PayloadId, Reference, Weight};
 
 /// Payloads of a segment.
 pub const SLOTS: usize = 1024;
 const SLOT_BYTES: usize = 64;
-/// Where data begins.
-pub const DATA_BYTES_FROM: usize = SLOTS * SLOT_BYTES;
 const PAGE_BYTES: usize = 4096;
+/// Where data begins.
+pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
+
+/// In the head: when the store was last there ([`now_ms`]); [`ENDED`] once it is not.
+const SEEN_MS: usize = 0;
+const ENDED: u64 = 0;
+/// A store that was not seen for so long is taken for lost. It says that it is there four times a second.
+const LOST_AFTER_MS: u64 = 2_000;
 
 const STATE: usize = 0;
 const SECRET: usize = 8;
@@ -51,14 +60,14 @@ pub fn now_ms() -> u64 {
 }
 
 fn slot_at(slot: usize) -> usize {
-    slot * SLOT_BYTES
+    PAGE_BYTES + slot * SLOT_BYTES
 }
 
 /// The program's end of a segment.
 #[derive(Debug)]
 pub struct Writer {
     memory: SharedMemory,
-    holder: SocketAddr,
+    holder: Holder,
     segment: u32,
     /// Makes secrets that others cannot guess.
     key: [u8; 16],
@@ -75,7 +84,7 @@ impl Writer {
     ///
     /// # Errors
     /// Where the memory is too small for a segment, or the kernel has no random bytes.
-    pub fn new(memory: SharedMemory, holder: SocketAddr, segment: u32) -> io::Result<Self> {
+    pub fn new(memory: SharedMemory, holder: Holder, segment: u32) -> io::Result<Self> {
         if memory.len() < DATA_BYTES_FROM + PAGE_BYTES {
             return Err(io::Error::other("the store leased a segment that is too small"));
         }
@@ -84,6 +93,13 @@ impl Writer {
         let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
         let free = BTreeMap::from([(0, pages)]);
         Ok(Self { memory, holder, segment, key, made: 0, free, runs: vec![0..0; SLOTS], next_slot: 0 })
+    }
+
+    /// Whether anybody could have what is put here now.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        let seen_ms = self.memory.long(SEEN_MS).load(Ordering::Relaxed);
+        seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
     }
 
     /// Keeps a copy of some bytes. `None`: there is no room now.
@@ -187,6 +203,8 @@ impl Writer {
             let state = self.memory.word(slot_at(slot) + STATE);
             if !self.runs[slot].is_empty() && state.load(Ordering::Acquire) == RETURNED {
                 state.store(FREE, Ordering::Relaxed);
+                // What is put there from now on is written after that: see `Mapped::copy`.
+                fence(Ordering::Release);
                 let run = std::mem::take(&mut self.runs[slot]);
                 self.give_pages(run);
             }
@@ -237,6 +255,16 @@ impl Reader {
         (end <= self.0.len()).then_some(start..end)
     }
 
+    /// The store is there, at `now_ms`, and the program may go on.
+    pub fn seen(&self, now_ms: u64) {
+        self.0.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
+    }
+
+    /// The store ends.
+    pub fn end(&self) {
+        self.0.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
+    }
+
     /// The program may use the slot again.
     pub fn free(&self, slot: u32) {
         let slot = slot as usize;
@@ -253,5 +281,39 @@ impl Reader {
             let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
             used.then(|| (slot as u32, field(SECRET), field(BORN_MS)))
         })
+    }
+}
+
+/// A reader's end of a segment of its own machine: nothing here can be written.
+#[derive(Debug)]
+pub struct Mapped(Reader);
+
+impl Mapped {
+    /// Of memory that the store has given for reading.
+    #[must_use]
+    pub fn new(memory: SharedMemory) -> Self {
+        Self(Reader(memory))
+    }
+
+    /// Copies the bytes of a reference. False: they are not here, or not any more, and `into` holds anything.
+    #[must_use]
+    pub fn copy(&self, reference: &Reference, into: &mut [u8]) -> bool {
+        let Some(place) = self.0.find(reference).filter(|place| place.len() == into.len()) else { return false };
+        self.0.memory().read(place.start, into);
+        // Had the lease ended meanwhile, and the pages been used again, then that came before whatever was copied of it.
+        fence(Ordering::Acquire);
+        self.0.find(reference).is_some()
+    }
+
+    /// Whether the store may still lease its pages out: a reader that maps it longer keeps them from everybody.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.0.0.long(SEEN_MS).load(Ordering::Relaxed) != ENDED
+    }
+}
+
+impl AsFd for Mapped {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
     }
 }

@@ -3,16 +3,22 @@
 //! Bounded: a program that asks for a segment when there is no room gets none, and sends real bytes instead.
 
 pub mod client;
+pub(crate) mod messages;
+mod programs;
 pub mod server;
+pub(crate) mod session;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 
 use shunt_sys::shared::SharedMemory;
 
 use crate::reference::{PayloadId, Reference, Weight};
-use crate::segment::{DATA_BYTES_FROM, Reader};
+use crate::segment::{DATA_BYTES_FROM, Reader, now_ms};
+
+/// Where programs find the store of their machine, if it is not elsewhere.
+pub const STORE_SOCKET: &str = "/run/shunt/store";
 
 /// How much there may be, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -23,11 +29,15 @@ pub struct Limits {
     pub segment_bytes: usize,
     /// How long a payload waits for those who have references to it; after that nobody gets it any more.
     pub lease_ms: u64,
+    /// Connections of readers, each of which may have a few answers under way.
+    pub readers: usize,
+    /// Connections of programs of one user; a program has two.
+    pub programs_of_a_user: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { bytes: 256 << 20, segment_bytes: 32 << 20, lease_ms: 120_000 }
+        Self { bytes: 256 << 20, segment_bytes: 32 << 20, lease_ms: 120_000, readers: 1024, programs_of_a_user: 1024 }
     }
 }
 
@@ -38,6 +48,8 @@ struct Leased {
     returned: HashMap<u32, (u64, u64)>,
     /// By slot: answers under way.
     pins: HashMap<u32, u32>,
+    /// The user whose program writes it, whose other programs may map it.
+    user: u32,
     writer_lives: bool,
 }
 
@@ -45,8 +57,9 @@ struct Leased {
 #[derive(Debug)]
 pub struct Store {
     limits: Limits,
-    /// By id; a freed one is `None`, and its id is not used again.
-    segments: Vec<Option<Leased>>,
+    /// By id. That of one that is freed is not used again, and another store of this machine begins elsewhere.
+    segments: BTreeMap<u32, Leased>,
+    next: u32,
     bytes: usize,
 }
 
@@ -54,7 +67,10 @@ impl Store {
     /// An empty one.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        Self { limits, segments: Vec::new(), bytes: 0 }
+        let mut first = [0; 4];
+        // A number that can be guessed does no harm: it is not what keeps payloads apart.
+        let _ = rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty());
+        Self { limits, segments: BTreeMap::new(), next: u32::from_ne_bytes(first), bytes: 0 }
     }
 
     /// Bytes of all segments.
@@ -63,40 +79,50 @@ impl Store {
         self.bytes
     }
 
-    /// Leases a segment to a program. `None`: the store is full.
+    /// How many segments there are.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Leases a segment to a program of a user. `None`: the store is full.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn lease(&mut self) -> io::Result<Option<u32>> {
+    pub fn lease(&mut self, user: u32) -> io::Result<Option<u32>> {
         self.sweep();
         let bytes = DATA_BYTES_FROM + self.limits.segment_bytes;
         if self.bytes + bytes > self.limits.bytes {
             return Ok(None);
         }
-        let id = u32::try_from(self.segments.len()).map_err(io::Error::other)?;
         let reader = Reader::new(SharedMemory::create("shunt-segment", bytes)?);
+        reader.seen(now_ms());
+        let id = self.next;
+        self.next = self.next.wrapping_add(1);
         self.bytes += bytes;
-        self.segments.push(Some(Leased { reader, returned: HashMap::new(), pins: HashMap::new(), writer_lives: true }));
+        let (returned, pins) = (HashMap::new(), HashMap::new());
+        self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true });
         Ok(Some(id))
     }
 
     /// The memory of a segment.
     #[must_use]
     pub fn memory(&self, segment: u32) -> Option<&SharedMemory> {
-        Some(self.leased(segment)?.reader.memory())
+        Some(self.segments.get(&segment)?.reader.memory())
     }
 
-    fn leased(&self, segment: u32) -> Option<&Leased> {
-        self.segments.get(segment as usize)?.as_ref()
-    }
-
-    fn leased_mut(&mut self, segment: u32) -> Option<&mut Leased> {
-        self.segments.get_mut(segment as usize)?.as_mut()
+    /// The memory of a segment, where a program of that user may look at all of it: it is of a program of the same
+    /// user, from whom it could have it anyway. Other users' programs get the bytes that they have references to.
+    #[must_use]
+    pub fn memory_for(&self, segment: u32, user: u32) -> Option<&SharedMemory> {
+        const ROOT: u32 = 0;
+        let leased = self.segments.get(&segment)?;
+        (leased.user == user || user == ROOT).then(|| leased.reader.memory())
     }
 
     /// Where the bytes of a reference are. They stay there until [`Self::unpin`]. `None`: nobody can have them.
     pub fn pin(&mut self, reference: &Reference) -> Option<Range<usize>> {
-        let leased = self.leased_mut(reference.payload.segment)?;
+        let leased = self.segments.get_mut(&reference.payload.segment)?;
         let place = leased.reader.find(reference)?;
         *leased.pins.entry(reference.payload.slot).or_default() += 1;
         Some(place)
@@ -104,7 +130,7 @@ impl Store {
 
     /// Ends a [`Self::pin`].
     pub fn unpin(&mut self, payload: &PayloadId) {
-        let Some(leased) = self.leased_mut(payload.segment) else { return };
+        let Some(leased) = self.segments.get_mut(&payload.segment) else { return };
         if let Some(pins) = leased.pins.get_mut(&payload.slot) {
             *pins -= 1;
             if *pins == 0 {
@@ -116,7 +142,7 @@ impl Store {
 
     /// A share has come back.
     pub fn give_back(&mut self, payload: &PayloadId, weight: Weight) {
-        let Some(leased) = self.leased_mut(payload.segment) else { return };
+        let Some(leased) = self.segments.get_mut(&payload.segment) else { return };
         let whole = Reference { payload: *payload, weight, offset: 0, length: 1 };
         if leased.reader.find(&whole).is_none() {
             return;
@@ -142,16 +168,17 @@ impl Store {
 
     /// The program has ended. Its payloads stay.
     pub fn writer_gone(&mut self, segment: u32) {
-        if let Some(leased) = self.leased_mut(segment) {
+        if let Some(leased) = self.segments.get_mut(&segment) {
             leased.writer_lives = false;
         }
         self.sweep();
     }
 
-    /// Ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
+    /// Says that the store is there, and ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
-        for leased in self.segments.iter_mut().flatten() {
+        for leased in self.segments.values_mut() {
+            leased.reader.seen(now_ms);
             let ended: Vec<u32> = leased
                 .reader
                 .used()
@@ -170,15 +197,21 @@ impl Store {
 
     /// Frees the segments of programs that have ended, where nobody can ask for anything.
     fn sweep(&mut self) {
-        for segment in &mut self.segments {
-            let done = |leased: &Leased| {
-                !leased.writer_lives && leased.pins.is_empty() && leased.reader.used().next().is_none()
-            };
-            if segment.as_ref().is_some_and(done)
-                && let Some(leased) = segment.take()
-            {
-                self.bytes -= leased.reader.memory().len();
+        let bytes = &mut self.bytes;
+        self.segments.retain(|_, leased| {
+            let done = !leased.writer_lives && leased.pins.is_empty() && leased.reader.used().next().is_none();
+            if done {
+                leased.reader.end();
+                *bytes -= leased.reader.memory().len();
             }
-        }
+            !done
+        });
+    }
+}
+
+impl Drop for Store {
+    /// Programs that still write learn that nobody would get it.
+    fn drop(&mut self) {
+        self.segments.values().for_each(|leased| leased.reader.end());
     }
 }

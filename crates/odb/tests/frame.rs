@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use shunt_odb::frame::{Beginning, HEADER_BYTES, NotAFrame, PREAMBLE, Receiving, Sending, Want};
-use shunt_odb::reference::{PayloadId, Reference, Weight};
+use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use zerocopy::IntoBytes;
 
 /// A write of a program: real bytes, or a reference that stands for as many.
@@ -60,7 +60,7 @@ const SHARE: Weight = match Weight::from_log2(40) {
 };
 
 fn reference(offset: u64, length: u64) -> Reference {
-    let payload = PayloadId { holder: "[2001:db8::1]:77".parse().unwrap(), segment: 3, slot: 4, secret: 5 };
+    let payload = PayloadId { holder: Holder::named("be1"), segment: 3, slot: 4, secret: 5 };
     Reference { payload, weight: SHARE, offset, length }
 }
 

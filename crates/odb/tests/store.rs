@@ -1,57 +1,125 @@
 //! The store as a process sees it: real sockets, real shared memory, every byte compared.
 
 use std::io::{IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
-use shunt_odb::fetch::{FetchError, Holders};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use shunt_odb::fetch::{FetchError, Holders, Wanted};
 use shunt_odb::hold::{Hold, Returns};
-use shunt_odb::reference::{Reference, Weight};
+use shunt_odb::records::Sealing;
+use shunt_odb::reference::{Holder, Reference, Weight};
 use shunt_odb::segment::Writer;
 use shunt_odb::store::Limits;
-use shunt_odb::store::server::Server;
+use shunt_odb::store::client::Connection;
+use shunt_odb::store::server::{Agent, Counters, Orders, Server};
+use shunt_wire::tls::{Keys, Suite};
+use zerocopy::FromZeros;
 
-/// A store in a thread of its own; it ends with the test's process.
+/// A store in a thread of its own.
 struct Bed {
     dir: tempfile::TempDir,
-    holder: SocketAddr,
+    orders: Orders,
+    counters: Arc<Counters>,
+    /// The user that programs are taken for.
+    user: Arc<Mutex<u32>>,
+    wishes: mpsc::Receiver<(u64, Holder)>,
+}
+
+/// In place of an agent's event loop.
+struct Door {
+    user: Arc<Mutex<u32>>,
+    wishes: mpsc::Sender<(u64, Holder)>,
+}
+
+/// Whom the door lets nobody in as.
+const STRANGER: u32 = u32::MAX;
+
+impl Agent for Door {
+    fn admit(&mut self, _: &OwnedFd) -> Option<u32> {
+        Some(*self.user.lock().unwrap()).filter(|user| *user != STRANGER)
+    }
+
+    fn reach(&mut self, program: u64, holder: Holder) {
+        self.wishes.send((program, holder)).unwrap();
+    }
 }
 
 impl Bed {
     fn new(limits: Limits) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let leases = Server::listen_for_programs(&dir.path().join("store")).unwrap();
-        let fetches = TcpListener::bind("127.0.0.1:0").unwrap();
-        let holder = fetches.local_addr().unwrap();
-        let server = Server::new(limits, leases, fetches, holder).unwrap();
-        std::thread::spawn(move || server.run().unwrap());
-        Self { dir, holder }
+        Self::named("m0", limits)
     }
 
-    fn program(&self) -> Program {
-        Program::new(&self.dir.path().join("store"))
+    fn named(name: &str, limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let programs = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        bind(&programs, &SocketAddrUnix::new(dir.path().join("store")).unwrap()).unwrap();
+        listen(&programs, 16).unwrap();
+        let user = Arc::new(Mutex::new(1000));
+        let (give, wishes) = mpsc::channel();
+        let door = Door { user: Arc::clone(&user), wishes: give };
+        let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
+        let counters = server.counters();
+        std::thread::spawn(move || server.run().unwrap());
+        Self { dir, orders, counters, user, wishes }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    fn program(&self) -> Connection {
+        Connection::open(&self.path()).unwrap()
+    }
+
+    /// A reader of the same user: it maps what is here.
+    fn holders(&self) -> Holders {
+        Holders::new(self.path())
+    }
+
+    /// A reader of another user: it gets bytes only.
+    fn strange_holders(&self) -> Holders {
+        *self.user.lock().unwrap() = 1001;
+        let holders = self.holders();
+        let nothing = Reference { payload: self.nothing(), weight: Weight::WHOLE, offset: 0, length: 1 };
+        assert!(matches!(fetch(&holders, &nothing), Err(FetchError::Gone(_))), "it is connected now");
+        *self.user.lock().unwrap() = 1000;
+        holders
+    }
+
+    fn nothing(&self) -> shunt_odb::reference::PayloadId {
+        let holder = self.program().holder();
+        shunt_odb::reference::PayloadId { holder, segment: 0, slot: 0, secret: 0 }
+    }
+
+    fn fetched_bytes(&self) -> u64 {
+        self.counters.fetched_bytes.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
-struct Program(std::os::fd::OwnedFd);
-
-impl Program {
-    fn new(store: &Path) -> Self {
-        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        connect(&socket, &SocketAddrUnix::new(store).unwrap()).unwrap();
-        Self(socket)
-    }
-
-    fn lease(&self) -> Option<Writer> {
-        shunt_odb::store::client::lease(&self.0).unwrap()
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.orders.stop();
     }
 }
 
 fn bytes(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| ((seed + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+/// What two agents agree on in a handshake.
+fn sealings() -> [Sealing; 2] {
+    let keys = |byte| Keys { iv: [byte; 12], key: [byte; 32] };
+    [(1, 2), (2, 1)].map(|(send, receive)| Sealing {
+        suite: (Suite::Aes256GcmSha384 as u16).into(),
+        send: keys(send),
+        receive: keys(receive),
+        ..Sealing::new_zeroed()
+    })
 }
 
 fn fetch(holders: &Holders, reference: &Reference) -> Result<Vec<u8>, FetchError> {
@@ -68,33 +136,169 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-#[test]
-fn what_is_put_is_fetched_whole_and_in_parts() {
-    let bed = Bed::new(Limits::default());
-    let program = bed.program();
-    let mut writer = program.lease().unwrap();
-    let holders = Holders::default();
+fn whole_and_in_parts(writer: &mut Writer, holders: &Holders) {
     for (seed, length) in [(1, 1), (2, 4095), (3, 4096), (4, 4097), (5, 65_536), (6, 3_000_001)] {
         let body = bytes(seed, length);
         let reference = writer.put(&[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
-        assert_eq!(fetch(&holders, &reference).unwrap(), body, "{length} bytes");
+        assert!(fetch(holders, &reference).unwrap() == body, "{length} bytes");
         let part = Reference { offset: (length / 2) as u64, length: (length - length / 2) as u64, ..reference };
-        assert_eq!(fetch(&holders, &part).unwrap(), body[length / 2..]);
+        assert!(fetch(holders, &part).unwrap() == body[length / 2..], "half of {length} bytes");
     }
+}
+
+#[test]
+fn programs_of_one_user_map_each_others_payloads() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    whole_and_in_parts(&mut program.lease().unwrap().unwrap(), &bed.holders());
+    assert_eq!(bed.fetched_bytes(), 0, "nothing went through the store");
+}
+
+#[test]
+fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    *bed.user.lock().unwrap() = 1001;
+    assert!(bed.program().map(reference.payload.segment).unwrap().is_none());
+    *bed.user.lock().unwrap() = 0;
+    assert!(bed.program().map(reference.payload.segment).unwrap().is_some(), "root could have it anyway");
+    *bed.user.lock().unwrap() = 1000;
+    assert!(bed.program().map(reference.payload.segment).unwrap().is_some());
+    assert!(bed.program().map(reference.payload.segment.wrapping_add(1)).unwrap().is_none(), "no such segment");
+    whole_and_in_parts(&mut writer, &bed.strange_holders());
+    assert!(bed.fetched_bytes() > 3_000_000, "through the store");
+}
+
+/// What maps a segment cannot write it.
+#[test]
+fn a_mapped_segment_is_only_to_be_read() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let reference = writer.put(&[IoSlice::new(&bytes(1, 5000))]).unwrap();
+    let mapped = program.map(reference.payload.segment).unwrap().unwrap();
+    assert!(mapped.as_fd().try_clone_to_owned().map(std::fs::File::from).unwrap().write_all(b"x").is_err());
+    let mut got = vec![0; 5000];
+    assert!(mapped.copy(&reference, &mut got) && got == bytes(1, 5000));
+}
+
+#[test]
+fn a_stranger_is_told_nothing() {
+    let bed = Bed::new(Limits::default());
+    *bed.user.lock().unwrap() = STRANGER;
+    assert!(Connection::open(&bed.path()).is_err());
+    let refused = || bed.counters.refused.load(std::sync::atomic::Ordering::Relaxed);
+    until("it is counted", || refused() == 1);
+}
+
+/// Two machines: the agent of the one connects its program to the other's store.
+fn two_machines() -> (Bed, Bed) {
+    (Bed::named("m0", Limits::default()), Bed::named("m1", Limits::default()))
+}
+
+/// Answers what the next program of `here` wants, by a connection to `there`.
+fn connect(here: &Bed, there: &Bed) {
+    let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(holder, there.program().holder());
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let [reader, store] = sealings();
+    there.orders.serve(theirs.into(), store);
+    here.orders.reached(program, holder, Some((ours.into(), reader)));
+}
+
+#[test]
+fn another_machines_payloads_come_over_a_connection_that_the_agents_made() {
+    let (here, there) = two_machines();
+    let program = there.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        scope.spawn(|| whole_and_in_parts(&mut writer, &holders));
+        connect(&here, &there);
+    });
+    assert!(there.fetched_bytes() > 3_000_000);
+}
+
+#[test]
+fn many_payloads_come_together() {
+    let (here, there) = two_machines();
+    let program = there.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let bodies: Vec<Vec<u8>> = (0..100).map(|seed| bytes(seed, 1 + 777 * seed as usize)).collect();
+    let references: Vec<Reference> = bodies.iter().map(|body| writer.put(&[IoSlice::new(body)]).unwrap()).collect();
+    let holders = here.holders();
+    let mut places: Vec<Vec<u8>> = bodies.iter().map(|body| vec![0; body.len()]).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let wanted = references.iter().zip(&mut places);
+            let mut wanted: Vec<Wanted<'_>> =
+                wanted.map(|(reference, into)| Wanted { reference: *reference, into }).collect();
+            holders.fetch_all(&mut wanted).unwrap();
+        });
+        connect(&here, &there);
+    });
+    assert!(places == bodies);
+}
+
+/// Certificates are read again, or the other agent was: what has ended is made again, and what was asked for comes.
+#[test]
+fn connections_that_an_agent_ends_are_made_again() {
+    let (here, there) = two_machines();
+    let program = there.program();
+    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let holders = here.holders();
+    for ended in [&here, &there, &here] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 50_000)));
+            connect(&here, &there);
+        });
+        ended.orders.end_connections();
+        // Until it has: the next fetch is to need a new one.
+        drop(ended.program());
+    }
+}
+
+#[test]
+fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
+    let (here, there) = two_machines();
+    let reference = there.program().lease().unwrap().unwrap().put(&[IoSlice::new(b"x")]).unwrap();
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..100 {
+                assert!(matches!(fetch(&holders, &reference), Err(FetchError::Holder(..))));
+            }
+        });
+        let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).unwrap();
+        here.orders.reached(program, holder, None);
+    });
+    assert!(here.wishes.try_recv().is_err(), "the agent is not asked a hundred times");
+}
+
+#[test]
+fn a_program_whose_store_has_ended_puts_nothing_there_any_more() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    assert!(writer.is_served() && writer.put(&[IoSlice::new(b"x")]).is_some());
+    bed.orders.stop();
+    until("it has ended", || !writer.is_served());
 }
 
 #[test]
 fn a_files_bytes_are_those_of_when_it_was_put() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
+    let mut writer = program.lease().unwrap().unwrap();
     let mut file = tempfile::tempfile().unwrap();
     let body = bytes(7, 200_000);
     file.write_all(&body).unwrap();
-    let reference = writer.put_file(std::os::fd::AsFd::as_fd(&file), 1000, 150_000).unwrap();
+    let reference = writer.put_file(file.as_fd(), 1000, 150_000).unwrap();
     file.set_len(0).unwrap();
-    assert_eq!(fetch(&Holders::default(), &reference).unwrap(), body[1000..151_000]);
-    assert!(writer.put_file(std::os::fd::AsFd::as_fd(&file), 0, 10).is_none(), "nothing is there any more");
+    assert_eq!(fetch(&bed.holders(), &reference).unwrap(), body[1000..151_000]);
+    assert!(writer.put_file(file.as_fd(), 0, 10).is_none(), "nothing is there any more");
 }
 
 #[test]
@@ -102,15 +306,15 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     let limits = Limits { bytes: 9 << 20, segment_bytes: 8 << 20, ..Limits::default() };
     let bed = Bed::new(limits);
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
-    assert!(bed.program().lease().is_none(), "there is room for one segment only");
+    let mut writer = program.lease().unwrap().unwrap();
+    assert!(bed.program().lease().unwrap().is_none(), "there is room for one segment only");
     let body = bytes(8, 100_000);
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     drop((writer, program));
-    let holders = Holders::default();
+    let holders = bed.holders();
     assert_eq!(fetch(&holders, &reference).unwrap(), body);
     let other = bed.program();
-    assert!(other.lease().is_none(), "somebody may still ask for it");
+    assert!(other.lease().unwrap().is_none(), "somebody may still ask for it");
 
     let returns = Arc::new(Returns::default());
     let hold = Hold::new(reference.payload, reference.weight, &returns);
@@ -120,7 +324,7 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     assert_eq!(fetch(&holders, &forwarded).unwrap(), body[10..30], "half of the share is still out");
     drop(Hold::new(forwarded.payload, forwarded.weight, &returns));
     holders.send_returns(&returns);
-    until("the segment is free", || other.lease().is_some());
+    until("the segment is free", || other.lease().unwrap().is_some());
     assert!(matches!(fetch(&holders, &forwarded), Err(FetchError::Gone(_))));
 }
 
@@ -129,8 +333,9 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
     let limits = Limits { segment_bytes: 1 << 20, ..Limits::default() };
     let bed = Bed::new(limits);
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
-    let holders = Holders::default();
+    let mut writer = program.lease().unwrap().unwrap();
+    // What it asks comes behind what it gave back.
+    let holders = bed.strange_holders();
     let returns = Arc::new(Returns::default());
     let mut out: Vec<(Reference, Vec<u8>)> = Vec::new();
     let seed = std::process::id() as u64;
@@ -163,32 +368,38 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
 fn nobody_gets_a_byte_without_the_secret_or_beyond_the_end() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
+    let mut writer = program.lease().unwrap().unwrap();
     let reference = writer.put(&[IoSlice::new(&bytes(9, 5000))]).unwrap();
-    let holders = Holders::default();
+    for holders in [bed.holders(), bed.strange_holders()] {
+        guess(&reference, &holders);
+    }
+}
+
+fn guess(reference: &Reference, holders: &Holders) {
+    let reference = *reference;
     let mut wrong = vec![reference; 6];
     wrong[0].payload.secret ^= 1;
     wrong[1].payload.slot += 1;
     wrong[2].payload.slot = u32::MAX;
-    wrong[3].payload.segment = 77;
+    wrong[3].payload.segment ^= 77;
     wrong[4].offset = 1;
     wrong[5].offset = 5000;
     for wrong in &wrong {
-        assert!(matches!(fetch(&holders, wrong), Err(FetchError::Gone(_))), "{wrong:?}");
+        assert!(matches!(fetch(holders, wrong), Err(FetchError::Gone(_))), "{wrong:?}");
     }
     let returns = Returns::default();
     returns.give(wrong[0].payload, Weight::WHOLE);
     holders.send_returns(&returns);
-    assert_eq!(fetch(&holders, &reference).unwrap(), bytes(9, 5000), "only who has the secret gives shares back");
+    assert_eq!(fetch(holders, &reference).unwrap(), bytes(9, 5000), "only who has the secret gives shares back");
 }
 
 #[test]
 fn a_lease_ends_and_then_a_fetch_says_so() {
     let bed = Bed::new(Limits { lease_ms: 200, ..Limits::default() });
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
+    let mut writer = program.lease().unwrap().unwrap();
     let reference = writer.put(&[IoSlice::new(&bytes(10, 5000))]).unwrap();
-    let holders = Holders::default();
+    let holders = bed.holders();
     until("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
     assert_eq!(writer.payloads(), 0);
 }
@@ -197,25 +408,24 @@ fn a_lease_ends_and_then_a_fetch_says_so() {
 fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
-    let mut writer = program.lease().unwrap();
+    let mut writer = program.lease().unwrap().unwrap();
     let body = bytes(11, 4 << 20);
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
-    let mut idle = TcpStream::connect(bed.holder).unwrap();
-    let request = shunt_odb::store::server::Request {
-        kind: shunt_odb::store::server::FETCH.into(),
-        zero: 0.into(),
-        reference: reference.emit(),
-    };
+    let (mut idle, theirs) = UnixStream::pair().unwrap();
+    bed.orders.serve(theirs.into(), Sealing::new_zeroed());
+    let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit()].concat();
     for _ in 0..100 {
-        idle.write_all(zerocopy::IntoBytes::as_bytes(&request)).unwrap();
+        idle.write_all(&request).unwrap();
     }
-    let mut nonsense = TcpStream::connect(bed.holder).unwrap();
-    nonsense.write_all(&[0xff; 640]).unwrap();
-    let holders = Holders::default();
-    assert_eq!(fetch(&holders, &reference).unwrap(), body);
-    let mut end = Vec::new();
-    let ended = nonsense.read_to_end(&mut end);
-    assert!(end.is_empty() && ended.is_ok_and(|count| count == 0) || end.is_empty(), "no answer to nonsense");
+    for sealing in [Sealing::new_zeroed(), sealings()[0]] {
+        let (mut nonsense, theirs) = UnixStream::pair().unwrap();
+        bed.orders.serve(theirs.into(), sealing);
+        let _ = nonsense.write_all(&[0xff; 640]);
+        let mut end = Vec::new();
+        let _ = nonsense.read_to_end(&mut end);
+        assert!(end.is_empty(), "no answer to nonsense");
+    }
+    assert!(fetch(&bed.strange_holders(), &reference).unwrap() == body);
     // What the idle one asked for comes whole, all hundred times.
     let mut answer = vec![0; 16 + body.len()];
     for turn in 0..100 {
@@ -223,14 +433,4 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
         assert_eq!(answer[..4], [1, 0, 0, 0]);
         assert!(answer[16..] == body, "turn {turn}");
     }
-}
-
-#[test]
-fn a_holder_that_is_not_there_is_an_error_and_not_a_wait() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let bed = Bed::new(Limits::default());
-    let program = bed.program();
-    let mut reference = program.lease().unwrap().put(&[IoSlice::new(b"x")]).unwrap();
-    reference.payload.holder = nobody;
-    assert!(matches!(fetch(&Holders::default(), &reference), Err(FetchError::Holder(..))));
 }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -55,8 +56,8 @@ pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
 }
 
 impl Memory {
-    pub fn new(device: OwnedFd) -> Self {
-        Self { device, state: Mutex::default(), holders: Holders::default(), returns: Arc::default() }
+    pub fn new(device: OwnedFd, store: PathBuf) -> Self {
+        Self { device, state: Mutex::default(), holders: Holders::new(store), returns: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -86,10 +86,11 @@ impl Runtime {
         }
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
+        let store = PathBuf::from(value(text, "store")?);
         Some(Self {
             connections: Connections::new(SharedMemory::open(table).ok()?, asking.ok()),
-            memory: Memory::new(faults),
-            store: Store::new(PathBuf::from(value(text, "store")?)),
+            memory: Memory::new(faults, store.clone()),
+            store: Store::new(store),
         })
     }
 }

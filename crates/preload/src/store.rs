@@ -1,13 +1,12 @@
 //! Where this process leaves what it writes: a segment of the machine's store, leased when it is first needed.
 
 use std::io::IoSlice;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
-use shunt_odb::store::client;
+use shunt_odb::store::client::Connection;
 
 /// After the store refused, or was not there: how long until it is asked again.
 const RETRY_MS: u64 = 1000;
@@ -20,7 +19,7 @@ pub struct Store {
 #[derive(Default)]
 struct Leased {
     /// While this is open the store knows that the segment's program lives.
-    connection: Option<OwnedFd>,
+    connection: Option<Connection>,
     writer: Option<Writer>,
     asked_ms: u64,
 }
@@ -54,7 +53,11 @@ impl Store {
 }
 
 impl Leased {
-    fn writer(&mut self, path: &std::path::Path) -> Option<&mut Writer> {
+    fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
+        if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
+            // The agent has ended, and perhaps begun again: what is left in that segment, those get who map it.
+            *self = Self::default();
+        }
         if self.writer.is_none() {
             let now = now_ms();
             if self.asked_ms != 0 && now < self.asked_ms + RETRY_MS {
@@ -62,9 +65,9 @@ impl Leased {
             }
             self.asked_ms = now;
             if self.connection.is_none() {
-                self.connection = client::connect(path).ok();
+                self.connection = Connection::open(path).ok();
             }
-            match client::lease(self.connection.as_ref()?) {
+            match self.connection.as_ref()?.lease() {
                 Ok(writer) => self.writer = writer,
                 Err(_) => self.connection = None,
             }

@@ -12,13 +12,16 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use shunt_agent::config::{Config, ConfigError};
+use shunt_odb::store::STORE_SOCKET;
+use shunt_odb::store::client::Connection;
 use shunt_sys::shared::SharedMemory;
 use shunt_sys::userfaultfd;
 
 use crate::explain::explain;
 
-/// Where the store of this machine listens for programs.
-pub const STORE: &str = "/run/shunt/store";
+/// Where the configuration of this machine's agent is, if it is not elsewhere.
+const CONFIG: &str = "/etc/shunt/shuntd.toml";
 /// The library's file.
 pub const LIBRARY: &str = "libshunt_preload.so";
 /// Connections that the programs of one `shunt run` may have with others under Shunt, and bytes for each.
@@ -29,9 +32,12 @@ const DESCRIPTORS_FROM: i32 = 700;
 
 #[derive(Debug, Args)]
 pub struct RunCommand {
-    /// The socket of this machine's store
-    #[arg(long, default_value = STORE)]
-    store: PathBuf,
+    /// Configuration of this machine's agent, whose [store] says where programs find it
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    /// The store's socket, whatever the configuration says
+    #[arg(long, value_name = "PATH")]
+    store: Option<PathBuf>,
     /// Leave malloc as it is: fewer pages of its buffers can be absent, and none is wasted
     #[arg(long)]
     keep_malloc: bool,
@@ -54,12 +60,32 @@ impl RunCommand {
             print!("{}", explain(&in_path(program)?)?);
             return Ok(());
         }
-        let mut launch = Launch::new(&self.store, &library()?)?;
+        let store = self.store()?;
+        if let Err(error) = Connection::open(&store) {
+            let path = store.display();
+            eprintln!("shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections");
+        }
+        let mut launch = Launch::new(&store, &library()?)?;
         if self.keep_malloc {
             launch.keep_malloc();
         }
         let error = launch.command(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot start {}", program.display()))
+    }
+}
+
+impl RunCommand {
+    fn store(&self) -> Result<PathBuf> {
+        if let Some(path) = &self.store {
+            return Ok(path.clone());
+        }
+        match Config::read(&self.config) {
+            Ok(Config { store: Some(store), .. }) => Ok(store.socket),
+            Ok(_) => bail!("{} has no [store]: its agent keeps nothing for programs", self.config.display()),
+            // A user may start programs who may not read the agent's configuration.
+            Err(ConfigError::Read { .. }) if self.config == Path::new(CONFIG) => Ok(STORE_SOCKET.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

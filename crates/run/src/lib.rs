@@ -1,7 +1,6 @@
-//! `shunt run` and `shunt store`: programs that nobody changes, under on-demand buffers.
+//! `shunt run`: programs that nobody changes, under on-demand buffers.
 #![forbid(unsafe_code)]
 
 pub mod calls;
 pub mod explain;
 pub mod launch;
-pub mod store;

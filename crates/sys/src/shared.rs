@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A whole memfd, mapped for reading and writing.
@@ -16,6 +16,7 @@ pub struct SharedMemory {
     file: File,
     base: NonNull<u8>,
     bytes: usize,
+    writable: bool,
     shared: PhantomData<AtomicU64>,
 }
 
@@ -34,7 +35,7 @@ impl SharedMemory {
         let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::map(file)
+        Self::map(file, true)
     }
 
     /// Memory that another process made.
@@ -42,21 +43,41 @@ impl SharedMemory {
     /// # Errors
     /// The kernel's, or that its size can be changed.
     pub fn open(file: OwnedFd) -> io::Result<Self> {
+        Self::sealed(file, true)
+    }
+
+    /// The same, only to be read. What writes would abort the process: no method that does may be called.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_to_read(file: OwnedFd) -> io::Result<Self> {
+        Self::sealed(file, false)
+    }
+
+    /// A descriptor that only reads this memory, and that nobody but its owner can turn into another.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read_only(&self) -> io::Result<OwnedFd> {
+        fchmod(&self.file, Mode::RUSR)?;
+        Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
+    }
+
+    fn sealed(file: OwnedFd, writable: bool) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("shared memory whose size is not sealed"));
         }
-        Self::map(file)
+        Self::map(file, writable)
     }
 
-    fn map(file: OwnedFd) -> io::Result<Self> {
+    fn map(file: OwnedFd, writable: bool) -> io::Result<Self> {
         let bytes = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
+        let access = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
-        }?;
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
-        Ok(Self { file: file.into(), base, bytes, shared: PhantomData })
+        Ok(Self { file: file.into(), base, bytes, writable, shared: PhantomData })
     }
 
     /// Bytes of it.
@@ -82,6 +103,7 @@ impl SharedMemory {
     /// # Panics
     /// Outside the memory, as all of these do.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(self.writable);
         let to = self.at(offset, bytes.len());
         // SAFETY: `bytes.len()` bytes at `to` are mapped, and no reference of ours covers them.
         unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
@@ -99,6 +121,7 @@ impl SharedMemory {
     /// # Errors
     /// The kernel's.
     pub fn read_file(&self, offset: usize, bytes: usize, file: BorrowedFd<'_>, from: u64) -> io::Result<usize> {
+        assert!(self.writable);
         let to = self.at(offset, bytes);
         let from = libc::off_t::try_from(from).map_err(io::Error::other)?;
         // SAFETY: the kernel writes at most `bytes` bytes at `to`, which are mapped.
@@ -106,19 +129,7 @@ impl SharedMemory {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Has the kernel send some of it (send(2)), without another copy. No SIGPIPE.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn send(&self, offset: usize, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        let from = self.at(offset, bytes);
-        let flags = libc::MSG_NOSIGNAL;
-        // SAFETY: the kernel reads at most `bytes` bytes at `from`, which are mapped.
-        let sent = unsafe { libc::send(socket.as_raw_fd(), from.cast(), bytes, flags) };
-        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
-    }
-
-    /// A word of it.
+    /// A word of it. To be loaded only, where the memory is only to be read.
     ///
     /// # Panics
     /// Outside the memory, or where `offset` is not a multiple of 4.
@@ -129,7 +140,7 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
     }
 
-    /// Two words of it.
+    /// Two words of it, as above.
     ///
     /// # Panics
     /// Outside the memory, or where `offset` is not a multiple of 8.

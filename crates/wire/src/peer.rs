@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A fetch has a connection of its own: FETCH, then FETCHED or REFUSED, then (after FETCHED) the payload and the end
-//! of the stream. The transport is whatever gives ordered bytes from an authenticated peer.
+//! of the stream. So has a program that reads from another machine's store: STORE, then STORED or REFUSED, then (after
+//! STORED) what programs and stores say to each other (crates/odb). The transport is whatever gives ordered bytes from an authenticated peer.
 
 use std::net::IpAddr;
 
@@ -43,6 +44,8 @@ pub mod kind {
     pub const SPACING: u16 = 8;
     pub const PING: u16 = 9;
     pub const CLOSED: u16 = 12;
+    pub const STORE: u16 = 20;
+    pub const STORED: u16 = 21;
 }
 
 /// First in every frame.
@@ -231,7 +234,22 @@ body!(
     Fetched, kind::FETCHED, { length: U64, }
 );
 body!(
-    /// A HELLO or FETCH is refused; the connection closes.
+    /// First on the connection of a program that reads from the other machine's store.
+    Store, kind::STORE, {
+        /// [`MAGIC`].
+        magic: [u8; 4],
+        /// [`VERSION`].
+        version: U16,
+        /// Zero.
+        zero: U16,
+    }
+);
+body!(
+    /// It may. No other frame follows.
+    Stored, kind::STORED, {}
+);
+body!(
+    /// A HELLO, FETCH or STORE is refused; the connection closes.
     Refused, kind::REFUSED, {
         /// A [`Reason`].
         reason: U32,
@@ -252,6 +270,8 @@ pub enum Frame {
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
+    Store(Store),
+    Stored(Stored),
 }
 
 impl Frame {
@@ -285,6 +305,8 @@ impl Frame {
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),
+            kind::STORE => exactly::<Store>(body)?.checked().map(Frame::Store),
+            kind::STORED => exactly(body).map(Frame::Stored),
             _ => Err(Reason::Malformed),
         }
     }
@@ -299,6 +321,16 @@ fn same_protocol(magic: [u8; 4], version: u16) -> Result<(), Reason> {
         (MAGIC, VERSION) => Ok(()),
         (MAGIC, _) => Err(Reason::Version),
         _ => Err(Reason::Malformed),
+    }
+}
+
+impl Store {
+    /// What a program's agent says first.
+    pub const REQUEST: Self = Self { magic: MAGIC, version: U16::new(VERSION), zero: U16::ZERO };
+
+    fn checked(self) -> Result<Self, Reason> {
+        same_protocol(self.magic, self.version.get())?;
+        if self.zero == U16::ZERO { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use shunt_ca::{Authority, CaError, Request};
 
-use super::Options;
 use super::stats::{Stats, agent_stats};
+use super::{Options, store};
 use crate::chain::ShuntPart;
 use crate::cleanup::LabId;
 use crate::host::{Family, Host, Role};
@@ -132,6 +132,7 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     let settings = &options.settings;
     let address = |host: &Host| -> Result<SocketAddr> { Ok(SocketAddr::new(host.service_address_of(family)?, PORT)) };
     let role = match host.role() {
+        _ if options.on_demand.is_some() => store::section(host),
         Role::Frontend => format!("[frontend]\ninterfaces = [\"client0\"]\n{}", settings.agent_frontend),
         _ => format!("[backend]\ninterfaces = [\"service0\"]\n{}", settings.agent_backend),
     };

@@ -1,15 +1,9 @@
-//! On-demand buffers in a lab: each host's store, and programs under `shunt run`.
+//! On-demand buffers in a lab: each host's agent has a store, and programs run under `shunt run`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
-
-use crate::host::{Family, Host};
-use crate::process::Process;
-
-/// The port that stores listen at.
-const PORT: u16 = 4600;
+use crate::host::Host;
 
 /// How programs run under `shunt run`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,27 +12,14 @@ pub struct OnDemand {
     pub unaligned: bool,
 }
 
-/// The buffer store of one host.
-#[derive(Debug)]
-pub(super) struct Store(Process);
-
-/// Where a host's programs find it.
+/// Where a host's programs find its store.
 fn socket(host: &Host) -> PathBuf {
     host.dir().join("store.sock")
 }
 
-impl Store {
-    pub(super) fn start(host: &Host, program: &Path) -> Result<Self> {
-        let listen = std::net::SocketAddr::new(host.service_address_of(Family::V4)?, PORT);
-        let mut command = Command::new(program);
-        command.arg("store").arg("--socket").arg(socket(host)).args(["--listen", &listen.to_string()]);
-        command.arg("--cgroup").arg(host.cgroup());
-        host.serve(command, listen).map(Self)
-    }
-
-    pub(super) fn check_running(&mut self) -> Result<()> {
-        self.0.check_running()
-    }
+/// What the host's agent is told.
+pub(super) fn section(host: &Host) -> String {
+    format!("[store]\nsocket = \"{}\"\nusers = [\"www-data\", \"nobody\"]\n", socket(host).display())
 }
 
 impl OnDemand {

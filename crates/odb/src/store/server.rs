@@ -1,138 +1,144 @@
-//! The store's process: leases segments over a Unix socket, and answers fetches over TCP. One thread, epoll.
-//!
-//! Leasing (SOCK_SEQPACKET): any packet asks; the answer is [`Lease`], with the segment's memfd where there is room. The
-//! program keeps the connection: its end is the program's.
-//!
-//! Fetching (TCP): [`Request`]s, and for each FETCH in turn an [`Answer`] and the bytes.
+//! The store at work, in a thread of the agent's: it leases segments to programs and answers readers. What takes an agent,
+//! handshakes with others and who may connect, it leaves to the agent ([`Agent`]), which gives it connections ([`Orders`]).
 
-use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg};
-use shunt_wire::address::{Address, Endpoint};
-use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+use shunt_sys::erase::wipe_stack;
+use zerocopy::FromZeros;
 
+use super::programs::Program;
+use super::session::{Session, Turn};
 use super::{Limits, Store};
-use crate::reference::{PayloadId, REFERENCE_BYTES, Reference};
+use crate::channel::{Bench, Channel};
+use crate::records::Sealing;
+use crate::reference::Holder;
 use crate::segment::now_ms;
 
-/// The answer to a program that asks for a segment.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Lease {
-    /// 1: a memfd comes with this; 0: the store is full.
-    pub leased: U32,
-    pub segment: U32,
-    pub holder: Address,
-    pub port_be: [u8; 2],
-    pub zero: [u8; 6],
+pub use super::session::Counters;
+
+/// Between two looks at what no event tells.
+const TICK: Duration = Duration::from_millis(250);
+/// How long a reader may take nothing of what it has asked for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a connection may be of no use to anybody.
+const IDLE: Duration = Duration::from_secs(600);
+
+/// What the store cannot do by itself.
+pub trait Agent: Send {
+    /// The user of a program that has connected; `None` where it may not.
+    fn admit(&mut self, program: &OwnedFd) -> Option<u32>;
+    /// A program needs a connection to another machine's store. Answered by [`Orders::reached`].
+    fn reach(&mut self, program: u64, holder: Holder);
 }
 
-/// Asks for the bytes of a reference. Its weight stays where it is.
-pub const FETCH: u32 = 1;
-/// Gives a reference's weight back. No answer.
-pub const RETURN: u32 = 2;
-
-/// What a reader says.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Request {
-    pub kind: U32,
-    pub zero: U32,
-    pub reference: [u8; REFERENCE_BYTES],
+enum Order {
+    Serve(OwnedFd, Box<Sealing>),
+    Reached(u64, Holder, Option<(OwnedFd, Box<Sealing>)>),
+    EndConnections,
+    Stop,
 }
 
-/// What goes before the bytes.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Answer {
-    /// 1: all the bytes follow; 0: there is no such payload any more, and none follow.
-    pub found: U32,
-    pub zero: U32,
-    pub length: U64,
+/// How the agent tells a running store what to do.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    orders: Sender<Order>,
+    wake: Arc<OwnedFd>,
 }
 
-const REQUEST_BYTES: usize = size_of::<Request>();
-/// Answers that wait for a slow reader; while there are as many, its requests wait in its socket.
-const ANSWERS_MAX: usize = 32;
+impl Orders {
+    /// Serves the reader at the other end of a connection, whose peer the agent knows.
+    pub fn serve(&self, socket: OwnedFd, sealing: Sealing) {
+        self.give(Order::Serve(socket, Box::new(sealing)));
+    }
 
-const LEASES: u64 = 0;
-const FETCHES: u64 = 1;
-const FIRST: u64 = 2;
+    /// What became of [`Agent::reach`].
+    pub fn reached(&self, program: u64, holder: Holder, connection: Option<(OwnedFd, Sealing)>) {
+        let connection = connection.map(|(socket, sealing)| (socket, Box::new(sealing)));
+        self.give(Order::Reached(program, holder, connection));
+    }
 
-struct Outgoing {
-    answer: [u8; size_of::<Answer>()],
-    answered: usize,
-    /// Whose bytes, from where in its segment, and how many are left.
-    bytes: Option<(PayloadId, usize, usize)>,
-}
+    /// Ends all connections between machines: who still may begins others.
+    pub fn end_connections(&self) {
+        self.give(Order::EndConnections);
+    }
 
-struct Session {
-    stream: TcpStream,
-    incoming: Vec<u8>,
-    outgoing: VecDeque<Outgoing>,
+    /// Ends the store, and tells programs so.
+    pub fn stop(&self) {
+        self.give(Order::Stop);
+    }
+
+    fn give(&self, order: Order) {
+        // Where the store has ended, whoever waits for it finds its connection ended, too.
+        let _ = self.orders.send(order);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
 }
 
 enum Peer {
-    Program(OwnedFd, Vec<u32>),
-    Reader(Session),
+    Program(Program),
+    Reader(Box<Session>),
 }
 
-/// What a store has done, to be looked at from other threads.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Payload bytes that readers were promised.
-    pub fetched_bytes: AtomicU64,
-    /// Fetches of what was not there any more.
-    pub gone: AtomicU64,
-}
-
-/// A running store.
-pub struct Server {
-    counters: Arc<Counters>,
-    store: Store,
-    holder: SocketAddr,
+/// A store before it runs, or running.
+pub struct Server<A> {
+    pub(crate) agent: A,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) store: Store,
+    pub(crate) limits: Limits,
+    pub(crate) holder: Holder,
     epoll: OwnedFd,
-    leases: UnixListener,
-    fetches: TcpListener,
+    programs: OwnedFd,
+    /// Nothing could be accepted: not watched until the next tick, or the loop would spin.
+    is_deaf: bool,
+    orders: Receiver<Order>,
+    wake: Arc<OwnedFd>,
     peers: HashMap<u64, Peer>,
     next: u64,
+    bench: Bench,
     swept: Instant,
 }
 
-impl Server {
-    /// Serves programs that connect to `leases` (SOCK_SEQPACKET) and readers that connect to `fetches`, which they reach
-    /// as `holder`.
+const PROGRAMS: u64 = 0;
+const ORDERS: u64 = 1;
+const FIRST: u64 = 2;
+
+impl<A: Agent> Server<A> {
+    /// The store `holder`, for programs that connect to `programs` (SOCK_SEQPACKET, non-blocking).
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(limits: Limits, leases: UnixListener, fetches: TcpListener, holder: SocketAddr) -> io::Result<Self> {
-        leases.set_nonblocking(true)?;
-        fetches.set_nonblocking(true)?;
+    pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders)> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &leases, epoll::EventData::new_u64(LEASES), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, &fetches, epoll::EventData::new_u64(FETCHES), epoll::EventFlags::IN)?;
-        let store = Store::new(limits);
-        let counters = Arc::default();
-        Ok(Self {
-            counters,
-            store,
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        epoll::add(&epoll, &programs, epoll::EventData::new_u64(PROGRAMS), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
+        let (give, orders) = channel();
+        let given = Orders { orders: give, wake: Arc::clone(&wake) };
+        let server = Self {
+            agent,
+            counters: Arc::default(),
+            store: Store::new(limits),
+            limits,
             holder,
             epoll,
-            leases,
-            fetches,
+            programs,
+            is_deaf: false,
+            orders,
+            wake,
             peers: HashMap::new(),
             next: FIRST,
+            bench: Bench::default(),
             swept: Instant::now(),
-        })
+        };
+        Ok((server, given))
     }
 
     /// Its counters.
@@ -141,224 +147,186 @@ impl Server {
         Arc::clone(&self.counters)
     }
 
-    /// A listener for programs at `path`, in place of one that an earlier store left.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn listen_for_programs(path: &std::path::Path) -> io::Result<UnixListener> {
-        use rustix::net::{AddressFamily, SocketAddrUnix, bind, listen, socket_with};
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let _ = std::fs::remove_file(path);
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, 128)?;
-        Ok(socket.into())
-    }
-
-    /// Serves for ever.
+    /// Serves until [`Orders::stop`].
     ///
     /// # Errors
     /// The kernel's: nothing that a program or a reader does.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
-        let tick = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
         loop {
             events.clear();
+            let tick = Timespec::try_from(TICK).map_err(io::Error::other)?;
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&tick)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
             for event in &events {
                 match event.data.u64() {
-                    LEASES => self.accept_program(),
-                    FETCHES => self.accept_reader(),
-                    peer => self.serve(peer),
+                    PROGRAMS => self.accept(),
+                    ORDERS => {
+                        if !self.obey() {
+                            return Ok(());
+                        }
+                    }
+                    number => self.serve(number),
                 }
             }
-            if self.swept.elapsed() > Duration::from_secs(1) {
-                self.swept = Instant::now();
-                self.store.expire(now_ms());
+            if self.swept.elapsed() >= TICK {
+                self.tend();
             }
         }
     }
 
-    fn accept_program(&mut self) {
-        while let Ok(program) = rustix::net::accept_with(&self.leases, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            self.add(Peer::Program(program, Vec::new()));
+    fn tend(&mut self) {
+        self.swept = Instant::now();
+        self.store.expire(now_ms());
+        let silent = |peer: &Peer| matches!(peer, Peer::Reader(session) if session.is_silent(PATIENCE, IDLE));
+        let silent: Vec<u64> = self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(number, _)| *number).collect();
+        silent.into_iter().for_each(|number| self.forget(number));
+        if std::mem::take(&mut self.is_deaf) {
+            let data = epoll::EventData::new_u64(PROGRAMS);
+            let _ = epoll::add(&self.epoll, &self.programs, data, epoll::EventFlags::IN);
+        }
+        self.publish();
+    }
+
+    /// What there is now, for other threads.
+    fn publish(&self) {
+        let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader(_))).count();
+        self.counters.publish(&self.store, readers, self.peers.len() - readers);
+    }
+
+    fn accept(&mut self) {
+        loop {
+            let program = match rustix::net::accept_with(&self.programs, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(program) => program,
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(_) => {
+                    let _ = epoll::delete(&self.epoll, &self.programs);
+                    self.is_deaf = true;
+                    return;
+                }
+            };
+            let Some(user) = self.agent.admit(&program).filter(|user| self.has_room_for(*user)) else {
+                self.counters.refuse();
+                continue;
+            };
+            self.add(Peer::Program(Program::new(program, user)));
         }
     }
 
-    fn accept_reader(&mut self) {
-        while let Ok((stream, _)) = self.fetches.accept() {
-            let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-            if ready.is_ok() {
-                self.add(Peer::Reader(Session { stream, incoming: Vec::new(), outgoing: VecDeque::new() }));
-            }
-        }
+    fn has_room_for(&self, user: u32) -> bool {
+        let of_user = self.peers.values().filter(|peer| matches!(peer, Peer::Program(program) if program.user == user));
+        of_user.count() < self.limits.programs_of_a_user
     }
 
     fn add(&mut self, peer: Peer) {
-        let fd = match &peer {
-            Peer::Program(program, _) => program.as_fd(),
-            Peer::Reader(session) => session.stream.as_fd(),
+        let socket = match &peer {
+            Peer::Program(program) => program.socket.as_fd(),
+            Peer::Reader(session) => session.channel.as_fd(),
         };
-        let wanted = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        if epoll::add(&self.epoll, fd, epoll::EventData::new_u64(self.next), wanted).is_ok() {
+        let data = epoll::EventData::new_u64(self.next);
+        if epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN).is_ok() {
             self.peers.insert(self.next, peer);
             self.next += 1;
         }
     }
 
+    /// False: the store ends.
+    fn obey(&mut self) -> bool {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Serve(socket, sealing) => {
+                    self.add_reader(socket, &sealing);
+                    wipe_stack();
+                }
+                Order::Reached(program, holder, connection) => {
+                    if let Some(Peer::Program(program)) = self.peers.get_mut(&program) {
+                        program.reached(self.holder, holder, connection);
+                    }
+                    wipe_stack();
+                }
+                Order::EndConnections => self.end_connections(),
+                Order::Stop => return false,
+            }
+        }
+        true
+    }
+
+    /// False: there are too many.
+    pub(crate) fn add_reader(&mut self, socket: OwnedFd, sealing: &Sealing) -> bool {
+        let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader(_))).count();
+        let channel = Channel::of_store(socket, sealing);
+        match channel {
+            Ok(channel) if readers < self.limits.readers => {
+                self.add(Peer::Reader(Box::new(Session::new(channel))));
+                true
+            }
+            _ => {
+                self.counters.refuse();
+                false
+            }
+        }
+    }
+
+    /// A pair of sockets, one end of which is served here.
+    pub(crate) fn reach_own(&mut self) -> Option<(OwnedFd, Sealing)> {
+        use rustix::net::{AddressFamily, SocketType, socketpair};
+        let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.ok()?;
+        let plain = Sealing::new_zeroed();
+        self.add_reader(ours, &plain).then_some((theirs, plain))
+    }
+
+    fn end_connections(&mut self) {
+        for peer in self.peers.values_mut() {
+            if let Peer::Program(program) = peer {
+                program.end_connections();
+            }
+        }
+        let between = |peer: &Peer| matches!(peer, Peer::Reader(session) if session.channel.is_sealed());
+        let ended: Vec<u64> = self.peers.iter().filter(|(_, peer)| between(peer)).map(|(number, _)| *number).collect();
+        ended.into_iter().for_each(|number| self.forget(number));
+    }
+
     /// Does all that one peer asks for and takes now. A peer whose connection fails is forgotten.
     fn serve(&mut self, number: u64) {
-        let Some(peer) = self.peers.get_mut(&number) else { return };
-        let alive = match peer {
-            Peer::Program(program, segments) => lease(&mut self.store, self.holder, program, segments),
-            Peer::Reader(session) => session.serve(&mut self.store, &self.counters).map(|blocked| {
-                let wanted = if blocked { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-                epoll::modify(&self.epoll, &session.stream, epoll::EventData::new_u64(number), wanted).is_ok()
-            }),
+        let done = match self.peers.get_mut(&number) {
+            None => return,
+            Some(Peer::Program(_)) => self.serve_program(number),
+            Some(Peer::Reader(session)) => {
+                let turn = session.turn(&mut self.store, &self.counters, &mut self.bench);
+                turn.and_then(|turn| {
+                    let wanted = if turn == Turn::Later { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+                    Ok(epoll::modify(&self.epoll, &session.channel, epoll::EventData::new_u64(number), wanted)?)
+                })
+            }
         };
-        if !alive.unwrap_or(false) {
+        if done.is_err() {
             self.forget(number);
         }
     }
 
+    fn serve_program(&mut self, number: u64) -> io::Result<()> {
+        while let Some(Peer::Program(program)) = self.peers.get_mut(&number)
+            && let Some(ask) = program.next_ask()?
+        {
+            // Taken out, so that the rest of the store can be asked; it comes back whatever happens.
+            let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
+            let answered = program.answer(number, &ask, self);
+            self.peers.insert(number, Peer::Program(program));
+            answered?;
+        }
+        Ok(())
+    }
+
     fn forget(&mut self, number: u64) {
         match self.peers.remove(&number) {
-            Some(Peer::Program(_, segments)) => segments.into_iter().for_each(|id| self.store.writer_gone(id)),
-            Some(Peer::Reader(session)) => {
-                for (payload, ..) in session.outgoing.into_iter().filter_map(|outgoing| outgoing.bytes) {
-                    self.store.unpin(&payload);
-                }
-            }
+            Some(Peer::Program(program)) => program.segments.into_iter().for_each(|id| self.store.writer_gone(id)),
+            Some(Peer::Reader(session)) => session.end(&mut self.store),
             None => {}
         }
-    }
-}
-
-/// Answers a program's packets. False: it has ended.
-fn lease(store: &mut Store, holder: SocketAddr, program: &OwnedFd, segments: &mut Vec<u32>) -> io::Result<bool> {
-    let mut packet = [0; 16];
-    loop {
-        match rustix::net::recv(program, &mut packet, rustix::net::RecvFlags::empty()) {
-            Ok((0, _)) => return Ok(false),
-            Ok(_) => {}
-            Err(rustix::io::Errno::AGAIN) => return Ok(true),
-            Err(error) => return Err(error.into()),
-        }
-        let id = store.lease()?;
-        let to = Endpoint::from(holder);
-        let answer = Lease {
-            leased: u32::from(id.is_some()).into(),
-            segment: id.unwrap_or(0).into(),
-            holder: to.address,
-            port_be: to.port_be,
-            zero: [0; 6],
-        };
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let memory = id.and_then(|id| store.memory(id)).map(|memory| [memory.as_fd()]);
-        if let Some(memory) = &memory {
-            ancillary.push(SendAncillaryMessage::ScmRights(memory));
-        }
-        sendmsg(program, &[IoSlice::new(answer.as_bytes())], &mut ancillary, SendFlags::NOSIGNAL)?;
-        segments.extend(id);
-    }
-}
-
-impl Session {
-    /// True: the reader does not take more now.
-    fn serve(&mut self, store: &mut Store, counters: &Counters) -> io::Result<bool> {
-        loop {
-            if self.send(store, counters)? {
-                return Ok(true);
-            }
-            let mut some = [0; 32 * REQUEST_BYTES];
-            match io::Read::read(&mut &self.stream, &mut some) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.incoming.extend_from_slice(&some[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(error),
-            }
-            self.answer(store, counters)?;
-        }
-    }
-
-    /// Takes requests, as many as may be under way.
-    fn answer(&mut self, store: &mut Store, counters: &Counters) -> io::Result<()> {
-        let mut used = 0;
-        while self.outgoing.len() < ANSWERS_MAX
-            && let Some(bytes) = self.incoming[used..].first_chunk::<REQUEST_BYTES>()
-        {
-            used += REQUEST_BYTES;
-            let request: Request = zerocopy::transmute!(*bytes);
-            let reference = Reference::parse(&request.reference).ok_or(io::ErrorKind::InvalidData)?;
-            match request.kind.get() {
-                RETURN => store.give_back(&reference.payload, reference.weight),
-                FETCH => {
-                    let place = store.pin(&reference);
-                    let length = place.as_ref().map_or(0, |place| place.len());
-                    counters.fetched_bytes.fetch_add(length as u64, Ordering::Relaxed);
-                    counters.gone.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
-                    let answer = Answer {
-                        found: u32::from(place.is_some()).into(),
-                        zero: 0.into(),
-                        length: (length as u64).into(),
-                    };
-                    self.outgoing.push_back(Outgoing {
-                        answer: zerocopy::transmute!(answer),
-                        answered: 0,
-                        bytes: place.map(|place| (reference.payload, place.start, length)),
-                    });
-                }
-                _ => return Err(io::ErrorKind::InvalidData.into()),
-            }
-        }
-        self.incoming.drain(..used);
-        Ok(())
-    }
-
-    /// Sends what waits. True: some still does.
-    fn send(&mut self, store: &mut Store, counters: &Counters) -> io::Result<bool> {
-        loop {
-            let Some(outgoing) = self.outgoing.front_mut() else {
-                if self.incoming.len() < REQUEST_BYTES {
-                    return Ok(false);
-                }
-                self.answer(store, counters)?;
-                if self.outgoing.is_empty() {
-                    return Ok(false);
-                }
-                continue;
-            };
-            match outgoing.send(&self.stream, store) {
-                Ok(()) => {
-                    let done = self.outgoing.pop_front();
-                    if let Some((payload, ..)) = done.and_then(|done| done.bytes) {
-                        store.unpin(&payload);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Outgoing {
-    /// All of it, or an error, which may be that the reader takes no more now.
-    fn send(&mut self, stream: &TcpStream, store: &Store) -> io::Result<()> {
-        while self.answered < self.answer.len() {
-            let flags = if self.bytes.is_some() { SendFlags::MORE } else { SendFlags::empty() };
-            self.answered += rustix::net::send(stream, &self.answer[self.answered..], flags | SendFlags::NOSIGNAL)?;
-        }
-        let Some((payload, at, left)) = &mut self.bytes else { return Ok(()) };
-        let memory = store.memory(payload.segment).ok_or(io::ErrorKind::NotFound)?;
-        while *left > 0 {
-            let sent = memory.send(*at, *left, stream.as_fd())?;
-            *at += sent;
-            *left -= sent;
-        }
-        Ok(())
     }
 }

@@ -1,23 +1,35 @@
-//! A machine for the tests: a store, a control group in which connections are negotiated, and programs in it.
+//! Machines for the tests: agents with stores, a control group of each in which connections are negotiated, and programs.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::sync::Arc;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use shunt_negotiation::Negotiation;
+use rustix::process::Signal;
+use serde_json::Value;
+use shunt_agent::packets;
+use shunt_ca::{Authority, Request};
 use shunt_odb::store::Limits;
-use shunt_odb::store::server::{Counters, Server};
 use shunt_run::launch::{LIBRARY, Launch};
+use shunt_wire::local::{Header, kind};
+use zerocopy::IntoBytes;
 
+/// One or more machines, each with an agent of its own; they have one network and one file system.
 pub struct Bed {
+    machines: Vec<Machine>,
+    pub authority: Authority,
     pub dir: tempfile::TempDir,
-    pub counters: Arc<Counters>,
-    group: PathBuf,
+}
+
+/// What one agent and its programs have.
+pub struct Machine {
     launch: Launch,
-    _negotiation: Negotiation,
+    pub config: PathBuf,
+    pub socket: PathBuf,
+    group: PathBuf,
+    agent: Option<Program>,
 }
 
 /// A program, ended with the test.
@@ -38,44 +50,154 @@ impl Drop for Program {
     }
 }
 
-/// The library that was built with this test.
-fn library() -> PathBuf {
+/// What was built with this test.
+fn built(name: &str, package: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
-    let path = own.ancestors().nth(2).unwrap().join(LIBRARY);
-    assert!(path.exists(), "{} is missing: cargo build --release -p shunt-preload", path.display());
+    let path = own.ancestors().nth(2).unwrap().join(name);
+    assert!(path.exists(), "{} is missing: cargo build --release -p {package}", path.display());
     path
 }
 
 impl Bed {
-    /// `None`, and it says so: it takes root.
+    /// One machine. `None`, and it says so: it takes root.
     pub fn new(limits: Limits) -> Option<Self> {
+        Self::of(1, limits)
+    }
+
+    /// So many machines.
+    pub fn of(machines: usize, limits: Limits) -> Option<Self> {
+        Self::with(machines, limits, "")
+    }
+
+    /// The same, with something more in each `[store]`.
+    pub fn with(machines: usize, limits: Limits, more: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: it takes root to load BPF programs");
             return None;
         }
         let dir = tempfile::Builder::new().prefix("shunt-odb-").tempdir().unwrap();
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let group = shunt_sys::cgroup::root().unwrap().join(dir.path().file_name().unwrap());
-        fs::create_dir(&group).unwrap();
-        let negotiation = Negotiation::attach(&group).unwrap();
-        let socket = dir.path().join("store");
-        let programs = Server::listen_for_programs(&socket).unwrap();
-        fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
-        let fetches = TcpListener::bind("127.0.0.1:0").unwrap();
-        let holder = fetches.local_addr().unwrap();
-        let server = Server::new(limits, programs, fetches, holder).unwrap();
-        let counters = server.counters();
-        std::thread::spawn(move || server.run().unwrap());
-        let launch = Launch::new(&socket, &library()).unwrap();
-        Some(Self { dir, counters, group, launch, _negotiation: negotiation })
+        let authority = Authority::create(&dir.path().join("ca")).unwrap();
+        let addresses: Vec<SocketAddr> = (0..machines).map(|_| free_address()).collect();
+        let machine = |index| {
+            let store = section(limits, more);
+            Machine::start(dir.path(), &authority, index, &addresses, &store)
+        };
+        Some(Self { machines: (0..machines).map(machine).collect(), authority, dir })
     }
 
-    /// A program under Shunt.
+    /// A machine: the last one where there are not so many.
+    pub fn machine(&self, index: usize) -> &Machine {
+        &self.machines[index.min(self.machines.len() - 1)]
+    }
+
+    /// The machine that a tier of a chain runs on.
+    pub fn machine_of(&self, tier: &str) -> &Machine {
+        self.machine(["frontend", "intermediate"].iter().position(|name| *name == tier).unwrap_or(2))
+    }
+
+    pub fn machine_mut(&mut self, index: usize) -> &mut Machine {
+        &mut self.machines[index]
+    }
+
+    /// A program under Shunt, on the first machine.
+    pub fn under_shunt(&self, program: &str) -> Command {
+        self.machine(0).under_shunt(program)
+    }
+
+    /// The same without: in the group, too, so that nothing else differs.
+    pub fn plain(&self, program: &str) -> Command {
+        self.machine(0).plain(program)
+    }
+
+    /// What all stores together have counted.
+    pub fn counted(&self, name: &str) -> u64 {
+        self.machines.iter().map(|machine| machine.counted(name)).sum()
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// What a `[store]` says of limits, and of users.
+fn section(limits: Limits, more: &str) -> String {
+    let Limits { bytes, segment_bytes, lease_ms, .. } = limits;
+    format!(
+        "users = [\"www-data\", \"nobody\"]\nmemory_bytes = {bytes}\nsegment_bytes = {segment_bytes}\n\
+         lease = \"{lease_ms}ms\"\n{more}"
+    )
+}
+
+impl Machine {
+    fn start(dir: &Path, authority: &Authority, index: usize, all: &[SocketAddr], section: &str) -> Self {
+        let name = format!("m{index}");
+        let group_name = format!("{}-{name}", dir.file_name().unwrap().display());
+        let group = shunt_sys::cgroup::root().unwrap().join(group_name);
+        fs::create_dir(&group).unwrap();
+        let files = authority.issue(&Request { name: name.clone(), addresses: Vec::new(), days: 1 }).unwrap();
+        let socket = dir.join(format!("{name}.sock"));
+        let store = dir.join(format!("{name}.store"));
+        let mut text =
+            format!("name = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
+        writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
+        writeln!(text, "ca = {:?}\ncrl = {:?}", authority.certificate(), authority.list()).unwrap();
+        writeln!(text, "[store]\nsocket = {store:?}\n{section}").unwrap();
+        for (peer, address) in all.iter().enumerate().filter(|(peer, _)| *peer != index) {
+            writeln!(text, "[[peer]]\nname = \"m{peer}\"\naddress = \"{address}\"").unwrap();
+        }
+        let config = dir.join(format!("{name}.toml"));
+        fs::write(&config, text).unwrap();
+        let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
+        let mut machine = Self { launch, config, socket, group, agent: None };
+        machine.start_agent();
+        machine
+    }
+
+    /// Starts its agent, which no longer runs.
+    pub fn start_agent(&mut self) {
+        let mut command = Command::new(built("shuntd", "shunt-agent"));
+        command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
+        let mut agent = Program(command.spawn().unwrap());
+        let began = Instant::now();
+        while self.ask().is_none() {
+            let ended = agent.0.try_wait().unwrap();
+            assert!(ended.is_none() && began.elapsed() < Duration::from_secs(20), "no agent: {ended:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.agent = Some(agent);
+    }
+
+    pub fn signal_agent(&self, signal: Signal) {
+        let agent = &self.agent.as_ref().unwrap().0;
+        rustix::process::kill_process(rustix::process::Pid::from_child(agent), signal).unwrap();
+    }
+
+    /// Has its agent end, by a signal.
+    pub fn end_agent(&mut self, signal: Signal) {
+        self.signal_agent(signal);
+        self.agent.take().unwrap().0.wait().unwrap();
+    }
+
+    /// All that its agent has counted.
+    fn ask(&self) -> Option<Value> {
+        let agent = packets::connect(&self.socket).ok()?;
+        let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
+        packets::send(&agent, request.as_bytes(), &[]).ok()?;
+        let mut answer = vec![0; 64 << 10];
+        let (length, _) = rustix::net::recv(&agent, &mut answer[..], rustix::net::RecvFlags::empty()).ok()?;
+        serde_json::from_slice(answer.get(size_of::<Header>()..length)?).ok()
+    }
+
+    /// One of its store's counters.
+    pub fn counted(&self, name: &str) -> u64 {
+        self.ask().unwrap()["store"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
+    }
+
     pub fn under_shunt(&self, program: &str) -> Command {
         self.in_group(self.launch.command(program))
     }
 
-    /// The same without: in the group, too, so that nothing else differs.
     pub fn plain(&self, program: &str) -> Command {
         self.in_group(Command::new(program))
     }
@@ -84,14 +206,11 @@ impl Bed {
         shunt_sys::cgroup::start_in(&mut command, &self.group).unwrap();
         command
     }
-
-    pub fn path(&self) -> &Path {
-        self.dir.path()
-    }
 }
 
-impl Drop for Bed {
+impl Drop for Machine {
     fn drop(&mut self) {
+        self.agent = None;
         let began = Instant::now();
         while fs::remove_dir(&self.group).is_err() && began.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(10));

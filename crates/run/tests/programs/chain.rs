@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 
 use shunt_odb::store::Limits;
 
@@ -28,7 +27,7 @@ pub fn chain(bed: &Bed, under_shunt: [bool; 3], backend: &str, proxy: &str) -> [
 
 /// Many requests on a few connections, in an order that the seed gives. Returns the bytes of the bodies that are
 /// large enough to be left in the store.
-fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
+pub fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
     println!("seed {seed}");
     let mut clients: Vec<Client> = (0..4).map(|_| Client::new(to)).collect();
     let mut large = 0;
@@ -46,13 +45,13 @@ fn load(to: SocketAddr, requests: u64, seed: u64) -> u64 {
 
 #[test]
 fn bodies_skip_the_intermediate_and_arrive_unchanged() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     for (turn, backend) in ["sendfile off;", "sendfile on;", "sendfile off; output_buffers 1 512k;"].iter().enumerate()
     {
-        let before = bed.counters.fetched_bytes.load(Ordering::Relaxed);
+        let before = bed.counted("fetched_bytes");
         let tiers = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
         let large = load(tiers[0].address, 400, 100 * turn as u64);
-        let fetched = bed.counters.fetched_bytes.load(Ordering::Relaxed) - before;
+        let fetched = bed.counted("fetched_bytes") - before;
         println!("{backend} {large} bytes in large bodies, {fetched} fetched");
         assert!(fetched * 10 > large * 8, "the frontend fetches what the intermediate has not had");
         assert!(fetched * 10 < large * 12, "nobody fetches a body twice: the intermediate did not look at it");
@@ -87,7 +86,7 @@ fn a_full_store_costs_no_byte() {
 
 #[test]
 fn a_large_file_comes_whole() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     for backend in ["sendfile on;", "sendfile off; output_buffers 2 3m;"] {
         let tiers = chain(&bed, [true; 3], backend, "");
         for _ in 0..3 {

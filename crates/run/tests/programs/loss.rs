@@ -5,7 +5,6 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use shunt_odb::store::Limits;
@@ -34,7 +33,7 @@ fn a_body_that_is_gone_ends_its_connection_and_no_other() {
     let body = &got[head..];
     assert!(body.len() < LARGE, "the lease has ended meanwhile");
     assert!(bytes(LARGE as u64, LARGE).starts_with(body), "a prefix of the body, {} bytes", body.len());
-    assert!(bed.counters.gone.load(Ordering::Relaxed) > 0, "it was asked for and gone");
+    assert!(bed.counted("gone") > 0, "it was asked for and gone");
 
     let (head, body) = Client::new(tiers[0].address).get("/65536");
     assert!(head.starts_with("HTTP/1.1 200") && body == bytes(65_536, 65_536), "the tiers go on");
@@ -86,22 +85,22 @@ fn a_process_that_touches_what_is_gone_ends() {
 /// What a program has sent outlives it.
 #[test]
 fn a_program_that_is_killed_has_sent_what_it_has_sent() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
     let port = free_address().port().to_string();
     let sends = SENDS
         .replace("sock.recv(1)", "print('sent', flush=True)\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)");
     let receives = TOUCHES_LATE
         .replace("time.sleep(2)", "assert buffer[:200_000] == b'x' * 200_000")
         .replace("sock.sendall(b'go')", "sock.sendall(b'go'); time.sleep(1)");
-    let program = |text: &str| {
-        let mut command = bed.under_shunt("python3");
+    let program = |machine: usize, text: &str| {
+        let mut command = bed.machine(machine).under_shunt("python3");
         command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped());
         Program(command.spawn().unwrap())
     };
-    let mut sends = program(&sends);
+    let mut sends = program(1, &sends);
     std::thread::sleep(Duration::from_millis(500));
-    let mut receives = program(&receives);
+    let mut receives = program(0, &receives);
     assert!(receives.0.wait().unwrap().success());
     assert_eq!(sends.0.wait().unwrap().signal(), Some(9));
-    assert!(bed.counters.fetched_bytes.load(Ordering::Relaxed) > 100_000, "most of it came from the store");
+    assert!(bed.counted("fetched_bytes") > 100_000, "most of it came from the store");
 }

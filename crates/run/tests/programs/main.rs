@@ -9,3 +9,4 @@ mod loss;
 mod mix;
 mod nginx;
 mod peers;
+mod stores;

@@ -14,8 +14,9 @@ pub struct Tier {
     _nginx: Program,
 }
 
+/// On the machine of its name in a chain of three.
 pub fn tier(bed: &Bed, name: &str, http: &str, server: &str, under_shunt: bool) -> Tier {
-    let address = free_address();
+    let (address, machine) = (free_address(), bed.machine_of(name));
     let prefix = bed.path().join(name);
     fs::create_dir_all(prefix.join("temp")).unwrap();
     let mut text = String::from("worker_processes 1; error_log stderr warn; events { worker_connections 1024; }\n");
@@ -25,7 +26,7 @@ pub fn tier(bed: &Bed, name: &str, http: &str, server: &str, under_shunt: bool) 
     }
     writeln!(text, "server {{ listen {address}; {server} }} }}").unwrap();
     fs::write(prefix.join("nginx.conf"), text).unwrap();
-    let mut command = if under_shunt { bed.under_shunt(NGINX) } else { bed.plain(NGINX) };
+    let mut command = if under_shunt { machine.under_shunt(NGINX) } else { machine.plain(NGINX) };
     command.arg("-p").arg(&prefix).args(["-c", "nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid;"]);
     let nginx = Program(command.stdin(Stdio::null()).spawn().unwrap());
     wait_until_listening(address);

@@ -1,0 +1,156 @@
+//! `[store]`: what programs under `shunt run` need of their machine (docs/odb.md). The store works in a thread of its own
+//! (shunt_odb::store): copying and encrypting bodies holds up no handoff. Handshakes with other agents are this one's
+//! (reaching.rs); the two tell each other by a queue and a descriptor.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, eventfd};
+use shunt_negotiation::{Negotiation, NegotiationError};
+use shunt_odb::reference::Holder;
+use shunt_odb::store::server::{self, Counters, Orders, Server};
+use shunt_sys::cgroup;
+
+use crate::callers::{Callers, May};
+use crate::config::{Config, StoreConfig};
+use crate::packets;
+use crate::poll::{Interest, Poll, Source};
+use crate::privileges;
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The Unix socket.
+    #[error("cannot listen at {path}: {error}; is the directory writable? ([store] `socket` in the configuration)")]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: io::Error,
+    },
+    /// `users`, `groups`.
+    #[error("{0} ([store] `users` and `groups` in the configuration)")]
+    Account(String),
+    /// Which connections lie between programs under Shunt.
+    #[error(transparent)]
+    Negotiation(#[from] NegotiationError),
+    /// Anything else that the kernel refuses.
+    #[error("cannot start the store: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What programs want of the agent.
+struct Link {
+    callers: Callers,
+    wishes: Sender<Wish>,
+    wake: Arc<OwnedFd>,
+}
+
+/// A program wants to be connected to another store.
+pub(crate) struct Wish {
+    pub(crate) program: u64,
+    pub(crate) holder: Holder,
+}
+
+impl server::Agent for Link {
+    fn admit(&mut self, program: &OwnedFd) -> Option<u32> {
+        let caller = self.callers.ask(program).ok()?;
+        (caller.may == May::Serve).then_some(caller.credentials.uid)
+    }
+
+    fn reach(&mut self, program: u64, holder: Holder) {
+        let _ = self.wishes.send(Wish { program, holder });
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// The store, as the agent has it.
+pub(crate) struct Store {
+    pub(crate) orders: Orders,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) config: StoreConfig,
+    wishes: Receiver<Wish>,
+    wake: Arc<OwnedFd>,
+    /// Until it works.
+    server: Option<Server<Link>>,
+    thread: Option<JoinHandle<()>>,
+    _negotiation: Negotiation,
+}
+
+impl Store {
+    /// All that takes root's power.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub(crate) fn open(config: &Config, store: &StoreConfig, poll: &Poll) -> Result<Self, StoreError> {
+        let callers = config.programs(store).map_err(StoreError::Account)?;
+        let group = match &config.cgroup {
+            Some(path) => path.clone(),
+            None => cgroup::root()?,
+        };
+        let negotiation = Negotiation::attach(&group)?;
+        let anybody = config.asks_callers() || !store.users.is_empty() || !store.groups.is_empty();
+        let programs = packets::listen(&store.socket, config.socket_group, anybody)
+            .map_err(|error| StoreError::Socket { path: store.socket.clone(), error })?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
+        poll.set(&wake, Source::Store, Interest::Readable)?;
+        let (give, wishes) = channel();
+        let link = Link { callers, wishes: give, wake: Arc::clone(&wake) };
+        let (server, orders) = Server::new(store.limits(), programs, Holder::named(&config.name), link)?;
+        let counters = server.counters();
+        let server = Some(server);
+        Ok(Self {
+            orders,
+            counters,
+            config: store.clone(),
+            wishes,
+            wake,
+            server,
+            thread: None,
+            _negotiation: negotiation,
+        })
+    }
+
+    /// Has it work, in a thread that has no capability at all. Once the agent has given up its own, and before it restricts
+    /// its system calls.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn start(&mut self) -> Result<(), StoreError> {
+        let Some(server) = self.server.take() else { return Ok(()) };
+        let begun = Arc::new(Barrier::new(2));
+        let begins = Arc::clone(&begun);
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
+            let harmless = privileges::give_up_all();
+            begins.wait();
+            let ended = harmless.map_err(io::Error::other).and_then(|()| server.run());
+            if let Err(error) = ended {
+                tracing::error!(%error, "the store has ended");
+            }
+        })?;
+        begun.wait();
+        self.thread = Some(thread);
+        Ok(())
+    }
+
+    /// What programs want now.
+    pub(crate) fn wishes(&self) -> Vec<Wish> {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        self.wishes.try_iter().collect()
+    }
+}
+
+impl Drop for Store {
+    /// Programs learn that nothing is kept for them any more.
+    fn drop(&mut self) {
+        self.orders.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.config.socket);
+    }
+}

@@ -1,0 +1,81 @@
+//! What programs and the store of their machine say to each other (SOCK_SEQPACKET), and readers and stores (crate::channel).
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::records::Sealing;
+use crate::reference::{Holder, REFERENCE_BYTES};
+
+/// What a program asks.
+pub mod ask {
+    /// Whose store is this? First on each connection.
+    pub const HELLO: u32 = 1;
+    /// A segment to write into; with its memfd.
+    pub const LEASE: u32 = 2;
+    /// To look into a segment of this store; with its memfd, read-only.
+    pub const MAP: u32 = 3;
+    /// A connection to a store, this one or another; with its socket.
+    pub const REACH: u32 = 4;
+}
+
+/// How it is answered.
+pub mod outcome {
+    pub const GOOD: u32 = 0;
+    /// The store is full, or as many connections as there may be.
+    pub const FULL: u32 = 1;
+    /// This program may not.
+    pub const NOT_ALLOWED: u32 = 2;
+    /// There is no such thing, or nobody that it could be had from.
+    pub const NOT_THERE: u32 = 3;
+}
+
+/// A program asks. Each is answered by [`Told`], in order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Ask {
+    pub kind: U32,
+    /// MAP: which.
+    pub segment: U32,
+    /// REACH: whose.
+    pub holder: Holder,
+}
+
+/// The store answers.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Told {
+    /// As it was asked.
+    pub kind: U32,
+    pub outcome: U32,
+    /// LEASE: which.
+    pub segment: U32,
+    pub zero: U32,
+    /// Of the store that answers.
+    pub holder: Holder,
+    /// REACH: how the connection goes on.
+    pub sealing: Sealing,
+}
+
+/// Asks for the bytes of a reference. Its weight stays where it is.
+pub const FETCH: u32 = 1;
+/// Gives a reference's weight back. No answer.
+pub const RETURN: u32 = 2;
+
+/// What a reader says.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Request {
+    pub kind: U32,
+    pub zero: U32,
+    pub reference: [u8; REFERENCE_BYTES],
+}
+
+/// What goes before the bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Answer {
+    /// 1: all the bytes follow; 0: there is no such payload any more, and none follow.
+    pub found: U32,
+    pub zero: U32,
+    pub length: U64,
+}

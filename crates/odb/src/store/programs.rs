@@ -1,0 +1,138 @@
+//! A program at the store: what it asks ([`Ask`]), and the descriptors that it gets. It keeps the connection: its end is the
+//! program's.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, sendmsg};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::messages::{Ask, Told, ask, outcome};
+use super::server::{Agent, Server};
+use crate::records::Sealing;
+use crate::reference::Holder;
+
+/// Segments that one program has.
+const SEGMENTS_MAX: usize = 4;
+/// Stores that one program is connected to.
+const REACHED_MAX: usize = 128;
+
+/// One connection of a program.
+pub(crate) struct Program {
+    pub(crate) socket: OwnedFd,
+    pub(crate) user: u32,
+    pub(crate) segments: Vec<u32>,
+    /// Its connections to other machines' stores, to end them when their agents are no longer trusted.
+    reached: HashMap<Holder, OwnedFd>,
+    /// REACH is under way: the next question is read when it is answered.
+    waits: bool,
+}
+
+impl Program {
+    pub(crate) fn new(socket: OwnedFd, user: u32) -> Self {
+        Self { socket, user, segments: Vec::new(), reached: HashMap::new(), waits: false }
+    }
+
+    /// # Errors
+    /// It has ended, or said what makes no sense.
+    pub(crate) fn next_ask(&mut self) -> io::Result<Option<Ask>> {
+        // One byte more, so that a longer packet is seen.
+        let mut packet = [0; size_of::<Ask>() + 1];
+        let got = match rustix::net::recv(&self.socket, &mut packet, rustix::net::RecvFlags::DONTWAIT) {
+            Ok((got, _)) => got,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let ask = packet.first_chunk::<{ size_of::<Ask>() }>().filter(|_| got == size_of::<Ask>());
+        match ask {
+            Some(bytes) if !self.waits => Ok(Some(zerocopy::transmute!(*bytes))),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// # Errors
+    /// It does not take its answer, or has asked what makes no sense.
+    pub(crate) fn answer<A: Agent>(&mut self, number: u64, ask: &Ask, server: &mut Server<A>) -> io::Result<()> {
+        let mut told = Told::new_zeroed();
+        (told.kind, told.holder) = (ask.kind, server.holder);
+        match ask.kind.get() {
+            ask::HELLO => self.tell(&told, None),
+            ask::LEASE => {
+                let full = self.segments.len() >= SEGMENTS_MAX;
+                let id = if full { None } else { server.store.lease(self.user)? };
+                match id.and_then(|id| Some((id, server.store.memory(id)?))) {
+                    Some((id, memory)) => {
+                        self.segments.push(id);
+                        told.segment = id.into();
+                        self.tell(&told, Some(memory.as_fd()))
+                    }
+                    None => {
+                        server.counters.full();
+                        told.outcome = outcome::FULL.into();
+                        self.tell(&told, None)
+                    }
+                }
+            }
+            ask::MAP => match server.store.memory_for(ask.segment.get(), self.user) {
+                Some(memory) => self.tell(&told, Some(memory.read_only()?.as_fd())),
+                None => {
+                    told.outcome = outcome::NOT_ALLOWED.into();
+                    self.tell(&told, None)
+                }
+            },
+            ask::REACH if ask.holder == server.holder => match server.reach_own() {
+                Some((socket, sealing)) => {
+                    told.sealing = sealing;
+                    self.tell(&told, Some(socket.as_fd()))
+                }
+                None => {
+                    told.outcome = outcome::FULL.into();
+                    self.tell(&told, None)
+                }
+            },
+            ask::REACH => {
+                self.waits = true;
+                server.agent.reach(number, ask.holder);
+                Ok(())
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// The agent has connected to another store, or could not.
+    pub(crate) fn reached(&mut self, own: Holder, holder: Holder, connection: Option<(OwnedFd, Box<Sealing>)>) {
+        self.waits = false;
+        let mut told = Told::new_zeroed();
+        (told.kind, told.holder) = (ask::REACH.into(), own);
+        let Some((socket, sealing)) = connection else {
+            told.outcome = outcome::NOT_THERE.into();
+            let _ = self.tell(&told, None);
+            return;
+        };
+        told.sealing = *sealing;
+        // Where the program does not take it, it ends with our copy.
+        if self.tell(&told, Some(socket.as_fd())).is_ok() && self.reached.len() < REACHED_MAX {
+            self.reached.insert(holder, socket);
+        }
+    }
+
+    /// Whatever it still says there, nobody hears, and it hears nobody.
+    pub(crate) fn end_connections(&mut self) {
+        for (_, socket) in self.reached.drain() {
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+        }
+    }
+
+    fn tell(&self, told: &Told, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if let Some(descriptor) = &descriptor {
+            ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(descriptor)));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.socket, &[IoSlice::new(told.as_bytes())], &mut ancillary, flags)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,232 @@
+//! A reader at the store: its [`Request`]s, and for each FETCH in turn an [`Answer`] and the bytes, copied from the segment to where
+//! they are sealed.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::Store;
+use super::messages::{Answer, FETCH, RETURN, Request};
+use crate::channel::{Bench, CONTENT_AT_ONCE, Channel};
+use crate::reference::{PayloadId, Reference};
+
+/// Answers that wait for a slow reader; while there are as many, its requests wait in its socket.
+pub(crate) const ANSWERS_MAX: usize = 32;
+/// After so many bytes others have their turn.
+const TURN_BYTES: usize = 512 << 10;
+const REQUEST_BYTES: usize = size_of::<Request>();
+const ANSWER_BYTES: usize = size_of::<Answer>();
+
+/// What all sessions together have done, to be looked at from other threads.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Fetches.
+    pub fetches: AtomicU64,
+    /// Payload bytes that readers were promised.
+    pub fetched_bytes: AtomicU64,
+    /// Fetches of what was not there any more, or never was.
+    pub gone: AtomicU64,
+    /// Shares that came back.
+    pub returned: AtomicU64,
+    /// Programs and readers that were turned away: not allowed, or too many.
+    pub refused: AtomicU64,
+    /// Segments that programs asked for when there was no room.
+    pub full: AtomicU64,
+    /// Now: bytes of all segments, and how many segments, programs' connections and readers there are.
+    pub bytes: AtomicU64,
+    pub segments: AtomicU64,
+    pub programs: AtomicU64,
+    pub readers: AtomicU64,
+}
+
+impl Counters {
+    /// Descriptors that the store has open, about.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        // A program's connection may stand for some that the store keeps to end them.
+        let all = [(&self.segments, 1), (&self.programs, 2), (&self.readers, 1)];
+        all.iter().map(|(counter, each)| each * counter.load(Ordering::Relaxed) as usize).sum()
+    }
+
+    pub(crate) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn full(&self) {
+        self.full.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn publish(&self, store: &Store, readers: usize, programs: usize) {
+        let now = [(&self.bytes, store.bytes()), (&self.segments, store.segments())];
+        let peers = [(&self.readers, readers), (&self.programs, programs)];
+        now.iter().chain(&peers).for_each(|(counter, value)| counter.store(*value as u64, Ordering::Relaxed));
+    }
+}
+
+struct Outgoing {
+    answer: [u8; ANSWER_BYTES],
+    /// Of answer and bytes, how much is sealed.
+    done: usize,
+    /// Answer and bytes.
+    total: usize,
+    /// Whose bytes, and from where in its segment.
+    bytes: Option<(PayloadId, usize)>,
+}
+
+/// One reader.
+pub(crate) struct Session {
+    pub(crate) channel: Channel,
+    incoming: [u8; REQUEST_BYTES],
+    incoming_bytes: usize,
+    outgoing: VecDeque<Outgoing>,
+    /// When it last asked or took anything.
+    pub(crate) moved: Instant,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The reader has all that it asked for.
+    Idle,
+    /// It takes no more now, or others are to have their turn.
+    Later,
+}
+
+impl Session {
+    pub(crate) fn new(channel: Channel) -> Self {
+        Self {
+            channel,
+            incoming: [0; REQUEST_BYTES],
+            incoming_bytes: 0,
+            outgoing: VecDeque::new(),
+            moved: Instant::now(),
+        }
+    }
+
+    /// Whether it waits for the reader, and since when nothing moved.
+    pub(crate) fn is_silent(&self, patience: Duration, idle: Duration) -> bool {
+        let waited = self.moved.elapsed();
+        waited > idle || (!self.outgoing.is_empty() && waited > patience)
+    }
+
+    /// Does all that the reader asks for and takes now, up to a bound.
+    ///
+    /// # Errors
+    /// The connection has ended, or the reader has sent what is no request.
+    pub(crate) fn turn(&mut self, store: &mut Store, counters: &Counters, bench: &mut Bench) -> io::Result<Turn> {
+        self.moved = Instant::now();
+        let mut sent = 0;
+        loop {
+            if !self.channel.flush()? {
+                return Ok(Turn::Later);
+            }
+            self.ask(store, counters)?;
+            if self.outgoing.is_empty() {
+                return Ok(Turn::Idle);
+            }
+            if sent >= TURN_BYTES {
+                return Ok(Turn::Later);
+            }
+            sent += self.answer(store, bench)?;
+        }
+    }
+
+    /// Takes requests, as many as may be under way.
+    fn ask(&mut self, store: &mut Store, counters: &Counters) -> io::Result<()> {
+        while self.outgoing.len() < ANSWERS_MAX {
+            match self.channel.take(&mut self.incoming[self.incoming_bytes..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.incoming_bytes += got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            if self.incoming_bytes == REQUEST_BYTES {
+                self.incoming_bytes = 0;
+                let request: Request = zerocopy::transmute!(self.incoming);
+                self.obey(&request, store, counters)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, request: &Request, store: &mut Store, counters: &Counters) -> io::Result<()> {
+        let reference = Reference::parse(&request.reference).ok_or(io::ErrorKind::InvalidData)?;
+        match request.kind.get() {
+            RETURN => {
+                counters.returned.fetch_add(1, Ordering::Relaxed);
+                store.give_back(&reference.payload, reference.weight);
+            }
+            FETCH => {
+                let place = store.pin(&reference);
+                let length = place.as_ref().map_or(0, |place| place.len());
+                counters.fetches.fetch_add(1, Ordering::Relaxed);
+                counters.fetched_bytes.fetch_add(length as u64, Ordering::Relaxed);
+                counters.gone.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
+                let mut answer = Answer::new_zeroed();
+                answer.found = u32::from(place.is_some()).into();
+                answer.length = (length as u64).into();
+                self.outgoing.push_back(Outgoing {
+                    answer: zerocopy::transmute!(answer),
+                    done: 0,
+                    total: ANSWER_BYTES + length,
+                    bytes: place.map(|place| (reference.payload, place.start)),
+                });
+            }
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        Ok(())
+    }
+
+    /// Seals and sends a benchful of what waits; returns its bytes.
+    fn answer(&mut self, store: &mut Store, bench: &mut Bench) -> io::Result<usize> {
+        // Whatever begins on the bench is a record of its own: so as many answers as there may be find room.
+        let mut room = CONTENT_AT_ONCE - ANSWERS_MAX * shunt_wire::tls::OVERHEAD_BYTES as usize;
+        let mut put = 0;
+        while room > 0
+            && let Some(outgoing) = self.outgoing.front_mut()
+        {
+            let now = (outgoing.total - outgoing.done).min(room);
+            let (from, answer) = (outgoing.done, outgoing.answer);
+            let memory = match outgoing.bytes {
+                Some((payload, at)) => Some((store.memory(payload.segment).ok_or(io::ErrorKind::NotFound)?, at)),
+                None => None,
+            };
+            self.channel.put(bench, now, |at, mut into| {
+                let mut at = from + at;
+                if at < ANSWER_BYTES {
+                    let head = (ANSWER_BYTES - at).min(into.len());
+                    into[..head].copy_from_slice(&answer[at..at + head]);
+                    (into, at) = (&mut into[head..], at + head);
+                }
+                if let Some((memory, place)) = memory {
+                    memory.read(place + at - ANSWER_BYTES, into);
+                }
+            })?;
+            (room, put) = (room - now, put + now);
+            outgoing.done += now;
+            if outgoing.done == outgoing.total
+                && let Some(Outgoing { bytes: Some((payload, _)), .. }) = self.outgoing.pop_front()
+            {
+                store.unpin(&payload);
+            }
+        }
+        self.channel.send(bench, !self.outgoing.is_empty())?;
+        Ok(put)
+    }
+
+    /// The reader is gone.
+    pub(crate) fn end(self, store: &mut Store) {
+        self.outgoing.into_iter().filter_map(|outgoing| outgoing.bytes).for_each(|(payload, _)| store.unpin(&payload));
+    }
+}
+
+/// One request, for whoever sends it.
+pub(crate) fn request(kind: u32, reference: &Reference) -> [u8; REQUEST_BYTES] {
+    let request = Request { kind: kind.into(), zero: 0.into(), reference: reference.emit() };
+    let mut bytes = [0; REQUEST_BYTES];
+    bytes.copy_from_slice(request.as_bytes());
+    bytes
+}

@@ -1,0 +1,180 @@
+//! Stores of several machines: who may fetch what, and what becomes of programs whose agents end.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ChildStdin, ChildStdout, Stdio};
+
+use rustix::process::Signal;
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Machine, Program, free_address};
+use crate::chain::{chain, load};
+
+/// Listens, and sends 400,000 bytes to whoever connects.
+const SENDS: &str = "
+import os, socket, sys
+if len(sys.argv) > 2: os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listening', flush=True)
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+sock.sendall(b'x' * 400_000)
+print('sent', flush=True)
+sock.recv(1)
+";
+
+/// Receives them, and looks at a tenth of them for each line that it reads.
+const LOOKS: &str = "
+import socket, sys
+sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock.sendall(b'go')
+buffer = bytearray(1 << 20)
+view, at = memoryview(buffer), 0
+while at < 400_000:
+    at += sock.recv_into(view[at:])
+print('received', flush=True)
+for part in range(10):
+    if not sys.stdin.readline(): break
+    assert buffer[part * 40_000:(part + 1) * 40_000] == b'x' * 40_000
+    print('good', flush=True)
+";
+
+/// A program that is told what to do, and says what it has done.
+struct Talking {
+    program: Program,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Talking {
+    fn start(machine: &Machine, text: &str, arguments: &[&str]) -> Self {
+        let mut command = machine.under_shunt("python3");
+        command.args(["-B", "-c", text]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = Program(command.stderr(Stdio::piped()).spawn().unwrap());
+        let (to, from) = (program.0.stdin.take().unwrap(), BufReader::new(program.0.stdout.take().unwrap()));
+        Self { program, to, from }
+    }
+
+    fn says(&mut self, expected: &str) {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), expected, "{}", if line.is_empty() { self.error() } else { String::new() });
+    }
+
+    fn looks(&mut self) {
+        self.to.write_all(b"\n").unwrap();
+    }
+
+    fn error(&mut self) -> String {
+        let mut text = String::new();
+        self.program.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn ends_by_lost_bytes(mut self) {
+        let status = self.program.0.wait().unwrap();
+        let why = self.error();
+        assert_eq!(status.signal(), Some(Signal::BUS.as_raw()), "{why}");
+        assert!(why.contains("cannot be fetched any more"), "{why}");
+    }
+}
+
+/// On the second machine a program sends, on the first another receives, and looks at nothing yet.
+fn sent(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
+    let port = free_address().port().to_string();
+    let mut sends = Talking::start(bed.machine(1), SENDS, &[&[port.as_str()], sender].concat());
+    sends.says("listening");
+    let mut looks = Talking::start(bed.machine(0), LOOKS, &[&port]);
+    sends.says("sent");
+    looks.says("received");
+    (sends, looks)
+}
+
+#[test]
+fn what_is_looked_at_comes_from_the_other_machine() {
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let (_sends, mut looks) = sent(&bed, &[]);
+    assert_eq!(bed.counted("fetched_bytes"), 0, "nobody has looked at anything yet");
+    for _ in 0..10 {
+        looks.looks();
+        looks.says("good");
+    }
+    let fetched = bed.machine(1).counted("fetched_bytes");
+    assert!((380_000..=410_000).contains(&fetched), "{fetched}");
+}
+
+#[test]
+fn a_user_who_is_in_no_list_gets_nothing() {
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    const GAMES: &str = "5";
+    let (_sends, mut looks) = sent(&bed, &[GAMES]);
+    for _ in 0..10 {
+        looks.looks();
+        looks.says("good");
+    }
+    let store = bed.machine(1);
+    assert!(store.counted("refused") > 0, "it asked");
+    assert_eq!(bed.counted("fetched_bytes"), 0, "so all bytes came over the connection");
+}
+
+#[test]
+fn only_readers_of_the_configuration_fetch() {
+    let Some(bed) = Bed::with(2, Limits::default(), "readers = []") else { return };
+    let (_sends, mut looks) = sent(&bed, &[]);
+    looks.looks();
+    looks.ends_by_lost_bytes();
+    assert!(bed.machine(0).counted("unreached") > 0);
+    assert_eq!(bed.counted("fetched_bytes"), 0);
+}
+
+#[test]
+fn a_revoked_agents_programs_fetch_nothing_more() {
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let (_sends, mut looks) = sent(&bed, &[]);
+    looks.looks();
+    looks.says("good");
+    bed.authority.revoke("m0").unwrap();
+    bed.machine(1).signal_agent(Signal::HUP);
+    let began = std::time::Instant::now();
+    while bed.machine(1).counted("readers") > 0 {
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "its connections stay");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    // Not all of the rest: what is behind a touched page came with it.
+    (0..9).for_each(|_| looks.looks());
+    looks.ends_by_lost_bytes();
+}
+
+#[test]
+fn an_agent_may_read_its_certificates_again_under_load() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    std::thread::scope(|scope| {
+        let loaded = scope.spawn(|| load(tiers[0].address, 300, 1));
+        while !loaded.is_finished() {
+            (0..3).for_each(|index| bed.machine(index).signal_agent(Signal::HUP));
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    });
+}
+
+/// Without its store a program sends bytes themselves, and with the next it leaves them there again.
+#[test]
+fn programs_outlive_their_agent_and_use_the_next() {
+    let Some(mut bed) = Bed::of(3, Limits::default()) else { return };
+    let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    for (turn, signal) in [Signal::TERM, Signal::KILL].into_iter().enumerate() {
+        load(tiers[0].address, 50, 10 * turn as u64);
+        for index in 0..3 {
+            bed.machine_mut(index).end_agent(signal);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(3000));
+        load(tiers[0].address, 50, 100 + turn as u64);
+        for index in 0..3 {
+            bed.machine_mut(index).start_agent();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2000));
+        load(tiers[0].address, 100, 200 + turn as u64);
+        assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "{signal:?}: the new store is used");
+    }
+}
