@@ -151,6 +151,18 @@ impl Memory {
         }
     }
 
+    /// Has all of a range in place, in as few mappings as the program has made: the kernel splits one where a part of it
+    /// may be absent.
+    ///
+    /// # Errors
+    /// The bytes cannot be had.
+    pub fn make_ordinary(&self, range: &Range<usize>) -> Result<(), FetchError> {
+        let Some(faults) = self.lock().faults.clone() else { return Ok(()) };
+        self.fetch_range(range)?;
+        let _ = faults.unregister(whole_pages(range));
+        Ok(())
+    }
+
     /// Fetches what some addresses stand for, which begin where `piece` does, and fills them, where they still do.
     fn fetch_piece(&self, piece: &Piece, addresses: Range<usize>) -> Result<(), FetchError> {
         let mut bytes = vec![0; addresses.len()];

@@ -67,9 +67,9 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Kernels, &["epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2"]),
     // Memory.
     (Memory, &["malloc", "calloc", "realloc", "reallocarray", "free", "cfree", "malloc_usable_size"]),
-    (Memory, &["memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "madvise"]),
-    // The kernel tells what is unmapped and moved; it fetches what is read.
-    (Kernels, &["munmap", "mremap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
+    (Memory, &["memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "madvise", "mremap"]),
+    // The kernel tells what is unmapped; it fetches what is read.
+    (Kernels, &["munmap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),
     // Processes. What glibc's fork needs is done by pthread_atfork's handlers.
     (Glibcs, &["fork", "__fork", "forkpty", "login_tty", "system"]),

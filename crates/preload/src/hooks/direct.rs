@@ -52,6 +52,7 @@ unsafe extern "C-unwind" fn syscall(
                 libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c) as isize,
                 libc::SYS_setsockopt => descriptor::setsockopt(fd, b as c_int, c as c_int, at(d), e as u32) as isize,
                 libc::SYS_getsockopt => descriptor::getsockopt(fd, b as c_int, c as c_int, at(d), at(e)) as isize,
+                libc::SYS_mremap => heap::mremap(at(a), b, c, d as c_int, at(e)) as isize,
                 libc::SYS_madvise => heap::madvise(at(a), b, c as c_int) as isize,
                 libc::SYS_execve => exec::execve(at(a), at(b), at(c)) as isize,
                 libc::SYS_fork | libc::SYS_vfork => forked(libc::SYS_fork, [0; 6]),

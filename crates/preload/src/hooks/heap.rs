@@ -95,6 +95,60 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
     unsafe { real::madvise(at, bytes, advice) }
 }
 
+/// The kernel moves one mapping at a time. The new address is there with MREMAP_FIXED.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn mremap(
+    at: *mut c_void,
+    bytes: size_t,
+    wanted: size_t,
+    flags: c_int,
+    address: *mut c_void,
+) -> *mut c_void {
+    if let Some(runtime) = runtime() {
+        let _inside = Inside::enter();
+        let start = at as usize;
+        if runtime.memory.make_ordinary(&(start..start.saturating_add(bytes))).is_err() {
+            set_errno(libc::ENOMEM);
+            return libc::MAP_FAILED;
+        }
+    }
+    // SAFETY: as above.
+    let moved = unsafe { real::mremap(at, bytes, wanted, flags, address) };
+    let in_pieces = moved == libc::MAP_FAILED && errno() == libc::EFAULT && flags == libc::MREMAP_MAYMOVE;
+    // SAFETY: as above.
+    if in_pieces && runtime().is_some() { unsafe { copied(at, bytes, wanted) } } else { moved }
+}
+
+/// As mremap(2) with MREMAP_MAYMOVE, of memory in several mappings: a child has them from a parent that had absent memory.
+///
+/// # Safety
+/// The program has no use for the old memory any more.
+unsafe fn copied(at: *mut c_void, bytes: size_t, wanted: size_t) -> *mut c_void {
+    // SAFETY: memory of our own from here on, until it is the program's. The kernel copies, so that a bad address is EFAULT.
+    unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let to = libc::mmap(std::ptr::null_mut(), wanted, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
+        if to == libc::MAP_FAILED {
+            return to;
+        }
+        let mut done = 0;
+        while done < bytes.min(wanted) {
+            let from = libc::iovec { iov_base: at.byte_add(done), iov_len: bytes.min(wanted) - done };
+            let into = libc::iovec { iov_base: to.byte_add(done), iov_len: from.iov_len };
+            match libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0) {
+                copied @ 1.. => done += copied as size_t,
+                _ => {
+                    libc::munmap(to, wanted);
+                    set_errno(libc::EFAULT);
+                    return libc::MAP_FAILED;
+                }
+            }
+        }
+        libc::munmap(at, bytes);
+        to
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
     // SAFETY: as above.

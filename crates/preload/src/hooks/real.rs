@@ -87,6 +87,7 @@ real! {
     fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    mremap(at: *mut c_void, bytes: size_t, wanted: size_t, flags: c_int, address: *mut c_void) -> *mut c_void;
     madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
 }
 

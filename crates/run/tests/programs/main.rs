@@ -1,5 +1,6 @@
 //! Unmodified programs under `shunt run`, with real kernels, and every byte compared.
 
+mod actors;
 mod backends;
 mod bed;
 mod chain;

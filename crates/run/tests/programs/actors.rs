@@ -1,0 +1,98 @@
+//! actor.c at both ends and in the middle of connections, each under Shunt or plain in all combinations, also with
+//! AddressSanitizer. What a run without Shunt gives is what every other must give: the ends know the streams.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Program, free_address};
+
+/// Compiles actor.c in a directory.
+fn built(directory: &Path, name: &str, compiler: &str, flags: &[&str]) -> PathBuf {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/actor.c");
+    let program = directory.join(name);
+    let status = Command::new(compiler).args(flags).arg("-o").arg(&program).arg(source).status().unwrap();
+    assert!(status.success(), "{compiler} does not compile {source}");
+    program
+}
+
+/// `SEED=… cargo test …` runs one again.
+fn seeds(count: u64) -> impl Iterator<Item = u64> {
+    let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+    let first = given.unwrap_or_else(|| u64::from(std::process::id()) * 1000);
+    first..first + given.map_or(count, |_| 1)
+}
+
+/// One conversation: who asks, who relays, who serves.
+fn converse(bed: &Bed, actor: &Path, under_shunt: [bool; 3], seed: u64) {
+    let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
+    let seed_text = seed.to_string();
+    let start = |under_shunt: bool, arguments: &[&str]| {
+        let actor = actor.to_str().unwrap();
+        let mut command = if under_shunt { bed.under_shunt(actor) } else { bed.plain(actor) };
+        command.args(arguments).arg(&seed_text).env("ASAN_OPTIONS", "detect_leaks=0").stdin(Stdio::null());
+        Program(command.spawn().unwrap())
+    };
+    let mut programs = [
+        ("serve", start(under_shunt[2], &["serve", &next])),
+        ("relay", start(under_shunt[1], &["relay", &port, &next])),
+        ("ask", start(under_shunt[0], &["ask", &port])),
+    ];
+    let began = Instant::now();
+    for (role, program) in &mut programs {
+        let status = loop {
+            if let Some(status) = program.0.try_wait().unwrap() {
+                break status;
+            }
+            let waited = began.elapsed() < Duration::from_secs(110);
+            assert!(waited, "SEED={seed}, under Shunt {under_shunt:?}: {role} hangs");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(status.success(), "SEED={seed}, under Shunt {under_shunt:?}: {role} ended with {status}");
+    }
+}
+
+fn all(actor: impl Fn(&Path) -> PathBuf, limits: Limits, seeds: impl Iterator<Item = u64>) {
+    let Some(bed) = Bed::new(limits) else { return };
+    let actor = actor(bed.path());
+    for seed in seeds {
+        println!("SEED={seed}");
+        for ends in 0..8 {
+            converse(&bed, &actor, [ends & 1 != 0, ends & 2 != 0, ends & 4 != 0], seed);
+        }
+    }
+}
+
+fn fortified(directory: &Path) -> PathBuf {
+    built(directory, "actor", "gcc", &["-O2", "-Wall", "-D_FORTIFY_SOURCE=2"])
+}
+
+fn sanitized(directory: &Path) -> PathBuf {
+    built(directory, "actor-asan", "clang-14", &["-g", "-O1", "-fsanitize=address"])
+}
+
+#[test]
+fn programs_get_what_they_would_get_without() {
+    all(fortified, Limits::default(), seeds(3));
+}
+
+#[test]
+fn the_sanitizer_finds_nothing() {
+    all(sanitized, Limits::default(), seeds(2));
+}
+
+/// A store of one small segment, which is full most of the time.
+#[test]
+fn a_full_store_changes_nothing() {
+    let segment_bytes = 256 << 10;
+    all(fortified, Limits { bytes: 3 * segment_bytes, segment_bytes, ..Limits::default() }, seeds(2));
+}
+
+#[test]
+#[ignore = "takes ten minutes"]
+fn programs_get_what_they_would_get_without_a_hundred_times() {
+    all(fortified, Limits::default(), seeds(100));
+    all(sanitized, Limits::default(), seeds(20));
+}
