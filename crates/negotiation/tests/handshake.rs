@@ -89,6 +89,8 @@ fn both_ends_agree_or_neither_does() {
         assert_eq!(connection(true, true), (true, true));
     }
 
+    ends_once_with_its_last_descriptor();
+
     // What was not marked before its connect stays out, and so does a socket that is not TCP.
     let (listener, address) = listening(true);
     let late = TcpStream::connect(address).unwrap();
@@ -105,6 +107,21 @@ fn both_ends_agree_or_neither_does() {
     assert!(shunt_sys::sockopt::set(&plain, 0, 41, &long[..]).is_err(), "a filter that is none");
     drop(negotiation);
     assert_eq!(connection_without(), (false, false));
+}
+
+fn ends_once_with_its_last_descriptor() {
+    let (listener, address) = listening(true);
+    let (asking, client) = (tcp(), tcp());
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    let server = accept(&listener).unwrap();
+    let cookies = [&client, &server].map(|end| rustix::net::sockopt::socket_cookie(end).unwrap());
+    let copy = client.try_clone().unwrap();
+    drop(client);
+    assert!(cookies.iter().all(|cookie| !odb::ended(&asking, *cookie)), "a copy leads to it");
+    drop(copy);
+    assert!(odb::ended(&asking, cookies[0]) && !odb::ended(&asking, cookies[0]), "it is said once");
+    assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
 /// Marking fails once nobody negotiates any more, and connections go on as ever.

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use shunt_sys::own::OwnFd;
 use shunt_wire::tls::{MAX_CONTENT_BYTES, OVERHEAD_BYTES};
 
 use crate::records::{Broken, HEADER_BYTES, RECORD_BYTES, Records, Sealing, record_bytes};
@@ -42,7 +43,7 @@ impl Bench {
 /// One end.
 #[derive(Debug)]
 pub struct Channel {
-    socket: OwnedFd,
+    socket: OwnFd,
     records: Option<Records>,
     /// Whether calls wait for the other end, as long as the socket's timeouts say.
     waits: bool,
@@ -82,7 +83,15 @@ impl Channel {
             _ => Some(Records::new(sealing).ok_or_else(|| broken(Broken))?),
         };
         let received = vec![0; bytes].into_boxed_slice();
-        Ok(Self { socket, records, waits, received, content: 0..0, sealed: 0..0, unsent: Vec::new() })
+        Ok(Self {
+            socket: OwnFd::new(socket),
+            records,
+            waits,
+            received,
+            content: 0..0,
+            sealed: 0..0,
+            unsent: Vec::new(),
+        })
     }
 
     /// Whether what passes is encrypted: the other end is on another machine.

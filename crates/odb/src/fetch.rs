@@ -203,14 +203,11 @@ impl Holders {
         stream.channel.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// In the child of a fork: the connections are the parent's.
-    pub fn after_fork(&self) {
-        if let Ok(mut streams) = self.streams.try_lock() {
-            streams.clear();
-        }
-        if let Ok(mut local) = self.local.try_lock() {
-            *local = Local::default();
-        }
+    /// Until the value is dropped nobody opens or closes connections: before a fork, so that the child can
+    /// [`Still::forget`].
+    #[must_use]
+    pub fn hold_still(&self) -> Still<'_> {
+        Still { local: lock(&self.local), streams: lock(&self.streams) }
     }
 
     /// Sends back the shares that nobody has a use for. Those whose holder cannot be reached end with their lease.
@@ -230,6 +227,21 @@ impl Holders {
             }
         }
         lock(&self.local).mapped.retain(|_, mapped| mapped.as_ref().is_none_or(|mapped| mapped.is_live()));
+    }
+}
+
+/// [`Holders::hold_still`].
+#[derive(Debug)]
+pub struct Still<'a> {
+    local: MutexGuard<'a, Local>,
+    streams: MutexGuard<'a, HashMap<Holder, Arc<Mutex<Stream>>>>,
+}
+
+impl Still<'_> {
+    /// In the child: the connections are the parent's.
+    pub fn forget(&mut self) {
+        self.streams.clear();
+        *self.local = Local::default();
     }
 }
 

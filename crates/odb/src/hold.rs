@@ -1,9 +1,10 @@
 //! The shares of payloads that a process has, and their way back.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::reference::{PayloadId, Reference, Weight};
+use crate::segment::now_ms;
 
 /// Shares that nobody has a use for any more, until somebody sends them to their holders.
 #[derive(Debug, Default)]
@@ -20,11 +21,10 @@ impl Returns {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// In the child of a fork: the parent gives these back.
-    pub fn after_fork(&self) {
-        if let Ok(mut shares) = self.0.try_lock() {
-            shares.clear();
-        }
+    /// Until the value is dropped nobody else changes it: before a fork, so that the child can [`Still::forget`].
+    #[must_use]
+    pub fn hold_still(&self) -> Still<'_> {
+        Still(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How many wait.
@@ -34,11 +34,23 @@ impl Returns {
     }
 }
 
+/// [`Returns::hold_still`].
+#[derive(Debug)]
+pub struct Still<'a>(MutexGuard<'a, Vec<(PayloadId, Weight)>>);
+
+impl Still<'_> {
+    /// In the child: the parent gives these back.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// A share of a payload. What is left of it goes back when this is dropped.
 #[derive(Debug)]
 pub struct Hold {
     payload: PayloadId,
     weight_log2: AtomicU8,
+    since_ms: u64,
     returns: Arc<Returns>,
 }
 
@@ -46,7 +58,13 @@ impl Hold {
     /// A share that came in a reference.
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, returns: &Arc<Returns>) -> Self {
-        Self { payload, weight_log2: AtomicU8::new(weight.log2()), returns: Arc::clone(returns) }
+        Self { payload, weight_log2: AtomicU8::new(weight.log2()), since_ms: now_ms(), returns: Arc::clone(returns) }
+    }
+
+    /// When this process got it, by the clock of [`now_ms`].
+    #[must_use]
+    pub fn since_ms(&self) -> u64 {
+        self.since_ms
     }
 
     /// Of which payload.

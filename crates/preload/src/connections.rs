@@ -5,13 +5,14 @@
 //! processes, in programs that are about to start, or in ones that were killed.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
 use shunt_odb::frame::{Receiving, Sending};
 use shunt_sys::odb;
+use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -41,7 +42,7 @@ const TAKEN: u64 = u64::MAX;
 pub struct Connections {
     table: SharedMemory,
     /// A TCP socket to ask the kernel with; without one, states of killed processes stay.
-    asking: Option<OwnedFd>,
+    asking: Option<OwnFd>,
 }
 
 /// One state, by its place in the table.
@@ -55,7 +56,7 @@ pub struct Connection<'a> {
 pub struct Locked<'a>(&'a AtomicU32);
 
 impl Connections {
-    pub fn new(table: SharedMemory, asking: Option<OwnedFd>) -> Self {
+    pub fn new(table: SharedMemory, asking: Option<OwnFd>) -> Self {
         Self { table, asking }
     }
 

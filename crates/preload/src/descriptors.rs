@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::AddressFamily;
 use shunt_sys::odb;
+use shunt_sys::own::is_own;
 
 use crate::runtime::Runtime;
 
@@ -223,7 +224,7 @@ pub fn keep(fd: RawFd) {
 /// Whether a descriptor is the library's, and not the program's to close.
 #[inline]
 pub fn is_kept(fd: RawFd) -> bool {
-    entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == KEPT)
+    is_own(fd) || entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == KEPT)
 }
 
 /// One more than the highest descriptor that may be open: as many as the process may have.

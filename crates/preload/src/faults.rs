@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::fetch::FetchError;
@@ -12,6 +12,9 @@ use crate::memory::Memory;
 
 /// How often shares go back that are too few to go at once.
 const RETURNS_EVERY: Duration = Duration::from_millis(100);
+
+/// How often is looked for what has been absent for long.
+const OLD_EVERY: Duration = Duration::from_secs(3);
 
 /// Starts the thread. False: the process may have no more threads.
 pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
@@ -33,12 +36,17 @@ pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
 }
 
 fn serve(memory: &Memory, faults: &Userfaultfd) {
+    let mut looked = Instant::now();
     let every = Timespec { tv_sec: 0, tv_nsec: RETURNS_EVERY.subsec_nanos().into() };
     loop {
         let mut wanted = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
         let ready = poll(&mut wanted, Some(&every));
         if ready == Ok(0) && memory.returns.waiting() > 0 {
             memory.holders.send_returns(&memory.returns);
+        }
+        if looked.elapsed() > OLD_EVERY {
+            looked = Instant::now();
+            memory.fetch_old();
         }
         while let Ok(Some(event)) = faults.next_event() {
             match event {

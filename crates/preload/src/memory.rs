@@ -10,10 +10,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece};
-use shunt_odb::fetch::{FetchError, Holders};
-use shunt_odb::hold::{Hold, Returns};
+use shunt_odb::fetch::{self, FetchError, Holders};
+use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Reference, Weight};
+use shunt_odb::segment::now_ms;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::faults;
@@ -25,6 +27,9 @@ const RETURNS_AT_ONCE: usize = 64;
 
 /// Bytes that are absent, for a look without the lock: nearly always, there are none.
 static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Forks under way: until they are done nothing becomes absent.
+static FORKING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether any memory of the process is absent.
 #[inline]
@@ -73,6 +78,9 @@ impl Memory {
     /// cannot be absent, and its contents are lost.
     pub fn make_absent(&'static self, pages: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let mut state = self.lock();
+        if FORKING.load(Ordering::Acquire) > 0 {
+            return false;
+        }
         let Some(faults) = state.faults(self) else { return false };
         // Entered first: whoever touches it from the moment on that it is absent gets these bytes.
         state.absent.insert(Piece { addresses: pages.clone(), hold: Arc::clone(hold), offset });
@@ -236,27 +244,72 @@ impl Memory {
         state.publish();
     }
 
-    /// Before a fork: a child would read zeros.
-    pub fn fetch_all(&self) {
-        if any_absent() && self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
-            faults::end_process("before a fork");
-        }
+    /// Before a fork: all is fetched, because a child would read zeros, and until the value is dropped nothing else
+    /// becomes absent.
+    pub fn hold_still(&'static self) -> Still {
+        FORKING.fetch_add(1, Ordering::AcqRel);
+        // What cannot be had stays absent here.
+        let _ = self.fetch_range(&(0..usize::MAX - PAGE_BYTES));
+        let holders = self.holders.hold_still();
+        Still { state: self.lock(), returns: self.returns.hold_still(), holders }
     }
 
-    /// The child has no absent memory, no fault thread, and none of the parent's connections to holders.
-    pub fn after_fork(&'static self) {
-        ABSENT_BYTES.store(0, Ordering::Release);
-        if let Ok(mut state) = self.state.try_lock() {
-            *state = State::default();
+    /// Fetches what has been absent for long: its holder keeps it only for so long, and a program that uses a buffer again
+    /// which it read minutes ago must not end by that.
+    pub fn fetch_old(&self) {
+        /// A quarter of what stores keep payloads for, if they are not told otherwise.
+        const OLD_MS: u64 = 30_000;
+        const TRIED_FOR_MS: u64 = 10_000;
+        if !any_absent() {
+            return;
         }
-        self.holders.after_fork();
-        self.returns.after_fork();
+        let now = now_ms();
+        let is_old =
+            |piece: &&Piece| (OLD_MS..OLD_MS + TRIED_FOR_MS).contains(&now.saturating_sub(piece.hold.since_ms()));
+        let old: Vec<Range<usize>> =
+            self.lock().absent.all().filter(is_old).map(|piece| piece.addresses.clone()).collect();
+        for addresses in old {
+            // Where it cannot be had now, a touch may still find it.
+            let _ = self.fetch_range(&addresses);
+        }
     }
 
     fn send_returns_if_many(&self) {
         if self.returns.waiting() >= RETURNS_AT_ONCE {
             self.holders.send_returns(&self.returns);
         }
+    }
+}
+
+/// [`Memory::hold_still`].
+pub struct Still {
+    state: MutexGuard<'static, State>,
+    returns: hold::Still<'static>,
+    holders: fetch::Still<'static>,
+}
+
+impl Still {
+    /// In the child, which has no absent memory, no thread that serves faults, and none of the parent's connections.
+    /// What could not be fetched before nobody reads as zeros.
+    pub fn forget(&mut self) {
+        for piece in self.state.absent.all() {
+            let at = piece.addresses.start as *mut std::ffi::c_void;
+            // SAFETY: memory that the program has read into, and whose bytes are lost.
+            let _ = unsafe { mprotect(at, piece.addresses.len(), MprotectFlags::empty()) };
+        }
+        // The parent's, with their shares.
+        std::mem::forget(std::mem::take(&mut *self.state));
+        self.returns.forget();
+        self.holders.forget();
+        ABSENT_BYTES.store(0, Ordering::Release);
+        // Forks of other threads are not this process's.
+        FORKING.store(1, Ordering::Release);
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        FORKING.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

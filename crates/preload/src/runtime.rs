@@ -1,16 +1,18 @@
 //! What the process has of Shunt: made once, when the library is loaded, from what `shunt run` left in the environment.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::cell::RefCell;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
 use crate::connections::{self, Connections};
 use crate::descriptors;
-use crate::memory::Memory;
-use crate::store::Store;
+use crate::memory::{self, Memory};
+use crate::store::{self, Store};
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
 /// /dev/userfaultfd. Then `;malloc=keep`, where large blocks shall not begin at a page.
@@ -44,7 +46,7 @@ extern "C" fn at_load() {
         unsafe { dlmalloc::enable_alloc_after_fork() };
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
-        unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
         if value(&environment, "malloc") != Some("keep") {
             crate::hooks::heap::align_large_blocks();
         }
@@ -59,17 +61,32 @@ fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
 }
 
+/// What a fork finds in order, and holds so: no thread of the parent is in the middle of anything that the child uses.
+struct Still {
+    memory: memory::Still,
+    store: store::Still<'static>,
+}
+
+thread_local! {
+    static STILL: RefCell<Option<Still>> = const { RefCell::new(None) };
+}
+
 pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
-        runtime.memory.fetch_all();
+        let store = runtime.store.hold_still();
+        STILL.set(Some(Still { store, memory: runtime.memory.hold_still() }));
     }
 }
 
+pub extern "C" fn after_fork_in_parent() {
+    STILL.set(None);
+}
+
 pub extern "C" fn after_fork_in_child() {
-    if let Some(runtime) = runtime() {
+    if let Some(mut still) = STILL.take() {
         connections::after_fork();
-        runtime.memory.after_fork();
-        runtime.store.after_fork();
+        still.memory.forget();
+        still.store.forget();
     }
 }
 
@@ -80,10 +97,9 @@ impl Runtime {
         // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
         let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
         let asking = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .and_then(|socket| rustix::io::fcntl_dupfd_cloexec(socket, 512));
-        for fd in [number, faults_number].into_iter().chain(asking.as_ref().map(AsRawFd::as_raw_fd)) {
-            descriptors::keep(fd);
-        }
+            .map(OwnFd::new);
+        descriptors::keep(number);
+        descriptors::keep(faults_number);
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
         let store = PathBuf::from(value(text, "store")?);

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
@@ -43,12 +43,18 @@ impl Store {
         }
     }
 
-    /// The segment is the parent's, and a thread of the parent may have held the lock.
-    pub fn after_fork(&self) {
-        // A lock that was held at the fork stays held in the child: then this process sends real bytes.
-        if let Ok(mut leased) = self.leased.try_lock() {
-            *leased = Leased::default();
-        }
+    /// Until the value is dropped nobody else uses it: before a fork, so that the child can [`Still::forget`].
+    pub fn hold_still(&self) -> Still<'_> {
+        Still(self.leased.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub struct Still<'a>(MutexGuard<'a, Leased>);
+
+impl Still<'_> {
+    /// In the child: the segment is the parent's.
+    pub fn forget(&mut self) {
+        *self.0 = Leased::default();
     }
 }
 

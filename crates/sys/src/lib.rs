@@ -6,6 +6,7 @@ pub mod locked;
 pub mod mapped;
 pub mod netns;
 pub mod odb;
+pub mod own;
 pub mod repair;
 pub mod shared;
 pub mod sockopt;

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::own::OwnFd;
+
 /// A whole memfd, mapped for reading and writing.
 #[derive(Debug)]
 pub struct SharedMemory {
-    file: File,
+    file: OwnFd,
     base: NonNull<u8>,
     bytes: usize,
     writable: bool,
@@ -60,7 +62,7 @@ impl SharedMemory {
     /// The kernel's.
     pub fn read_only(&self) -> io::Result<OwnedFd> {
         fchmod(&self.file, Mode::RUSR)?;
-        Ok(File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?.into())
+        Ok(File::open(format!("/proc/self/fd/{}", self.file.as_fd().as_raw_fd()))?.into())
     }
 
     fn sealed(file: OwnedFd, writable: bool) -> io::Result<Self> {
@@ -77,7 +79,7 @@ impl SharedMemory {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
-        Ok(Self { file: file.into(), base, bytes, writable, shared: PhantomData })
+        Ok(Self { file: OwnFd::new(file), base, bytes, writable, shared: PhantomData })
     }
 
     /// Bytes of it.

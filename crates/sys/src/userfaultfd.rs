@@ -15,6 +15,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::mm::{Advice, madvise};
 use zerocopy::FromBytes;
 
+use crate::own::OwnFd;
+
 /// Bytes of a page. Shunt runs on x86_64 only.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -110,7 +112,7 @@ pub fn open_device() -> io::Result<File> {
 
 /// The missing pages of this process.
 #[derive(Debug)]
-pub struct Userfaultfd(OwnedFd);
+pub struct Userfaultfd(OwnFd);
 
 impl Userfaultfd {
     /// One for the calling process, nonblocking, from the open /dev/userfaultfd.
@@ -129,7 +131,7 @@ impl Userfaultfd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just made it for us.
-        let this = Self(unsafe { OwnedFd::from_raw_fd(fd) });
+        let this = Self(OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) }));
         let mut api = UffdioApi { api: API, features: FEATURE_EVENT_REMAP | FEATURE_EVENT_UNMAP, ioctls: 0 };
         this.ioctl(iowr::<UffdioApi>(0x3f), &mut api)?;
         Ok(this)
@@ -137,7 +139,7 @@ impl Userfaultfd {
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
         // SAFETY: every caller pairs a request with the struct that it reads and writes.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) } {
+        match unsafe { libc::ioctl(self.0.as_fd().as_raw_fd(), request, std::ptr::from_mut(argument)) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }

@@ -10,6 +10,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
+use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -24,7 +25,7 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 /// One connection. It lives as long as the program means to write or to read.
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    socket: OwnFd,
     holder: Holder,
 }
 
@@ -39,6 +40,7 @@ impl Connection {
             set_socket_timeout(&socket, direction, Some(SILENCE))?;
         }
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let socket = OwnFd::new(socket);
         let (told, _) = exchange(&socket, ask::HELLO, 0, None)?;
         Ok(Self { socket, holder: told.holder })
     }
@@ -83,7 +85,7 @@ impl Connection {
 }
 
 /// Asks, and waits for the answer and the descriptor that comes with a good one.
-fn exchange(socket: &OwnedFd, kind: u32, segment: u32, holder: Option<Holder>) -> io::Result<(Told, Option<OwnedFd>)> {
+fn exchange(socket: &OwnFd, kind: u32, segment: u32, holder: Option<Holder>) -> io::Result<(Told, Option<OwnedFd>)> {
     let mut ask = Ask::new_zeroed();
     (ask.kind, ask.segment) = (kind.into(), segment.into());
     ask.holder = holder.unwrap_or(ask.holder);

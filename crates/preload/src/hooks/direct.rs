@@ -79,8 +79,9 @@ unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
     runtime::before_fork();
     // SAFETY: the caller's promise.
     let outcome = unsafe { kernel::call(number, arguments) };
-    if outcome == Ok(0) {
-        runtime::after_fork_in_child();
+    match outcome {
+        Ok(0) => runtime::after_fork_in_child(),
+        _ => runtime::after_fork_in_parent(),
     }
     returned(outcome)
 }
@@ -117,7 +118,9 @@ unsafe extern "C-unwind" fn clone(
     runtime::before_fork();
     let mut what = Begin { start, argument };
     // SAFETY: as above; the child has its own copy of `what`.
-    unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) }
+    let process = unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) };
+    runtime::after_fork_in_parent();
+    process
 }
 
 #[unsafe(no_mangle)]

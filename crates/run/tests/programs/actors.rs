@@ -29,16 +29,17 @@ fn seeds(count: u64) -> impl Iterator<Item = u64> {
 fn converse(bed: &Bed, actor: &Path, under_shunt: [bool; 3], seed: u64) {
     let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
     let seed_text = seed.to_string();
-    let start = |under_shunt: bool, arguments: &[&str]| {
+    let start = |machine: usize, under_shunt: bool, arguments: &[&str]| {
+        let machine = bed.machine(machine);
         let actor = actor.to_str().unwrap();
-        let mut command = if under_shunt { bed.under_shunt(actor) } else { bed.plain(actor) };
+        let mut command = if under_shunt { machine.under_shunt(actor) } else { machine.plain(actor) };
         command.args(arguments).arg(&seed_text).env("ASAN_OPTIONS", "detect_leaks=0").stdin(Stdio::null());
         Program(command.spawn().unwrap())
     };
     let mut programs = [
-        ("serve", start(under_shunt[2], &["serve", &next])),
-        ("relay", start(under_shunt[1], &["relay", &port, &next])),
-        ("ask", start(under_shunt[0], &["ask", &port])),
+        ("serve", start(2, under_shunt[2], &["serve", &next])),
+        ("relay", start(1, under_shunt[1], &["relay", &port, &next])),
+        ("ask", start(0, under_shunt[0], &["ask", &port])),
     ];
     let began = Instant::now();
     for (role, program) in &mut programs {
@@ -54,8 +55,8 @@ fn converse(bed: &Bed, actor: &Path, under_shunt: [bool; 3], seed: u64) {
     }
 }
 
-fn all(actor: impl Fn(&Path) -> PathBuf, limits: Limits, seeds: impl Iterator<Item = u64>) {
-    let Some(bed) = Bed::new(limits) else { return };
+fn all(actor: impl Fn(&Path) -> PathBuf, machines: usize, limits: Limits, seeds: impl Iterator<Item = u64>) {
+    let Some(bed) = Bed::of(machines, limits) else { return };
     let actor = actor(bed.path());
     for seed in seeds {
         println!("SEED={seed}");
@@ -75,24 +76,24 @@ fn sanitized(directory: &Path) -> PathBuf {
 
 #[test]
 fn programs_get_what_they_would_get_without() {
-    all(fortified, Limits::default(), seeds(3));
+    all(fortified, 3, Limits::default(), seeds(3));
 }
 
 #[test]
 fn the_sanitizer_finds_nothing() {
-    all(sanitized, Limits::default(), seeds(2));
+    all(sanitized, 1, Limits::default(), seeds(2));
 }
 
 /// A store of one small segment, which is full most of the time.
 #[test]
 fn a_full_store_changes_nothing() {
     let segment_bytes = 256 << 10;
-    all(fortified, Limits { bytes: 3 * segment_bytes, segment_bytes, ..Limits::default() }, seeds(2));
+    all(fortified, 3, Limits { bytes: 3 * segment_bytes, segment_bytes, ..Limits::default() }, seeds(2));
 }
 
 #[test]
 #[ignore = "takes ten minutes"]
 fn programs_get_what_they_would_get_without_a_hundred_times() {
-    all(fortified, Limits::default(), seeds(100));
-    all(sanitized, Limits::default(), seeds(20));
+    all(fortified, 3, Limits::default(), seeds(100));
+    all(sanitized, 1, Limits::default(), seeds(20));
 }

@@ -53,7 +53,7 @@ pub fn php(bed: &Bed) -> (Backend, String) {
         directory.display()
     );
     fs::write(directory.join("fpm.conf"), text).unwrap();
-    let mut command = bed.under_shunt("/usr/sbin/php-fpm8.2");
+    let mut command = bed.machine(2).under_shunt("/usr/sbin/php-fpm8.2");
     command.args(["-F", "-O", "-y"]).arg(directory.join("fpm.conf"));
     let fields = format!(
         "fastcgi_keep_conn on; fastcgi_param SCRIPT_FILENAME {}; fastcgi_param FILES {}; fastcgi_param REQUEST_METHOD \
@@ -84,7 +84,7 @@ pub fn apache(bed: &Bed, more: &str) -> Backend {
         files.display()
     );
     fs::write(directory.join("apache.conf"), text).unwrap();
-    let mut command = bed.under_shunt("/usr/sbin/apache2");
+    let mut command = bed.machine(2).under_shunt("/usr/sbin/apache2");
     command.args(["-D", "FOREGROUND", "-f"]).arg(directory.join("apache.conf"));
     start(command, address)
 }
@@ -128,7 +128,7 @@ pub fn gunicorn(bed: &Bed, worker: &str) -> Backend {
     let directory = bed.path().join("gunicorn");
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join("served.py"), APPLICATION).unwrap();
-    let mut command = bed.under_shunt("/usr/bin/python3");
+    let mut command = bed.machine(2).under_shunt("/usr/bin/python3");
     command.args(["-B", "/usr/bin/gunicorn", "--workers", "2", "--threads", "4", "--worker-class", worker]);
     command.args(["--keep-alive", "30", "--log-level", "warning", "--bind", &address.to_string(), "--chdir"]);
     command.arg(&directory).arg("served:application").env("FILES", &files);
@@ -146,7 +146,7 @@ pub fn haproxy(bed: &Bed, next: SocketAddr, more: &str) -> Backend {
          backend out\n  http-reuse always\n  server next {next}\n"
     );
     fs::write(&path, text).unwrap();
-    let mut command = bed.under_shunt("/usr/sbin/haproxy");
+    let mut command = bed.machine(1).under_shunt("/usr/sbin/haproxy");
     command.args(["-db", "-f"]).arg(&path);
     start(command, address)
 }

@@ -1,13 +1,15 @@
 //! Chains of unmodified programs, all of them under Shunt. `make test` asks each for a sample; all of it, 10,000 requests
 //! each: `cargo test --release -p shunt-run --test programs -- --ignored`.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use shunt_odb::store::Limits;
 
 use crate::backends;
 use crate::bed::Bed;
-use crate::mix::{Site, ask, files, unchanged};
+use crate::mix::{SIZES, Site, ask, files, unchanged};
 use crate::nginx::{Tier, proxy_to, tier};
 
 const SAMPLE: usize = 250;
@@ -26,7 +28,7 @@ fn two_tiers(bed: &Bed, next: SocketAddr, more: &str) -> [Tier; 2] {
 }
 
 fn php(requests: usize) {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let (php, fields) = backends::php(&bed);
     let http = format!("upstream php {{ server {}; keepalive 2; }}", php.address);
     for more in ["", "fastcgi_buffering off; proxy_buffering off;"] {
@@ -43,7 +45,7 @@ fn php(requests: usize) {
 }
 
 fn haproxy(requests: usize) {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     let server = format!("root {};", files(&bed).display());
     for (backend, splices) in [
         ("sendfile on;", "option splice-auto\n  option splice-response\n  option splice-request"),
@@ -61,7 +63,7 @@ fn haproxy(requests: usize) {
 }
 
 fn apache(requests: usize) {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     for more in
         ["EnableSendfile On\nEnableMMAP Off", "EnableSendfile Off\nEnableMMAP On", "EnableSendfile Off\nEnableMMAP Off"]
     {
@@ -73,7 +75,7 @@ fn apache(requests: usize) {
 }
 
 fn gunicorn(requests: usize) {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
     for worker in ["sync", "gthread"] {
         let gunicorn = backends::gunicorn(&bed, worker);
         let tiers = two_tiers(&bed, gunicorn.address, "");
@@ -81,6 +83,69 @@ fn gunicorn(requests: usize) {
         let site = Site { to: tiers[0].address, prefixes, echoes: &["/echo"], ranges: false, made: unchanged };
         ask(&site, requests / 2, seed());
     }
+}
+
+/// Filters that read, change and keep bodies.
+fn filters(requests: usize) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let served = files(&bed);
+    pages(&served);
+    let server = format!("root {};", served.display());
+    let cached = "proxy_cache here; proxy_cache_valid any 10m;";
+    let compressed = "proxy_set_header Accept-Encoding gzip;";
+    let gzip = "gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any; gzip_http_version 1.0;";
+    let substituted = "sub_filter_types *; sub_filter_once off; sub_filter 'ab' 'xyz!';";
+    let small = "proxy_buffers 4 4k; proxy_buffer_size 4k; proxy_busy_buffers_size 8k;";
+    let gunzip = format!("{compressed} gunzip on;");
+    // What the backend, the intermediate and the frontend have, and what comes of it.
+    type Case<'a> = (&'a str, &'a str, &'a str, &'static [&'static str], bool, fn(Vec<u8>) -> Vec<u8>);
+    let cases: [Case<'_>; 5] = [
+        (gzip, compressed, &gunzip, &[""], false, unchanged),
+        ("", substituted, "", &[""], false, replaced),
+        ("", "", "ssi on; ssi_types *;", &["/ssi"], false, included),
+        ("", cached, cached, &[""], true, unchanged),
+        ("sendfile off;", small, small, &[""], true, unchanged),
+    ];
+    for (at_backend, at_intermediate, at_frontend, prefixes, ranges, made) in cases {
+        let backend = tier(&bed, "backend", at_backend, &server, true);
+        let cache = "proxy_cache_path cache keys_zone=here:1m;";
+        let (http, proxy) = proxy_to(backend.address, at_intermediate);
+        let intermediate = tier(&bed, "intermediate", &format!("{http} {cache}"), &proxy, true);
+        let (http, proxy) = proxy_to(intermediate.address, at_frontend);
+        let frontend = tier(&bed, "frontend", &format!("{http} {cache}"), &proxy, true);
+        ask(&Site { to: frontend.address, prefixes, echoes: &[], ranges, made }, requests / 5, seed());
+    }
+}
+
+/// Pages that include the files.
+fn pages(files: &Path) {
+    let directory = files.join("ssi");
+    fs::create_dir_all(&directory).unwrap();
+    for size in SIZES {
+        let page = format!("<!--# include virtual=\"/{size}\" -->the end");
+        fs::write(directory.join(size.to_string()), page).unwrap();
+    }
+}
+
+fn included(mut body: Vec<u8>) -> Vec<u8> {
+    body.extend_from_slice(b"the end");
+    body
+}
+
+/// nginx finds what it replaces in any case.
+fn replaced(body: Vec<u8>) -> Vec<u8> {
+    let mut made = Vec::with_capacity(body.len());
+    let mut rest = &body[..];
+    while let Some((first, after)) = rest.split_first() {
+        if first.eq_ignore_ascii_case(&b'a') && after.first().is_some_and(|next| next.eq_ignore_ascii_case(&b'b')) {
+            made.extend_from_slice(b"xyz!");
+            rest = &after[1..];
+        } else {
+            made.push(*first);
+            rest = after;
+        }
+    }
+    made
 }
 
 macro_rules! chains {
@@ -105,4 +170,5 @@ chains! {
     haproxy
     apache
     gunicorn
+    filters
 }

@@ -10,4 +10,5 @@ mod loss;
 mod mix;
 mod nginx;
 mod peers;
+mod processes;
 mod stores;

@@ -1,0 +1,176 @@
+//! What programs do with processes: children, other programs, descriptors that they close without having opened them.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Program, free_address};
+
+/// Runs one Python program that sends and one that receives, each under Shunt, and returns what the receiving one said.
+fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
+    let port = free_address().port().to_string();
+    let program = |text: &str| {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let _sends = Program(program(&format!("{LISTENS}{sends}")));
+    let receives = program(&format!("{CONNECTS}{receives}"));
+    receives.wait_with_output().unwrap()
+}
+
+fn well(output: &Output, expected: &str) {
+    let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said == expected, "{}: {said:?} {why}", output.status);
+}
+
+const LISTENS: &str = "
+import os, signal, socket, sys, time
+signal.alarm(60)
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+";
+
+const CONNECTS: &str = "
+import os, signal, socket, sys, time
+signal.alarm(60)
+for turn in range(1000):
+    try:
+        sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+sock.sendall(b'go')
+def received(count):
+    buffer = bytearray(1 << 20)
+    view, at = memoryview(buffer), 0
+    while at < count:
+        at += sock.recv_into(view[at:])
+    return buffer
+";
+
+const SENDS: &str = "sock.sendall(b'x' * 400_000); sock.recv(1)";
+
+#[test]
+fn a_program_that_closes_what_it_has_not_opened_reads_the_same() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let closes = "
+buffer = received(400_000)
+os.closerange(3, 4096)
+others = [os.open('/dev/null', os.O_RDWR) for _ in range(100)]
+assert buffer[:400_000] == b'x' * 400_000
+print('same')
+";
+    well(&receive(&bed, SENDS, closes), "same\n");
+}
+
+#[test]
+fn a_child_does_not_read_what_is_lost_and_its_parent_goes_on() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let forks = "
+buffer = received(400_000)
+time.sleep(2)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0, 'a child that looks at nothing'
+child = os.fork()
+if child == 0:
+    os._exit(sum(buffer[:400_000:1000]) % 2)
+print(os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV)
+sys.stdout.flush()
+os._exit(0)
+";
+    well(&receive(&bed, SENDS, forks), "True\n");
+}
+
+/// As inetd(8) does: another program's standard streams are the connection, and its environment is empty.
+#[test]
+fn a_program_that_gets_the_connection_as_its_standard_streams_speaks_the_same() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let executes = "
+os.dup2(sock.fileno(), 0); os.dup2(sock.fileno(), 1)
+text = 'read line; for ((i = 0; i < 20000; i++)); do echo \"$line $i\"; done; head -c 100000 /dev/zero; cat'
+os.execve('/bin/bash', ['bash', '-c', text], {})
+";
+    let talks = "
+sock.sendall(b'hello\\n' + b'z' * 100_000)
+sock.shutdown(socket.SHUT_WR)
+parts = []
+while part := sock.recv(70_000):
+    parts.append(part)
+expected = b''.join(b'hello %d\\n' % i for i in range(20_000)) + bytes(100_000) + b'z' * 100_000
+print(b''.join(parts) == expected)
+";
+    well(&receive(&bed, executes, talks), "True\n");
+}
+
+/// A process that is killed while it writes leaves the connection in the middle of something: its parent cannot go on with
+/// it, and does not wait for ever, though the child is a zombie.
+#[test]
+fn who_shares_a_connection_with_a_killed_writer_is_told() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let kills = "
+child = os.fork()
+if child == 0:
+    while True:
+        sock.sendall(b'y' * 3000)
+time.sleep(1)
+os.kill(child, signal.SIGKILL)
+try:
+    sock.sendall(b'z' * 100)
+except (ConnectionResetError, BrokenPipeError):
+    sock.close(); listener.close()
+    os.waitpid(child, 0)
+";
+    let waits = "
+time.sleep(3)
+total = 0
+while part := sock.recv(100_000):
+    assert part == b'y' * len(part)
+    total += len(part)
+print(total > 0)
+";
+    well(&receive(&bed, kills, waits), "True\n");
+}
+
+/// More than there are places for states, nearly all of them in programs that are killed.
+#[test]
+fn connections_of_killed_programs_leave_no_room_taken() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    const TURNS: usize = 90;
+    let connects = "
+import os, signal, socket
+listener = socket.create_server(('127.0.0.1', 0), backlog=500)
+pairs = []
+for turn in range(400):
+    one = socket.create_connection(listener.getsockname())
+    pairs.append((one, listener.accept()[0]))
+    one.sendall(b'question')
+    assert pairs[-1][1].recv(100) == b'question'
+    pairs[-1][1].sendall(b'answer' * 5000)
+    assert one.recv(6, socket.MSG_WAITALL) == b'answer'
+os.kill(os.getpid(), signal.SIGKILL)
+";
+    for turn in 0..TURNS {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", connects]).stdin(Stdio::null()).stderr(Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&output.status), Some(9), "turn {turn}: {why}");
+    }
+}
+
+/// Its memory is fetched while its holder still has the bytes.
+#[test]
+#[ignore = "waits for a minute and a half"]
+fn who_looks_only_after_the_lease_finds_the_bytes() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 60_000, ..Limits::default() }) else { return };
+    let waits = format!(
+        "buffer = received(400_000); signal.alarm(200); time.sleep({}); print(buffer[:400_000] == b'x' * 400_000)",
+        Duration::from_secs(80).as_secs()
+    );
+    well(&receive(&bed, "signal.alarm(200); sock.sendall(b'x' * 400_000); sock.recv(1)", &waits), "True\n");
+}
