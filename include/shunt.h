@@ -66,7 +66,7 @@ typedef __s64 shunt_s64;
 #define SHUNT_SPEAKS 17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
  * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it. */
-#define SHUNT_ENDED 18
+#define SHUNT_ENDED  18
 
 struct shunt_begin {
     shunt_u32 peer;    /* index into the board */

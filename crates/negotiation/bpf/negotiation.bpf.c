@@ -64,7 +64,7 @@ static __always_inline __u32 *mark_of(struct bpf_sock *sk, bool create)
 static __always_inline int has_ended(struct bpf_sockopt *ctx)
 {
     __u64 *value = ctx->optval;
-    if ((void *)(value + 1) > ctx->optval_end)
+    if ((void *) (value + 1) > ctx->optval_end)
         return REFUSED;
     __u64 cookie = *value;
     if (bpf_map_delete_elem(&ended, &cookie))
