@@ -62,7 +62,8 @@ typedef __s64 shunt_s64;
  * connect or listen: the handshakes of this socket say that its program is under Shunt.
  * ENOPROTOOPT: nobody negotiates here; EPERM: not TCP. */
 #define SHUNT_SPEAK  16
-/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM. */
+/* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM or
+ * ENOPROTOOPT. */
 #define SHUNT_SPEAKS 17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
  * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it. */

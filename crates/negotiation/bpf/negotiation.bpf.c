@@ -40,9 +40,10 @@ _Static_assert(sizeof(struct option) == OPTION_BYTES, "what the wire has");
 #define MARKED 1 /* connect or listen with the option */
 #define AGREED 2 /* the other end has it too */
 
+/* A listener's children have its mark. */
 struct {
     __uint(type, BPF_MAP_TYPE_SK_STORAGE);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
     __type(key, int);
     __type(value, __u32);
 } marks SEC(".maps");
@@ -101,8 +102,12 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     if (sk->protocol != IPPROTO_TCP)
         return REFUSED;
     __u32 *mark = mark_of(sk, ctx->optname == SHUNT_SPEAK);
+    /*
+     * Of a socket that was marked before this program was attached another one may know, of a
+     * control group above or below. If none does, the kernel has no such option.
+     */
     if (!mark)
-        return REFUSED;
+        return ctx->optname == SHUNT_SPEAK ? REFUSED : ALLOWED;
     if (ctx->optname == SHUNT_SPEAK) {
         if (sk->state == BPF_TCP_CLOSE)
             *mark = MARKED;
@@ -187,8 +192,11 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         }
         break;
     case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-        /* A listener's child has its flags. */
-        if (ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) {
+        /*
+         * A listener's child has its flags, which tell also where this program was attached later
+         * than that, and its mark, which tells also where another one has cleared the flags.
+         */
+        if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);
             if (has_option(ctx, BPF_LOAD_HDR_OPT_TCP_SYN))
                 agree(ctx);

@@ -105,8 +105,34 @@ fn both_ends_agree_or_neither_does() {
     shunt_sys::sockopt::set_i32(&plain, 1, 8, 100_000).unwrap();
     let long = [0u8; 8192];
     assert!(shunt_sys::sockopt::set(&plain, 0, 41, &long[..]).is_err(), "a filter that is none");
+    one_above_the_other(&group);
     drop(negotiation);
     assert_eq!(connection_without(), (false, false));
+}
+
+/// Two agents may negotiate for one program, and one may come and go: both ends say the same all the time.
+fn one_above_the_other(group: &Group) {
+    let below = group.path.join("below");
+    fs::create_dir(&below).unwrap();
+    fs::write(below.join("cgroup.procs"), "0").unwrap();
+    let (listener, address) = listening(true);
+    let both_say = |expected: bool| {
+        let client = tcp();
+        odb::speak(&client).unwrap();
+        connect(&client, &address).unwrap();
+        let server = accept(&listener).unwrap();
+        assert_eq!((odb::speaks(&client), odb::speaks(&server)), (expected, expected));
+    };
+    both_say(true);
+    let second = Negotiation::attach(&below).unwrap();
+    // The listener was marked before this one was there.
+    both_say(true);
+    assert_eq!(connection(true, true), (true, true));
+    assert_eq!(connection(false, true), (false, false));
+    drop(second);
+    both_say(true);
+    fs::write(group.path.join("cgroup.procs"), "0").unwrap();
+    fs::remove_dir(&below).unwrap();
 }
 
 fn ends_once_with_its_last_descriptor() {
