@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece};
-use shunt_odb::fetch::{self, FetchError, Holders};
+use shunt_odb::fetch::{self, FetchError, Holders, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::segment::now_ms;
@@ -41,6 +41,8 @@ pub struct Memory {
     /// /dev/userfaultfd, open.
     device: OwnedFd,
     state: Mutex<State>,
+    /// Of [`FETCH_BYTES`].
+    spare: Mutex<Option<Box<[u8]>>>,
     pub holders: Holders,
     pub returns: Arc<Returns>,
 }
@@ -62,7 +64,13 @@ pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
 
 impl Memory {
     pub fn new(device: OwnedFd, store: PathBuf) -> Self {
-        Self { device, state: Mutex::default(), holders: Holders::new(store), returns: Arc::default() }
+        Self {
+            device,
+            state: Mutex::default(),
+            spare: Mutex::default(),
+            holders: Holders::new(store),
+            returns: Arc::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -136,26 +144,23 @@ impl Memory {
     /// # Errors
     /// They cannot be had.
     pub fn fetch_range(&self, range: &Range<usize>) -> Result<(), FetchError> {
+        self.fetch_ranges(std::slice::from_ref(range))
+    }
+
+    /// The same for several ranges: what they stand for is asked for together.
+    ///
+    /// # Errors
+    /// As [`Self::fetch_range`].
+    pub fn fetch_ranges(&self, ranges: &[Range<usize>]) -> Result<(), FetchError> {
         if !any_absent() {
             return Ok(());
         }
-        // Whole pages: only such are ever absent.
-        let around = range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES);
         loop {
-            let pieces = self.lock().absent.within(&around);
-            let Some(first) = pieces.first() else { return Ok(()) };
-            let mut addresses = first.addresses.clone();
-            for next in &pieces[1..] {
-                let follows = next.addresses.start == addresses.end
-                    && next.hold.payload() == first.hold.payload()
-                    && next.offset == first.offset + (addresses.len() as u64);
-                if !follows || addresses.len() >= FETCH_BYTES {
-                    break;
-                }
-                addresses.end = next.addresses.end;
+            let pieces = self.some_within(ranges);
+            if pieces.is_empty() {
+                return Ok(());
             }
-            addresses.end = addresses.end.min(addresses.start + FETCH_BYTES);
-            self.fetch_piece(first, addresses)?;
+            self.fetch_pieces(&pieces)?;
         }
     }
 
@@ -171,30 +176,82 @@ impl Memory {
         Ok(())
     }
 
-    /// Fetches what some addresses stand for, which begin where `piece` does, and fills them, where they still do.
-    fn fetch_piece(&self, piece: &Piece, addresses: Range<usize>) -> Result<(), FetchError> {
-        let mut bytes = vec![0; addresses.len()];
-        let length = addresses.len() as u64;
-        let payload = piece.hold.payload();
-        let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length };
-        let fetched = self.holders.fetch(&reference, &mut bytes);
-        let mut state = self.lock();
-        let still: Vec<Piece> = state.absent.within(&addresses);
-        let Some(faults) = state.faults.clone() else { return fetched };
-        if let Err(error) = fetched {
-            // Gone meanwhile: then nobody needs it.
-            return if still.is_empty() { Ok(()) } else { Err(error) };
-        }
-        for now in still {
-            let at = now.addresses.start - addresses.start;
-            if now.hold.payload() == payload && now.offset == piece.offset + at as u64 {
-                // Where it fails, the memory has been unmapped, and the event about it is on its way.
-                let _ = faults.fill(now.addresses.start, &bytes[at..at + now.addresses.len()]);
-                state.absent.remove(&now.addresses);
+    /// What of some ranges is absent, as much of it as is fetched at a time.
+    fn some_within(&self, ranges: &[Range<usize>]) -> Vec<Piece> {
+        let state = self.lock();
+        let mut room = FETCH_BYTES;
+        let mut some: Vec<Piece> = Vec::new();
+        for range in ranges {
+            // Whole pages: only such are ever absent. Ranges that follow each other may share one.
+            let first = range.start / PAGE_BYTES * PAGE_BYTES;
+            let before = some.last().map(|piece| &piece.addresses).filter(|before| before.contains(&first));
+            let around = before.map_or(first, |before| before.end)..range.end.next_multiple_of(PAGE_BYTES);
+            for mut piece in state.absent.within(&around) {
+                piece.addresses.end = piece.addresses.end.min(piece.addresses.start + room);
+                room -= piece.addresses.len();
+                some.push(piece);
+                if room == 0 {
+                    return some;
+                }
             }
         }
+        some
+    }
+
+    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it.
+    fn fetch_pieces(&self, pieces: &[Piece]) -> Result<(), FetchError> {
+        let mut bytes = self.spare_bytes();
+        let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
+        let mut rest = &mut bytes[..total];
+        let mut wanted = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            let (into, after) = rest.split_at_mut(piece.addresses.len());
+            let (payload, length) = (piece.hold.payload(), into.len() as u64);
+            let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length };
+            wanted.push(Wanted { reference, into });
+            rest = after;
+        }
+        let fetched = self.holders.fetch_all(&mut wanted);
+        let needed = match &fetched {
+            Ok(()) => self.fill(pieces, &bytes),
+            // Gone meanwhile: then nobody needs it.
+            Err(_) => pieces.iter().any(|piece| self.lock().absent.meets(&piece.addresses)),
+        };
+        self.keep_bytes(bytes);
+        if needed { fetched } else { Ok(()) }
+    }
+
+    /// Puts bytes where pieces still stand for them: whether any did.
+    fn fill(&self, pieces: &[Piece], bytes: &[u8]) -> bool {
+        let mut state = self.lock();
+        let Some(faults) = state.faults.clone() else { return false };
+        let (mut from, mut needed) = (0, false);
+        for piece in pieces {
+            for now in state.absent.within(&piece.addresses) {
+                let at = now.addresses.start - piece.addresses.start;
+                if now.hold.payload() == piece.hold.payload() && now.offset == piece.offset + at as u64 {
+                    // Where it fails, the memory has been unmapped, and the event about it is on its way.
+                    let _ = faults.fill(now.addresses.start, &bytes[from + at..from + at + now.addresses.len()]);
+                    state.absent.remove(&now.addresses);
+                    needed = true;
+                }
+            }
+            from += piece.addresses.len();
+        }
         state.publish();
-        Ok(())
+        needed
+    }
+
+    /// Memory to fetch into. It is used again: new memory of that size would be faulted in page by page each time.
+    fn spare_bytes(&self) -> Box<[u8]> {
+        let spare = self.spare.try_lock().ok().and_then(|mut spare| spare.take());
+        spare.unwrap_or_else(|| vec![0; FETCH_BYTES].into_boxed_slice())
+    }
+
+    fn keep_bytes(&self, bytes: Box<[u8]>) {
+        if let Ok(mut spare) = self.spare.try_lock() {
+            *spare = Some(bytes);
+        }
     }
 
     /// Serves a fault: the page, and what is absent behind it up to a bound, because touches go on.
@@ -217,8 +274,8 @@ impl Memory {
         };
         let from = page - piece.addresses.start;
         let addresses = page..piece.addresses.end.min(page + AHEAD_BYTES);
-        let part = Piece { addresses: addresses.clone(), offset: piece.offset + from as u64, hold: piece.hold };
-        let served = self.fetch_piece(&part, addresses);
+        let part = Piece { addresses, offset: piece.offset + from as u64, hold: piece.hold };
+        let served = self.fetch_pieces(&[part]);
         // Whoever waits looks again, whatever has become of the page.
         let _ = faults.wake(page..page + PAGE_BYTES);
         served

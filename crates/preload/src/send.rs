@@ -12,6 +12,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use crate::connections::Connection;
 use crate::kernel;
+use crate::memory::any_absent;
 use crate::pipe;
 use crate::runtime::Runtime;
 
@@ -163,11 +164,18 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     }
 }
 
+/// Has what is absent of some memory in place.
+fn fetch(runtime: &Runtime, parts: &[iovec]) -> Result<(), Errno> {
+    if !any_absent() {
+        return Ok(());
+    }
+    let ranges: Vec<Range<usize>> = parts.iter().map(addresses).collect();
+    runtime.memory.fetch_ranges(&ranges).map_err(|_| libc::ECONNRESET)
+}
+
 /// To a connection that is not framed: absent memory is fetched at once, not page by page.
 pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
-    for part in iov {
-        runtime.memory.fetch_range(&addresses(part)).map_err(|_| libc::ECONNRESET)?;
-    }
+    fetch(runtime, iov)?;
     let message = kernel::message(iov);
     // SAFETY: the program's own call.
     let sent = crate::hooks::outside(|| unsafe { crate::hooks::real::sendmsg(fd, &raw const message, flags) });
@@ -275,10 +283,7 @@ impl Write<'_> {
     }
 
     fn real(&mut self, memory: &[iovec], more: bool) -> Result<(), Stop> {
-        for part in memory {
-            let fetched = self.runtime.memory.fetch_range(&addresses(part));
-            fetched.map_err(|_| Stop::Failed(libc::ECONNRESET))?;
-        }
+        fetch(self.runtime, memory).map_err(Stop::Failed)?;
         let mut rest = split(memory, usize::MAX).0;
         while !rest.is_empty() {
             let promised = self.sending.real(length(&rest));

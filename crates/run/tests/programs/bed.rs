@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -78,7 +79,7 @@ impl Bed {
         let dir = tempfile::Builder::new().prefix("shunt-odb-").tempdir().unwrap();
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let authority = Authority::create(&dir.path().join("ca")).unwrap();
-        let addresses: Vec<SocketAddr> = (0..machines).map(|_| free_address()).collect();
+        let addresses: Vec<SocketAddr> = (0..machines).map(|_| own_address()).collect();
         let machine = |index| {
             let store = section(limits, more);
             Machine::start(dir.path(), &authority, index, &addresses, &store)
@@ -216,6 +217,13 @@ impl Drop for Machine {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// An address that no other test, in this process or another, uses.
+fn own_address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let (next, pid) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
+    SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8 | 1], 7440))
 }
 
 /// An address that nothing listens at.
