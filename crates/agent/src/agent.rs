@@ -40,7 +40,7 @@ use crate::servers::Server;
 use crate::serving::FetchIn;
 use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
-use crate::store::{Store, StoreError};
+use crate::store::{self, Store, StoreError};
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
 const TICK: Duration = Duration::from_millis(100);
@@ -159,6 +159,9 @@ impl Agent {
             |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
         let metrics = config.metrics.map(listen).transpose()?;
         let store = config.store.as_ref().map(|store| Store::open(&config, store, &poll)).transpose()?;
+        if store.is_none() {
+            store::detach(&config)?; // of an earlier agent, which had one
+        }
         let (stop, handler) = UnixStream::pair()?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;

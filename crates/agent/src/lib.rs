@@ -39,4 +39,4 @@ mod transport;
 
 pub use agent::{Agent, AgentError};
 pub use steer::{SteerError, detach};
-pub use store::StoreError;
+pub use store::{StoreError, detach as detach_store};

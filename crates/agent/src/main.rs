@@ -56,6 +56,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     if arguments.detach {
+        shunt_agent::detach_store(&config)?;
         return Ok(shunt_agent::detach(&config)?);
     }
     let (user, restricted) = (config.user.clone(), config.seccomp);

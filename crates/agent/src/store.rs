@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
-use shunt_negotiation::{Negotiation, NegotiationError};
+use shunt_negotiation::NegotiationError;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::server::{self, Counters, Orders, Server};
 use shunt_sys::cgroup;
@@ -78,7 +78,19 @@ pub(crate) struct Store {
     /// Until it works.
     server: Option<Server<Link>>,
     thread: Option<JoinHandle<()>>,
-    _negotiation: Negotiation,
+}
+
+/// Where the negotiation is pinned.
+fn pins(config: &Config) -> PathBuf {
+    config.pins.join("odb")
+}
+
+/// Takes the negotiation out of the kernel: new connections carry what they would without Shunt.
+///
+/// # Errors
+/// The kernel's.
+pub fn detach(config: &Config) -> io::Result<()> {
+    shunt_negotiation::detach(&pins(config))
 }
 
 impl Store {
@@ -92,7 +104,7 @@ impl Store {
             Some(path) => path.clone(),
             None => cgroup::root()?,
         };
-        let negotiation = Negotiation::attach(&group)?;
+        shunt_negotiation::keep(&group, &pins(config))?;
         let anybody = config.asks_callers() || !store.users.is_empty() || !store.groups.is_empty();
         let programs = packets::listen(&store.socket, config.socket_group, anybody)
             .map_err(|error| StoreError::Socket { path: store.socket.clone(), error })?;
@@ -103,16 +115,7 @@ impl Store {
         let (server, orders) = Server::new(store.limits(), programs, Holder::named(&config.name), link)?;
         let counters = server.counters();
         let server = Some(server);
-        Ok(Self {
-            orders,
-            counters,
-            config: store.clone(),
-            wishes,
-            wake,
-            server,
-            thread: None,
-            _negotiation: negotiation,
-        })
+        Ok(Self { orders, counters, config: store.clone(), wishes, wake, server, thread: None })
     }
 
     /// Has it work, in a thread that has no capability at all. Once the agent has given up its own, and before it restricts

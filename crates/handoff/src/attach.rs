@@ -120,7 +120,10 @@ fn all_interfaces() -> Result<Vec<u32>, SteeringError> {
 }
 
 /// Attaches a cgroup program by a link that is pinned under `pin_dir`, or puts it into the link that is there.
-pub(crate) fn attach_cgroup(
+///
+/// # Errors
+/// The kernel's, or that there is no such cgroup.
+pub fn attach_cgroup(
     program: &ProgramMut<'_>,
     name: &'static str,
     cgroup: &Path,

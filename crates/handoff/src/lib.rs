@@ -15,12 +15,12 @@ pub mod counters;
 pub mod error;
 pub mod frontend;
 pub mod payload;
-mod pins;
+pub mod pins;
 pub mod sender;
 mod spacing;
 pub mod tls13;
 
-pub use attach::{detach_all, until_not_interrupted};
+pub use attach::{attach_cgroup, detach_all, until_not_interrupted};
 pub use backend::{Backend, BackendConfig};
 pub use counters::Counter;
 pub use error::SteeringError;

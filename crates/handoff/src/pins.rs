@@ -13,7 +13,10 @@ use crate::error::SteeringError;
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 /// Makes the directory where it is missing.
-pub(crate) fn prepare(directory: &Path) -> Result<(), SteeringError> {
+///
+/// # Errors
+/// It cannot be made, or is in no BPF file system.
+pub fn prepare(directory: &Path) -> Result<(), SteeringError> {
     fs::create_dir_all(directory).map_err(|source| SteeringError::Path {
         call: "mkdir",
         path: directory.into(),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use shunt_handoff::{SteeringError, attach_cgroup, pins};
 
 #[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bpf {
@@ -24,6 +25,44 @@ pub enum NegotiationError {
     /// The kernel does not take the programs.
     #[error("cannot {what} the programs that negotiate on-demand buffers; it needs root and Linux 5.10: {source}")]
     Kernel { what: &'static str, source: libbpf_rs::Error },
+    /// What is to outlive the process cannot.
+    #[error(transparent)]
+    Pins(#[from] SteeringError),
+}
+
+/// What there is under the pins.
+const PINNED: [&str; 5] = ["odb_setsockopt", "odb_handshake", "odb_release", "marks", "ended"];
+
+/// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
+/// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
+/// frames because an agent has ended in between.
+///
+/// # Errors
+/// There is no such cgroup or directory, or the kernel refuses.
+pub fn keep(cgroup: &Path, pins: &Path) -> Result<(), NegotiationError> {
+    pins::prepare(pins)?;
+    let failed = |what| move |source| NegotiationError::Kernel { what, source };
+    let mut object = MaybeUninit::uninit();
+    let mut open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
+    open.maps.marks.set_pin_path(pins.join("marks")).map_err(failed("pin"))?;
+    open.maps.ended.set_pin_path(pins.join("ended")).map_err(failed("pin"))?;
+    let loaded = open.load().map_err(failed("load"))?;
+    attach_cgroup(&loaded.progs.odb_setsockopt, "odb_setsockopt", cgroup, pins)?;
+    attach_cgroup(&loaded.progs.odb_release, "odb_release", cgroup, pins)?;
+    Ok(attach_cgroup(&loaded.progs.odb_handshake, "odb_handshake", cgroup, pins)?)
+}
+
+/// Ends what [`keep`] began: connections that are agreed on stay so, and their programs no longer know it.
+///
+/// # Errors
+/// The kernel's.
+pub fn detach(pins: &Path) -> io::Result<()> {
+    let gone = |removed: io::Result<()>| match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    PINNED.iter().try_for_each(|name| gone(std::fs::remove_file(pins.join(name))))?;
+    gone(std::fs::remove_dir(pins))
 }
 
 /// Programs in a cgroup settle by themselves, while this lives, which of their connections have programs under Shunt at

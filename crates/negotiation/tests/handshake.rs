@@ -70,8 +70,12 @@ fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     answers
 }
 
+/// Both tests move the whole process to their control group.
+static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[test]
 fn both_ends_agree_or_neither_does() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: it takes root to load BPF programs");
         return;
@@ -148,6 +152,35 @@ fn ends_once_with_its_last_descriptor() {
     drop(copy);
     assert!(odb::ended(&asking, cookies[0]) && !odb::ended(&asking, cookies[0]), "it is said once");
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
+}
+
+/// An agent that is started again takes over what the one before has agreed on.
+#[test]
+fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: it takes root to load BPF programs");
+        return;
+    }
+    let group = Group::enter("negotiation-kept");
+    let pins = PathBuf::from(format!("/sys/fs/bpf/shunt-negotiation-{}", std::process::id()));
+    shunt_negotiation::keep(&group.path, &pins).unwrap();
+    let (listener, address) = listening(true);
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    let server = accept(&listener).unwrap();
+    for _ in 0..3 {
+        assert!(odb::speaks(&client) && odb::speaks(&server));
+        shunt_negotiation::keep(&group.path, &pins).unwrap();
+        let later = tcp();
+        odb::speak(&later).unwrap();
+        connect(&later, &address).unwrap();
+        assert!(odb::speaks(&later) && odb::speaks(accept(&listener).unwrap()), "by a listener from before");
+    }
+    shunt_negotiation::detach(&pins).unwrap();
+    shunt_negotiation::detach(&pins).unwrap();
+    assert!(!pins.exists() && odb::speak(tcp()).is_err());
 }
 
 /// Marking fails once nobody negotiates any more, and connections go on as ever.

@@ -30,6 +30,8 @@ pub struct Machine {
     pub config: PathBuf,
     pub socket: PathBuf,
     group: PathBuf,
+    /// What its agent pins.
+    pins: PathBuf,
     agent: Option<Program>,
 }
 
@@ -141,6 +143,8 @@ impl Machine {
         let store = dir.join(format!("{name}.store"));
         let mut text =
             format!("name = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
+        let pins = format!("/sys/fs/bpf/{}-{name}", dir.file_name().unwrap().display());
+        writeln!(text, "pins = {pins:?}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
         writeln!(text, "ca = {:?}\ncrl = {:?}", authority.certificate(), authority.list()).unwrap();
         writeln!(text, "[store]\nsocket = {store:?}\n{section}").unwrap();
@@ -150,7 +154,7 @@ impl Machine {
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, text).unwrap();
         let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
-        let mut machine = Self { launch, config, socket, group, agent: None };
+        let mut machine = Self { launch, config, socket, group, pins: pins.into(), agent: None };
         machine.start_agent();
         machine
     }
@@ -212,6 +216,9 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.agent = None;
+        // What it has loaded outlives it by design.
+        let _ = shunt_negotiation::detach(&self.pins.join("odb"));
+        let _ = fs::remove_dir(&self.pins);
         let began = Instant::now();
         while fs::remove_dir(&self.group).is_err() && began.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(10));
