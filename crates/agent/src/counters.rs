@@ -1,6 +1,8 @@
 //! Every counter by name, and what it counts. Servers' and steering's come from the C headers that define them;
 //! `docs/counters.md` is written from here (see the test).
 
+use shunt_odb::store::usage::COUNTED;
+
 /// (index, name, meaning) of what servers count, from `include/shunt.h` (build.rs).
 pub(crate) const SERVERS: &[(usize, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
@@ -82,6 +84,21 @@ pub(crate) fn agent_help(path: &str) -> String {
     sentence(found.map_or("see docs/counters.md", |(_, help)| help))
 }
 
+/// (name below `store.by_program.NAME.`, meaning) of what goes up and down; the rest is [`COUNTED`].
+pub(crate) const PROGRAMS: [(&str, &str); 2] = [
+    ("processes", "processes now"),
+    ("bypassed_percent", "of what came absent, the part that it has sent on without having it"),
+];
+
+/// What one of a program's counts, and whether it goes up and down.
+pub(crate) fn program_help(name: &str) -> (String, bool) {
+    let find = |all: &[(&str, &str)]| all.iter().find(|(other, _)| *other == name).map(|(_, help)| sentence(help));
+    match find(&PROGRAMS) {
+        Some(help) => (help, true),
+        None => (find(&COUNTED).unwrap_or_default(), false),
+    }
+}
+
 /// What one of the store's counts, and whether it goes up and down.
 pub(crate) fn store_help(name: &str) -> (String, bool) {
     let found = STORE.iter().find(|(other, ..)| *other == name);
@@ -126,6 +143,13 @@ mod tests {
             "Store",
             "By the store of programs under `shunt run`, since `shuntd` started; what there is now is as old as a quarter of a second.",
             store,
+        );
+        let programs = PROGRAMS.iter().chain(&COUNTED);
+        let programs = programs.map(|(name, help)| (format!("store.by_program.NAME.{name}"), *help)).collect();
+        section(
+            "Programs",
+            "By processes under `shunt run` themselves, summed by name; those that have ended included.",
+            programs,
         );
         let reasons = shunt_wire::local::Reason::ALL;
         let texts: Vec<String> = reasons.iter().map(ToString::to_string).collect();

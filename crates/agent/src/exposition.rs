@@ -85,6 +85,13 @@ pub fn exposition(stats: &Value) -> String {
         let kind = if is_gauge { Kind::Gauge } else { Kind::Counter };
         page.add(&format!("store_{name}"), kind, &help, &[], value);
     }
+    for (program, counts) in stats["store"]["by_program"].as_object().into_iter().flatten() {
+        for (name, value) in counts.as_object().into_iter().flatten() {
+            let (help, is_gauge) = counters::program_help(name);
+            let kind = if is_gauge { Kind::Gauge } else { Kind::Counter };
+            page.add(&format!("program_{name}"), kind, &help, &[("program", program)], value);
+        }
+    }
     add_agent(&mut page, stats["agent"].as_object().unwrap_or(&Map::new()));
     page.text()
 }
@@ -146,7 +153,7 @@ mod tests {
             "servers": {"shortcuts": 7, "relayed_no_peer": 1, "relayed_type": 2, "fetched": 5, "fetched_filter": 4},
             "frontend": {"fe_begun": 7, "flows": 3},
             "backend": null,
-            "store": {"bytes": 9, "fetches": 8},
+            "store": {"bytes": 9, "fetches": 8, "by_program": {"nginx": {"processes": 2, "passed_on": 5}}},
             "agent": {"handoffs": 7, "offers_open": 2, "senders": {"now": 1, "reused": 6}, "ended": {"Limit": 1},
                 "now": {"handoffs": 1}, "limit": {"handoffs": 9}, "limited": {"handoffs": 0}},
         }));
@@ -163,6 +170,8 @@ mod tests {
             "shunt_ended_total{reason=\"Limit\"} 1",
             "# TYPE shunt_store_bytes gauge\nshunt_store_bytes 9",
             "shunt_store_fetches_total 8",
+            "shunt_program_passed_on_total{program=\"nginx\"} 5",
+            "# TYPE shunt_program_processes gauge\nshunt_program_processes{program=\"nginx\"} 2",
             "shunt_in_use{of=\"handoffs\"} 1",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

@@ -1,9 +1,11 @@
 //! Counters: the agent's own, its servers', the steering programs', as JSON for `shunt stats`.
 
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
+use shunt_odb::store::usage::{ByName, COUNTED, Counted, Usage};
 use shunt_wire::local::{COUNTERS, Header, Reason, kind};
 use zerocopy::IntoBytes;
 
@@ -118,6 +120,19 @@ fn add(sum: &mut [u64; COUNTERS], values: &[u64; COUNTERS]) {
     }
 }
 
+/// By programs' names.
+fn programs_stats(usage: &Usage) -> Value {
+    let of_name = |of_name: &ByName| {
+        let named = COUNTED.iter().zip(of_name.counts).map(|((name, _), count)| (name.to_string(), Value::from(count)));
+        let mut all: Map<String, Value> = named.collect();
+        let [passed_on, absent] = [Counted::PassedOn, Counted::ReceivedAbsent].map(|one| of_name.counts[one as usize]);
+        all.insert("processes".into(), of_name.processes.into());
+        all.insert("bypassed_percent".into(), passed_on.saturating_mul(100).checked_div(absent).unwrap_or(0).into());
+        Value::Object(all)
+    };
+    Value::Object(usage.by_name().iter().map(|(name, all)| (name.clone(), of_name(all))).collect())
+}
+
 impl Agent {
     pub(crate) fn send_stats(&mut self, index: usize) -> Result<(), Reason> {
         let mut text = self.stats().to_string();
@@ -213,6 +228,7 @@ impl Agent {
             "refused": value(&counters.refused),
             "full": value(&counters.full),
             "unreached": self.counts.stores_unreached,
+            "by_program": programs_stats(&store.usage.lock().unwrap_or_else(PoisonError::into_inner)),
         })
     }
 

@@ -6,13 +6,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 use shunt_negotiation::NegotiationError;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::server::{self, Counters, Orders, Server};
+use shunt_odb::store::usage::Usage;
 use shunt_sys::cgroup;
 
 use crate::callers::{Callers, May};
@@ -57,9 +58,10 @@ pub(crate) struct Wish {
 }
 
 impl server::Agent for Link {
-    fn admit(&mut self, program: &OwnedFd) -> Option<u32> {
+    fn admit(&mut self, program: &OwnedFd) -> Option<server::Caller> {
         let caller = self.callers.ask(program).ok()?;
-        (caller.may == May::Serve).then_some(caller.credentials.uid)
+        let credentials = caller.credentials;
+        (caller.may == May::Serve).then_some(server::Caller { user: credentials.uid, process: credentials.pid })
     }
 
     fn reach(&mut self, program: u64, holder: Holder) {
@@ -72,6 +74,7 @@ impl server::Agent for Link {
 pub(crate) struct Store {
     pub(crate) orders: Orders,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) usage: Arc<Mutex<Usage>>,
     pub(crate) config: StoreConfig,
     wishes: Receiver<Wish>,
     wake: Arc<OwnedFd>,
@@ -113,9 +116,9 @@ impl Store {
         let (give, wishes) = channel();
         let link = Link { callers, wishes: give, wake: Arc::clone(&wake) };
         let (server, orders) = Server::new(store.limits(), programs, Holder::named(&config.name), link)?;
-        let counters = server.counters();
+        let (counters, usage) = (server.counters(), server.usage());
         let server = Some(server);
-        Ok(Self { orders, counters, config: store.clone(), wishes, wake, server, thread: None })
+        Ok(Self { orders, counters, usage, config: store.clone(), wishes, wake, server, thread: None })
     }
 
     /// Has it work, in a thread that has no capability at all. Once the agent has given up its own, and before it restricts

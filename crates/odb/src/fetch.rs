@@ -25,6 +25,8 @@ const RETRY_MS: u64 = 1000;
 pub struct Holders {
     /// Where the store of this machine listens.
     path: PathBuf,
+    /// Told of each connection to that store.
+    connected: fn(&Connection),
     local: Mutex<Local>,
     streams: Mutex<HashMap<Holder, Arc<Mutex<Stream>>>>,
 }
@@ -70,8 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Holders {
     /// For a program of the machine whose store listens at `path`.
     #[must_use]
-    pub fn new(path: PathBuf) -> Self {
-        Self { path, local: Mutex::default(), streams: Mutex::default() }
+    pub fn new(path: PathBuf, connected: fn(&Connection)) -> Self {
+        Self { path, connected, local: Mutex::default(), streams: Mutex::default() }
     }
 
     /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
@@ -134,7 +136,9 @@ impl Holders {
 
     fn connected<'a>(&self, local: &'a mut Local) -> io::Result<&'a Connection> {
         if local.connection.is_none() {
-            local.connection = Some(Connection::open(&self.path)?);
+            let connection = Connection::open(&self.path)?;
+            (self.connected)(&connection);
+            local.connection = Some(connection);
         }
         local.connection.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }

@@ -7,6 +7,7 @@ pub(crate) mod messages;
 mod programs;
 pub mod server;
 pub(crate) mod session;
+pub mod usage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

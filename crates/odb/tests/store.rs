@@ -15,7 +15,8 @@ use shunt_odb::reference::{Holder, Reference, Weight};
 use shunt_odb::segment::Writer;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
-use shunt_odb::store::server::{Agent, Counters, Orders, Server};
+use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
+use shunt_odb::store::usage::{self, Counted, Usage};
 use shunt_wire::tls::{Keys, Suite};
 use zerocopy::FromZeros;
 
@@ -27,6 +28,7 @@ struct Bed {
     /// The user that programs are taken for.
     user: Arc<Mutex<u32>>,
     wishes: mpsc::Receiver<(u64, Holder)>,
+    usage: Arc<Mutex<Usage>>,
 }
 
 /// In place of an agent's event loop.
@@ -39,8 +41,9 @@ struct Door {
 const STRANGER: u32 = u32::MAX;
 
 impl Agent for Door {
-    fn admit(&mut self, _: &OwnedFd) -> Option<u32> {
-        Some(*self.user.lock().unwrap()).filter(|user| *user != STRANGER)
+    fn admit(&mut self, _: &OwnedFd) -> Option<Caller> {
+        let user = *self.user.lock().unwrap();
+        (user != STRANGER).then_some(Caller { user, process: 77 })
     }
 
     fn reach(&mut self, program: u64, holder: Holder) {
@@ -63,9 +66,9 @@ impl Bed {
         let (give, wishes) = mpsc::channel();
         let door = Door { user: Arc::clone(&user), wishes: give };
         let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
-        let counters = server.counters();
+        let (counters, usage) = (server.counters(), server.usage());
         std::thread::spawn(move || server.run().unwrap());
-        Self { dir, orders, counters, user, wishes }
+        Self { dir, orders, counters, user, wishes, usage }
     }
 
     fn path(&self) -> PathBuf {
@@ -78,7 +81,7 @@ impl Bed {
 
     /// A reader of the same user: it maps what is here.
     fn holders(&self) -> Holders {
-        Holders::new(self.path())
+        Holders::new(self.path(), |_| ())
     }
 
     /// A reader of another user: it gets bytes only.
@@ -275,6 +278,34 @@ fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
         here.orders.reached(program, holder, None);
     });
     assert!(here.wishes.try_recv().is_err(), "the agent is not asked a hundred times");
+}
+
+#[test]
+fn what_a_process_counts_is_told_once_and_stays_when_it_has_ended() {
+    let bed = Bed::new(Limits::default());
+    let told = |bed: &Bed| {
+        let all = bed.usage.lock().unwrap().by_name();
+        all.get("nginx").map(|nginx| (nginx.processes, nginx.counts[Counted::PassedOn as usize]))
+    };
+    let count = |program: &Connection, value| {
+        let page = program.counts().unwrap().unwrap();
+        usage::write_name(&page, "nginx");
+        usage::write_count(&page, Counted::PassedOn, value);
+        page
+    };
+    let (first, second) = (bed.program(), bed.program());
+    count(&first, 10);
+    let page = count(&second, 12);
+    until("they are one process", || told(&bed) == Some((1, 12)));
+    usage::write_count(&page, Counted::PassedOn, 20);
+    drop(second);
+    until("the last word counts", || told(&bed) == Some((1, 20)));
+    drop(first);
+    until("it has ended", || told(&bed) == Some((0, 20)));
+    let another = bed.program();
+    count(&another, 3);
+    until("another one begins", || told(&bed) == Some((1, 23)));
+    assert!(another.counts().is_err(), "a second time makes no sense");
 }
 
 #[test]

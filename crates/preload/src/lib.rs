@@ -4,12 +4,14 @@
 //! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
 //! * [`send`], [`receive`], [`pipe`]: what a write, a read and a splice of a connection do; [`kernel`]: by which calls;
 //! * [`memory`], [`faults`]: absent memory, and the thread that serves its faults;
+//! * [`counts`]: what it counts for `shunt stats`;
 //! * [`store`]: where this process leaves what it writes.
 //!
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
 //! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
 
 mod connections;
+mod counts;
 mod descriptors;
 mod faults;
 mod hooks;

@@ -16,8 +16,10 @@ use shunt_odb::fetch::{self, FetchError, Holders, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::segment::now_ms;
+use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
+use crate::counts::{self, count};
 use crate::faults;
 
 /// The most that is fetched at a time.
@@ -68,7 +70,7 @@ impl Memory {
             device,
             state: Mutex::default(),
             spare: Mutex::default(),
-            holders: Holders::new(store),
+            holders: Holders::new(store, counts::begin),
             returns: Arc::default(),
         }
     }
@@ -98,6 +100,10 @@ impl Memory {
             let _ = faults.unregister(pages.clone());
         }
         state.publish();
+        drop(state);
+        if made {
+            count(Counted::ReceivedAbsent, pages.len());
+        }
         made
     }
 
@@ -160,6 +166,7 @@ impl Memory {
             if pieces.is_empty() {
                 return Ok(());
             }
+            count(Counted::Fetched, pieces.iter().map(|piece| piece.addresses.len()).sum());
             self.fetch_pieces(&pieces)?;
         }
     }
@@ -275,6 +282,8 @@ impl Memory {
         let from = page - piece.addresses.start;
         let addresses = page..piece.addresses.end.min(page + AHEAD_BYTES);
         let part = Piece { addresses, offset: piece.offset + from as u64, hold: piece.hold };
+        count(Counted::Faults, 1);
+        count(Counted::FetchedByFault, part.addresses.len());
         let served = self.fetch_pieces(&[part]);
         // Whoever waits looks again, whatever has become of the page.
         let _ = faults.wake(page..page + PAGE_BYTES);

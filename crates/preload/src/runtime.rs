@@ -85,6 +85,7 @@ pub extern "C" fn after_fork_in_parent() {
 pub extern "C" fn after_fork_in_child() {
     if let Some(mut still) = STILL.take() {
         connections::after_fork();
+        crate::counts::after_fork();
         still.memory.forget();
         still.store.forget();
     }

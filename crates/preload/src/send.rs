@@ -8,9 +8,11 @@ use std::os::fd::RawFd;
 use libc::iovec;
 use shunt_odb::frame::Sending;
 use shunt_odb::reference::Reference;
+use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use crate::connections::Connection;
+use crate::counts::count;
 use crate::kernel;
 use crate::memory::any_absent;
 use crate::pipe;
@@ -264,6 +266,7 @@ impl Write<'_> {
                 self.runtime.store.withdraw(&reference);
                 return Err(stop);
             }
+            count(Counted::SentByReference, now);
             rest = after;
         }
         if rest.is_empty() { Ok(()) } else { self.real(&rest, !last) }
@@ -273,8 +276,9 @@ impl Write<'_> {
     fn absent(&mut self, memory: &[iovec], reference: Reference, last: bool) -> Result<(), Stop> {
         if self.sending.takes_reference() {
             let went = self.refer(&reference, !last);
-            if went.is_err() {
-                self.runtime.memory.returns.give(reference.payload, reference.weight);
+            match went {
+                Ok(()) => count(Counted::PassedOn, length(memory)),
+                Err(_) => self.runtime.memory.returns.give(reference.payload, reference.weight),
             }
             return went;
         }
@@ -291,6 +295,7 @@ impl Write<'_> {
             body.truncate(PARTS_AT_ONCE);
             let now = length(&body);
             let went = self.push(&body, more || now < length(&rest)).map_err(Stop::Failed)?;
+            count(Counted::SentReal, went);
             self.sent += went;
             rest = split(&rest, went).1;
             // A blocking socket that took nothing of it but what was owed is asked again.

@@ -72,6 +72,7 @@ impl Leased {
             self.asked_ms = now;
             if self.connection.is_none() {
                 self.connection = Connection::open(path).ok();
+                self.connection.iter().for_each(crate::counts::begin);
             }
             match self.connection.as_ref()?.lease() {
                 Ok(writer) => self.writer = writer,

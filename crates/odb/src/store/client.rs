@@ -70,6 +70,14 @@ impl Connection {
         memory.map(|memory| Ok(Mapped::new(SharedMemory::open_to_read(memory)?))).transpose()
     }
 
+    /// Asks for memory to count in (super::usage), which the store reads while this connection lives.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    pub fn counts(&self) -> io::Result<Option<SharedMemory>> {
+        exchange(&self.socket, ask::COUNT, 0, None)?.1.map(SharedMemory::open).transpose()
+    }
+
     /// Asks for a connection to a store, this one or another machine's. `None`: it cannot be had now.
     ///
     /// # Errors

@@ -16,6 +16,8 @@ pub mod ask {
     pub const MAP: u32 = 3;
     /// A connection to a store, this one or another; with its socket.
     pub const REACH: u32 = 4;
+    /// To count in (super::usage), while the connection lives; with its memfd.
+    pub const COUNT: u32 = 5;
 }
 
 /// How it is answered.

@@ -4,13 +4,16 @@
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::PoisonError;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, sendmsg};
+use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
-use super::server::{Agent, Server};
+use super::server::{Agent, Caller, Server};
+use super::usage::USAGE_BYTES;
 use crate::records::Sealing;
 use crate::reference::Holder;
 
@@ -23,6 +26,8 @@ const REACHED_MAX: usize = 128;
 pub(crate) struct Program {
     pub(crate) socket: OwnedFd,
     pub(crate) user: u32,
+    pub(crate) process: i32,
+    counts: bool,
     pub(crate) segments: Vec<u32>,
     /// Its connections to other machines' stores, to end them when their agents are no longer trusted.
     reached: HashMap<Holder, OwnedFd>,
@@ -31,8 +36,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn new(socket: OwnedFd, user: u32) -> Self {
-        Self { socket, user, segments: Vec::new(), reached: HashMap::new(), waits: false }
+    pub(crate) fn new(socket: OwnedFd, Caller { user, process }: Caller) -> Self {
+        Self { socket, user, process, counts: false, segments: Vec::new(), reached: HashMap::new(), waits: false }
     }
 
     /// # Errors
@@ -82,6 +87,13 @@ impl Program {
                     self.tell(&told, None)
                 }
             },
+            ask::COUNT if !self.counts => {
+                let page = SharedMemory::create("shunt-counts", USAGE_BYTES)?;
+                self.tell(&told, Some(page.as_fd()))?;
+                self.counts = true;
+                server.usage().lock().unwrap_or_else(PoisonError::into_inner).begin(self.process, number, page);
+                Ok(())
+            }
             ask::REACH if ask.holder == server.holder => match server.reach_own() {
                 Some((socket, sealing)) => {
                     told.sealing = sealing;

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -16,6 +16,7 @@ use zerocopy::FromZeros;
 
 use super::programs::Program;
 use super::session::{Session, Turn};
+use super::usage::Usage;
 use super::{Limits, Store};
 use crate::channel::{Bench, Channel};
 use crate::records::Sealing;
@@ -33,10 +34,17 @@ const IDLE: Duration = Duration::from_secs(600);
 
 /// What the store cannot do by itself.
 pub trait Agent: Send {
-    /// The user of a program that has connected; `None` where it may not.
-    fn admit(&mut self, program: &OwnedFd) -> Option<u32>;
+    /// Who has connected; `None` where it may not.
+    fn admit(&mut self, program: &OwnedFd) -> Option<Caller>;
     /// A program needs a connection to another machine's store. Answered by [`Orders::reached`].
     fn reach(&mut self, program: u64, holder: Holder);
+}
+
+/// A program, as the kernel knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub user: u32,
+    pub process: i32,
 }
 
 enum Order {
@@ -91,6 +99,7 @@ enum Peer {
 pub struct Server<A> {
     pub(crate) agent: A,
     pub(crate) counters: Arc<Counters>,
+    usage: Arc<Mutex<Usage>>,
     pub(crate) store: Store,
     pub(crate) limits: Limits,
     pub(crate) holder: Holder,
@@ -125,6 +134,7 @@ impl<A: Agent> Server<A> {
         let server = Self {
             agent,
             counters: Arc::default(),
+            usage: Arc::default(),
             store: Store::new(limits),
             limits,
             holder,
@@ -145,6 +155,12 @@ impl<A: Agent> Server<A> {
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// What its programs count.
+    #[must_use]
+    pub fn usage(&self) -> Arc<Mutex<Usage>> {
+        Arc::clone(&self.usage)
     }
 
     /// Serves until [`Orders::stop`].
@@ -208,11 +224,11 @@ impl<A: Agent> Server<A> {
                     return;
                 }
             };
-            let Some(user) = self.agent.admit(&program).filter(|user| self.has_room_for(*user)) else {
+            let Some(caller) = self.agent.admit(&program).filter(|caller| self.has_room_for(caller.user)) else {
                 self.counters.refuse();
                 continue;
             };
-            self.add(Peer::Program(Program::new(program, user)));
+            self.add(Peer::Program(Program::new(program, caller)));
         }
     }
 
@@ -324,7 +340,10 @@ impl<A: Agent> Server<A> {
 
     fn forget(&mut self, number: u64) {
         match self.peers.remove(&number) {
-            Some(Peer::Program(program)) => program.segments.into_iter().for_each(|id| self.store.writer_gone(id)),
+            Some(Peer::Program(program)) => {
+                self.usage.lock().unwrap_or_else(PoisonError::into_inner).end(program.process, number);
+                program.segments.into_iter().for_each(|id| self.store.writer_gone(id));
+            }
             Some(Peer::Reader(session)) => session.end(&mut self.store),
             None => {}
         }

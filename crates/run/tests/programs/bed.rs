@@ -194,6 +194,11 @@ impl Machine {
         serde_json::from_slice(answer.get(size_of::<Header>()..length)?).ok()
     }
 
+    /// What processes of a name have counted.
+    pub fn program_counted(&self, program: &str, name: &str) -> u64 {
+        self.ask().unwrap()["store"]["by_program"][program][name].as_u64().unwrap_or(0)
+    }
+
     /// One of its store's counters.
     pub fn counted(&self, name: &str) -> u64 {
         self.ask().unwrap()["store"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))

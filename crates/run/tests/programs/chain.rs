@@ -48,12 +48,16 @@ fn bodies_skip_the_intermediate_and_arrive_unchanged() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
     for (turn, backend) in ["sendfile off;", "sendfile on;", "sendfile off; output_buffers 1 512k;"].iter().enumerate()
     {
-        let before = bed.counted("fetched_bytes");
+        let (before, between) = (bed.counted("fetched_bytes"), bed.machine_of("intermediate"));
+        let passed_before = between.program_counted("nginx", "passed_on");
         let tiers = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
         let large = load(tiers[0].address, 400, 100 * turn as u64);
         let fetched = bed.counted("fetched_bytes") - before;
         println!("{backend} {large} bytes in large bodies, {fetched} fetched");
         assert!(fetched * 10 > large * 8, "the frontend fetches what the intermediate has not had");
+        let passed_on = between.program_counted("nginx", "passed_on") - passed_before;
+        assert!(passed_on * 10 > large * 8, "the intermediate says so, too: {passed_on}");
+        assert!(between.program_counted("nginx", "faults") < 50, "it touched next to nothing");
         assert!(fetched * 10 < large * 12, "nobody fetches a body twice: the intermediate did not look at it");
     }
 }

@@ -1,0 +1,141 @@
+//! What programs count of themselves, in memory that they share with the store: no message, and no system call.
+//!
+//! A process writes its totals to the place that it has asked for last.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
+
+use shunt_sys::shared::SharedMemory;
+
+/// What there is to count: names, and what each counts.
+pub const COUNTED: [(&str, &str); 7] = [
+    ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
+    ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
+    ("passed_on", "bytes that it has had absent and sent on as references: they have bypassed it"),
+    ("received_absent", "bytes that it has had absent at first"),
+    ("fetched", "bytes that were fetched because a call needed them: to write them elsewhere, as a rule"),
+    ("fetched_by_fault", "bytes that were fetched because it has touched them, and what lies behind those"),
+    ("faults", "touches of absent memory"),
+];
+/// Index in [`COUNTED`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Counted {
+    SentReal,
+    SentByReference,
+    PassedOn,
+    ReceivedAbsent,
+    Fetched,
+    FetchedByFault,
+    Faults,
+}
+
+/// A program's counts.
+pub type Counts = [u64; COUNTED.len()];
+
+/// Bytes that are shared: the program's name, NUL-padded, and the counts.
+pub const USAGE_BYTES: usize = 4096;
+const NAME_BYTES: usize = 16;
+
+/// Tells the store the name of a program.
+pub fn write_name(page: &SharedMemory, name: &str) {
+    let mut bytes = [0; NAME_BYTES];
+    let name = &name.as_bytes()[..name.len().min(NAME_BYTES - 1)];
+    bytes[..name.len()].copy_from_slice(name);
+    page.write(0, &bytes);
+}
+
+/// Tells the store one of its counts.
+pub fn write_count(page: &SharedMemory, counted: Counted, value: u64) {
+    page.long(NAME_BYTES + 8 * counted as usize).store(value, Ordering::Relaxed);
+}
+
+fn name(page: &SharedMemory) -> String {
+    let mut bytes = [0; NAME_BYTES];
+    page.read(0, &mut bytes);
+    let good = |byte: &&u8| byte.is_ascii_alphanumeric() || b"._-+".contains(byte);
+    let name: String = bytes.iter().take_while(good).map(|byte| char::from(*byte)).collect();
+    if name.is_empty() { "unnamed".into() } else { name }
+}
+
+/// Tells the store all of its counts.
+pub fn write_counts(page: &SharedMemory, counts: &Counts) {
+    for (index, value) in counts.iter().enumerate() {
+        page.long(NAME_BYTES + 8 * index).store(*value, Ordering::Relaxed);
+    }
+}
+
+fn counts(page: &SharedMemory) -> Counts {
+    std::array::from_fn(|index| page.long(NAME_BYTES + 8 * index).load(Ordering::Relaxed))
+}
+
+/// Names beyond are counted as one: whoever makes up new ones fills no memory.
+const NAMES_MAX: usize = 32;
+const OTHERS: &str = "others";
+
+/// All programs.
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// By process: the connection that each place came with.
+    places: HashMap<i32, Vec<(u64, SharedMemory)>>,
+    /// Of processes that have ended, by name.
+    ended: BTreeMap<String, Counts>,
+}
+
+/// Of all programs of one name.
+#[derive(Clone, Debug, Default)]
+pub struct ByName {
+    /// Processes now.
+    pub processes: u64,
+    /// Those that have ended included.
+    pub counts: Counts,
+}
+
+fn add(sum: &mut Counts, counts: &Counts) {
+    sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.wrapping_add(*count));
+}
+
+impl Usage {
+    pub(crate) fn begin(&mut self, process: i32, connection: u64, page: SharedMemory) {
+        self.places.entry(process).or_default().push((connection, page));
+    }
+
+    pub(crate) fn end(&mut self, process: i32, connection: u64) {
+        let Some(places) = self.places.get_mut(&process) else { return };
+        let Some(at) = places.iter().position(|(other, _)| *other == connection) else { return };
+        if places.len() > 1 {
+            // The newest has the totals: they go on in the one before.
+            let (_, page) = places.remove(at);
+            if at == places.len()
+                && let Some((_, before)) = places.last()
+            {
+                write_counts(before, &counts(&page));
+            }
+            return;
+        }
+        let (name, counts) = places.first().map(|(_, page)| (name(page), counts(page))).unwrap_or_default();
+        self.places.remove(&process);
+        let name = self.known(name);
+        add(self.ended.entry(name).or_default(), &counts);
+    }
+
+    fn known(&self, name: String) -> String {
+        let full = self.ended.len() >= NAMES_MAX && !self.ended.contains_key(&name);
+        if full { OTHERS.into() } else { name }
+    }
+
+    /// What there is to tell.
+    #[must_use]
+    pub fn by_name(&self) -> BTreeMap<String, ByName> {
+        let ended = self.ended.iter().map(|(name, counts)| (name.clone(), ByName { processes: 0, counts: *counts }));
+        let mut all: BTreeMap<String, ByName> = ended.collect();
+        for (_, page) in self.places.values().filter_map(|places| places.last()) {
+            let name = name(page);
+            let name = if all.len() >= NAMES_MAX && !all.contains_key(&name) { OTHERS.into() } else { name };
+            let of_name = all.entry(name).or_default();
+            of_name.processes += 1;
+            add(&mut of_name.counts, &counts(page));
+        }
+        all
+    }
+}
