@@ -20,6 +20,9 @@ use crate::store::session::{ANSWERS_MAX, request};
 /// A holder that could not be reached is not asked again for so long: what waits for it fails at once.
 const RETRY_MS: u64 = 1000;
 
+/// How often a connection may break under the same fetch before that fails.
+const RETRIES: usize = 3;
+
 /// A reader's ways to all stores.
 #[derive(Debug)]
 pub struct Holders {
@@ -164,13 +167,15 @@ impl Holders {
         let Some(holder) = batch.first().map(|wanted| wanted.reference.payload.holder) else { return Ok(()) };
         let stream = self.stream(holder);
         let mut stream = lock(&stream);
-        let reused = stream.channel.is_some();
-        let mut fetched = self.try_fetch(&mut stream, holder, batch);
-        if matches!(fetched, Err(FetchError::Holder(..))) && reused {
-            // The store may have been started again, or have closed an idle connection.
-            fetched = self.try_fetch(&mut stream, holder, batch);
+        for _ in 0..RETRIES {
+            let fetched = self.try_fetch(&mut stream, holder, batch);
+            // A connection that could be had and then broke: the store may have been started again, have closed an idle one,
+            // or its agent all of them, because it has read its certificates again.
+            if !matches!(fetched, Err(FetchError::Holder(..))) || stream.failed_ms != 0 {
+                return fetched;
+            }
         }
-        fetched
+        self.try_fetch(&mut stream, holder, batch)
     }
 
     fn try_fetch(&self, stream: &mut Stream, holder: Holder, batch: &mut [&mut Wanted<'_>]) -> Result<(), FetchError> {

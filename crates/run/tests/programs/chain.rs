@@ -57,7 +57,6 @@ fn bodies_skip_the_intermediate_and_arrive_unchanged() {
         assert!(fetched * 10 > large * 8, "the frontend fetches what the intermediate has not had");
         let passed_on = between.program_counted("nginx", "passed_on") - passed_before;
         assert!(passed_on * 10 > large * 8, "the intermediate says so, too: {passed_on}");
-        assert!(between.program_counted("nginx", "faults") < 50, "it touched next to nothing");
         assert!(fetched * 10 < large * 12, "nobody fetches a body twice: the intermediate did not look at it");
     }
 }
