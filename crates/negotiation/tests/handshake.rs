@@ -154,6 +154,34 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
+/// Two agents by mistake, one for a part of the other's programs: both ends still agree, or neither does.
+#[test]
+fn a_negotiation_within_another_changes_nothing() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: it takes root to load BPF programs");
+        return;
+    }
+    let outer = Group::enter("negotiation-outer");
+    let _outer = Negotiation::attach(&outer.path).unwrap();
+    let (listener, address) = listening(true);
+    let inner = outer.path.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let _inner = Negotiation::attach(&inner).unwrap();
+    fs::write(inner.join("cgroup.procs"), "0").unwrap();
+    for marked in [(true, true), (true, false), (false, true), (false, false)] {
+        let (connecting, accepting) = connection(marked.0, marked.1);
+        assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
+    }
+    // From the inner group to a listener of the outer one.
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
+    fs::write(outer.path.join("cgroup.procs"), "0").unwrap();
+    fs::remove_dir(&inner).unwrap();
+}
+
 /// An agent that is started again takes over what the one before has agreed on.
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
