@@ -96,7 +96,8 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
             ctx->optlen = 0;
         return ALLOWED;
     }
-    /* The program of a group below, whose word counts: one of this group knows less of the socket. */
+    /* The program of a group below, whose word counts: one of this group knows less of the socket.
+     */
     if (ctx->optlen == -1)
         return ALLOWED;
     struct bpf_sock *sk = ctx->sk;
