@@ -75,7 +75,8 @@ impl Inside {
     /// `None`: it was already.
     #[inline]
     fn enter() -> Option<Self> {
-        (!INSIDE.replace(true)).then_some(Self)
+        // Not `then_some`, which makes one and drops it where the thread was inside already.
+        if INSIDE.replace(true) { None } else { Some(Self) }
     }
 }
 
