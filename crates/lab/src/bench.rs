@@ -62,10 +62,12 @@ pub enum Bench {
     Tls(Tls),
     /// On-demand buffers: unmodified nginx on every tier, under `shunt run`
     ///
-    /// Cases: bypass/64k is the part of a body's bytes that an intermediate's ports never see, /unaligned with malloc as it
-    /// is; is-cpu/*, fe-cpu/* and be-cpu/* are microseconds of one tier's core per response, cpu/2is/* of the whole
+    /// Cases: bypass/64k is the part of a body's bytes that an intermediate's ports never see, /unaligned with buffers that
+    /// begin elsewhere than at a page; is-cpu/*, fe-cpu/* and be-cpu/* are microseconds of one tier's core per response, cpu/2is/* of the whole
     /// service's with 2 intermediates; small/3k the throughput of bodies too short to be left in the store, touched/64k
     /// of bodies that the intermediate reads to the last byte (sub_filter).
+    ///
+    /// --paper reproduces the tables of the paper that this is from, with PHP behind nginx and nginx.
     ///
     /// Needs root, two cores, and a machine that does nothing else.
     Odb(Odb),
@@ -150,7 +152,7 @@ impl All {
         ensure_two_cores()?;
         files.check_files()?;
         let disc = Disc { choice: choice(), ..Disc::default() };
-        let (tls, odb) = (Tls { choice: choice() }, Odb { choice: choice() });
+        let (tls, odb) = (Tls { choice: choice() }, Odb { choice: choice(), paper: false });
         files.write(&[disc.measure_all()?, tls.measure_all()?, odb.measure_all()?])
     }
 }

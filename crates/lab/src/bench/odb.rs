@@ -1,6 +1,8 @@
 //! `shunt bench odb`: unmodified nginx on every tier, under `shunt run`, against the same nginx without it.
 
 mod case;
+mod frames;
+mod paper;
 mod runs;
 
 use anyhow::Result;
@@ -21,10 +23,16 @@ use case::{Case, Kind};
 pub struct Odb {
     #[command(flatten)]
     pub(super) choice: Choice,
+    /// Print the paper's Tables 4.1, 4.2 and 4.3 beside its numbers, with nginx, nginx and PHP-FPM, and end
+    #[arg(long, conflicts_with_all = ["case", "json", "html", "quick", "profile", "list"])]
+    pub(super) paper: bool,
 }
 
 impl Odb {
     pub(super) fn run(&self) -> Result<()> {
+        if self.paper {
+            return paper::run();
+        }
         let profile = |case: Case| {
             profile::run(case, plan(case.kind()), |bed, side, time| {
                 bed.place(&case.placement())?;

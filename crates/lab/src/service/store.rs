@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Result;
+
+use super::shunt_program;
 use crate::host::Host;
 
 /// How programs run under `shunt run`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OnDemand {
-    /// malloc stays as it is: buffers begin anywhere in a page.
+    /// Their buffers begin elsewhere than at a page.
     pub unaligned: bool,
 }
 
@@ -23,12 +26,20 @@ pub(super) fn section(host: &Host) -> String {
 }
 
 impl OnDemand {
+    /// The same, with the program that was built.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn command(self, host: &Host) -> Result<Command> {
+        Ok(self.launcher(host, &shunt_program()?))
+    }
+
     /// What starts a program on a host: its name and arguments follow.
     pub(super) fn launcher(self, host: &Host, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.arg("run").arg("--store").arg(socket(host));
         if self.unaligned {
-            command.arg("--keep-malloc");
+            command.arg("--unaligned");
         }
         command.arg("--");
         command
