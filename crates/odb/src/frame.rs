@@ -82,6 +82,9 @@ const WANT_REFERENCE: u32 = 3;
 const IS_PLAIN: u32 = 4;
 const IS_BROKEN: u32 = 5;
 
+/// In place of the number of a reference's bytes that are there.
+const REFERENCE_KNOWN: u32 = REFERENCE_FRAME_BYTES as u32;
+
 /// The receiving end of a direction. Zeros: before its first byte.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -98,7 +101,8 @@ pub struct Receiving {
     weight_log2: u32,
     /// Bytes of `reference` that are there. The byte behind them, which says whether it counts, stays in the socket,
     /// which is readable by it, until the program has had all. No more than that one: a kernel whose receive buffer is
-    /// nearly full sends no window for the rest of a reference while its beginning is not taken.
+    /// nearly full sends no window for the rest of a reference while its beginning is not taken. [`REFERENCE_KNOWN`]: it
+    /// was seen, and the reference counts.
     reference_bytes: u32,
     reference: [u8; REFERENCE_BYTES],
     zero: [u8; 4],
@@ -138,6 +142,7 @@ impl Receiving {
             },
             WANT_REAL => Want::Real(self.left),
             WANT_REFERENCE => match REFERENCE_BYTES.checked_sub(self.reference_bytes as usize) {
+                None if self.reference_bytes == REFERENCE_KNOWN => Want::Reference,
                 None => Want::Broken,
                 Some(0) => Want::Reference,
                 Some(missing) => Want::ReferencePart(missing),
@@ -225,7 +230,7 @@ impl Receiving {
     /// The direction is broken from here on.
     pub fn saw_reference(&mut self, last: u8) -> Result<Option<Reference>, NotAFrame> {
         match last {
-            COUNTS => {}
+            COUNTS => self.reference_bytes = REFERENCE_KNOWN,
             VOID => return Ok(None),
             _ => return Err(self.broken()),
         }
@@ -240,6 +245,15 @@ impl Receiving {
             }
             _ => Err(self.broken()),
         }
+    }
+
+    /// What [`Self::saw_reference`] has said already, as long as some of it is left.
+    ///
+    /// # Errors
+    /// The direction is broken from here on.
+    pub fn known_reference(&mut self) -> Result<Option<Reference>, NotAFrame> {
+        let known = self.stage == WANT_REFERENCE && self.reference_bytes == REFERENCE_KNOWN;
+        if known { self.saw_reference(COUNTS) } else { Ok(None) }
     }
 
     /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left. Returns the share of the
@@ -313,6 +327,12 @@ impl Sending {
             self.left = promised as u64;
         }
         usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes)
+    }
+
+    /// Bytes of the real frame that is open, which only real bytes can make up.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        self.left
     }
 
     /// Whether a reference may come next: no real frame is open, and nothing is owed.

@@ -23,9 +23,7 @@ const SEND_LOCK: usize = 12;
 const FRAMES: usize = 16;
 /// An error that the socket has told us and not yet the program.
 const ERROR: usize = 20;
-/// Bytes sent since something was last received: where the next lies in the reader's buffer.
-const BURST: usize = 24;
-const RECEIVING: usize = 32;
+const RECEIVING: usize = 24;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
@@ -196,14 +194,6 @@ impl<'a> Connection<'a> {
             return None;
         }
         Some(error.swap(0, Ordering::Relaxed) as i32)
-    }
-
-    pub fn burst(&self) -> u64 {
-        self.table.long(self.at + BURST).load(Ordering::Relaxed)
-    }
-
-    pub fn set_burst(&self, bytes: u64) {
-        self.table.long(self.at + BURST).store(bytes, Ordering::Relaxed);
     }
 }
 

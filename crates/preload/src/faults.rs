@@ -26,10 +26,8 @@ pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
     }
-    let started = std::thread::Builder::new()
-        .name("shunt-faults".into())
-        .stack_size(256 << 10)
-        .spawn(move || serve(memory, &faults));
+    let builder = std::thread::Builder::new().name("shunt-faults".into()).stack_size(256 << 10);
+    let started = crate::hooks::thread::start_ours(|| builder.spawn(move || serve(memory, &faults)));
     // SAFETY: the mask that the first call wrote.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     started.is_ok()

@@ -19,6 +19,7 @@ pub mod heap;
 pub mod real;
 mod socket;
 pub mod stream;
+pub mod thread;
 mod variadic;
 
 use std::cell::Cell;

@@ -2,14 +2,18 @@
 //!
 //! * [`hooks`]: the symbols, and nothing but which of the functions below each means;
 //! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
-//! * [`send`], [`receive`], [`pipe`]: what a write, a read and a splice of a connection do; [`kernel`]: by which calls;
-//! * [`memory`], [`faults`]: absent memory, and the thread that serves its faults;
+//! * [`outside`]: what a write to anywhere else does with absent memory;
+//! * [`send`], [`receive`], [`available`], [`pipe`]: what a write, a read, FIONREAD and a splice of a connection do;
+//!   [`kernel`]: by which calls;
+//! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`store`]: where this process leaves what it writes.
 //!
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
 //! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
 
+mod available;
+mod blocks;
 mod connections;
 mod counts;
 mod descriptors;
@@ -17,6 +21,7 @@ mod faults;
 mod hooks;
 mod kernel;
 mod memory;
+mod outside;
 mod pipe;
 mod receive;
 mod runtime;

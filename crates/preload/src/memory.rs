@@ -1,13 +1,22 @@
 //! The process's absent memory: made absent when a reference is read into it, fetched when somebody needs it.
 //!
-//! `absent` and the kernel are changed together under one lock, which is never held while bytes are fetched or program
-//! memory is touched. Bytes are fetched into memory of our own, and only then put into place, if the memory still
-//! stands for them.
+//! `absent` and the kernel are changed together under one lock, which is never held while bytes are fetched or memory is
+//! touched that may be absent. Bytes are fetched into memory of our own, and only then put into place, if the memory
+//! still stands for them.
+//!
+//! Of two kinds: large blocks of malloc are ours ([`crate::blocks`]), so that we know of each page what the kernel has for
+//! it ([`block`]); of any other memory only whole pages are absent, and only as long as they stand for something
+//! ([`elsewhere`]).
 
+mod block;
+mod elsewhere;
+pub mod scratch;
+
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{MprotectFlags, mprotect};
@@ -20,48 +29,84 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::counts::{self, count};
-use crate::faults;
+use crate::{blocks, faults};
+use scratch::Scratch;
 
 /// The most that is fetched at a time.
 const FETCH_BYTES: usize = 1 << 20;
-/// Shares that wait to go back before they are sent.
-const RETURNS_AT_ONCE: usize = 64;
+/// Shares that wait to go back before they are sent: few, because what they are of may be long, and its store is small.
+const RETURNS_AT_ONCE: usize = 8;
 
 /// Bytes that are absent, for a look without the lock: nearly always, there are none.
 static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Whether a page of a block has ever been registered: before that, nothing has to be looked up.
+static ANY_BLOCKS: AtomicBool = AtomicBool::new(false);
+/// Whether the program has more than one thread.
+static THREADS: AtomicBool = AtomicBool::new(false);
 
 /// Forks under way: until they are done nothing becomes absent.
 static FORKING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any memory of the process is absent.
+/// Whether any memory of the process is absent, or registered.
 #[inline]
 pub fn any_absent() -> bool {
-    ABSENT_BYTES.load(Ordering::Acquire) != 0
+    ABSENT_BYTES.load(Ordering::Acquire) != 0 || ANY_BLOCKS.load(Ordering::Relaxed)
+}
+
+/// From here on: another thread may write beside what this one reads into.
+pub fn has_threads() {
+    THREADS.store(true, Ordering::Relaxed);
 }
 
 pub struct Memory {
     /// /dev/userfaultfd, open.
     device: OwnedFd,
     state: Mutex<State>,
-    /// Of [`FETCH_BYTES`].
-    spare: Mutex<Option<Box<[u8]>>>,
     pub holders: Holders,
+    pub scratch: Scratch,
     pub returns: Arc<Returns>,
 }
 
 #[derive(Default)]
 struct State {
     absent: Absent,
+    /// By page of a block that is missing: what it holds beside what it stands for.
+    saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
+    touches: Touches,
     /// Of this process: made when memory first becomes absent, with the thread that serves its faults.
     faults: Option<Arc<Userfaultfd>>,
     /// There will never be one.
     refused: bool,
 }
 
+/// Where the program touches absent memory.
+#[derive(Default)]
+struct Touches {
+    /// Behind what was fetched last.
+    next: usize,
+    window: usize,
+}
+
+impl Touches {
+    /// How much is fetched for a touch of a page: who looks at a header rarely looks at what follows it, and who goes on
+    /// looks at all.
+    fn window(&mut self, page: usize) -> usize {
+        const MOST_BYTES: usize = 256 << 10;
+        self.window = if page == self.next { (self.window * 4).min(MOST_BYTES) } else { PAGE_BYTES };
+        self.window
+    }
+}
+
 /// The whole pages of a range.
 pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
-    let start = range.start.next_multiple_of(PAGE_BYTES);
+    let start = range.start.checked_next_multiple_of(PAGE_BYTES).unwrap_or(range.end / PAGE_BYTES * PAGE_BYTES);
     start..(range.end / PAGE_BYTES * PAGE_BYTES).max(start)
+}
+
+/// All pages that a range meets.
+fn pages_around(range: &Range<usize>) -> Range<usize> {
+    let end = range.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX / PAGE_BYTES * PAGE_BYTES);
+    range.start / PAGE_BYTES * PAGE_BYTES..end
 }
 
 impl Memory {
@@ -69,8 +114,8 @@ impl Memory {
         Self {
             device,
             state: Mutex::default(),
-            spare: Mutex::default(),
             holders: Holders::new(store, counts::begin),
+            scratch: Scratch::default(),
             returns: Arc::default(),
         }
     }
@@ -84,65 +129,113 @@ impl Memory {
         Arc::new(Hold::new(reference.payload, share, &self.returns))
     }
 
-    /// Makes whole pages stand for a payload's bytes from `offset` on, in place of what they hold. False: this memory
-    /// cannot be absent, and its contents are lost.
-    pub fn make_absent(&'static self, pages: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
+    /// What of a range may be absent. Of a block also parts of pages, where no other thread can write beside them while
+    /// they become so.
+    pub fn can_be_absent(&self, range: &Range<usize>) -> Range<usize> {
+        if blocks::contains(range.start) && !THREADS.load(Ordering::Relaxed) {
+            range.clone()
+        } else {
+            whole_pages(range)
+        }
+    }
+
+    /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds: all or a part of what
+    /// [`Self::can_be_absent`]. False: this memory cannot be absent, and what it held may be lost.
+    pub fn make_absent(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let mut state = self.lock();
         if FORKING.load(Ordering::Acquire) > 0 {
             return false;
         }
         let Some(faults) = state.faults(self) else { return false };
         // Entered first: whoever touches it from the moment on that it is absent gets these bytes.
-        state.absent.insert(Piece { addresses: pages.clone(), hold: Arc::clone(hold), offset });
-        let made = faults.discard(pages.clone()).is_ok();
+        state.absent.insert(Piece { addresses: addresses.clone(), hold: Arc::clone(hold), offset });
+        let made = if blocks::contains(addresses.start) {
+            ANY_BLOCKS.store(true, Ordering::Relaxed);
+            state.empty_block(&faults, &addresses)
+        } else {
+            elsewhere::discard(&faults, &addresses)
+        };
         if !made {
-            state.absent.remove(&pages);
-            let _ = faults.unregister(pages.clone());
+            state.absent.remove(&addresses);
         }
         state.publish();
         drop(state);
         if made {
-            count(Counted::ReceivedAbsent, pages.len());
+            count(Counted::ReceivedAbsent, addresses.len());
         }
         made
     }
 
-    /// Whether any of a range is absent.
+    /// Whether any of a range is absent, or may not be touched without waiting.
     pub fn meets(&self, range: &Range<usize>) -> bool {
-        any_absent() && self.lock().absent.meets(range)
+        any_absent()
+            && !range.is_empty()
+            && (blocks::contains(range.start) && blocks::any(&pages_around(range), blocks::PageState::Missing)
+                || ABSENT_BYTES.load(Ordering::Acquire) != 0 && self.lock().absent.meets(range))
     }
 
     /// What of a range is absent, in order, as the kernel sees it now.
     pub fn absent_within(&self, range: &Range<usize>) -> Vec<Piece> {
-        if !any_absent() {
+        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
         let state = self.lock();
         let Some(faults) = &state.faults else { return Vec::new() };
         let mut pieces = state.absent.within(range);
-        // What another thread has unmapped may be somebody else's memory before the event about it is here.
-        pieces.retain(|piece| faults.is_absent(piece.addresses.start / PAGE_BYTES * PAGE_BYTES));
+        pieces.retain(|piece| blocks::contains(piece.addresses.start) || elsewhere::is_absent(faults, piece));
         pieces
     }
 
-    /// The program will overwrite a range, or has no more use for it.
+    /// The program has no more use for what a range holds.
     pub fn forget(&self, range: &Range<usize>) {
-        if !any_absent() {
+        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
             return;
         }
-        let pages = whole_pages(range);
         let mut state = self.lock();
-        if state.absent.meets(&pages) {
-            let removed = state.absent.remove(&pages);
-            if let (Some(faults), Some(first), Some(last)) = (&state.faults, removed.first(), removed.last()) {
-                // Ordinary memory from here on: the kernel fills it with zeros by itself.
-                let _ = faults.unregister(first.addresses.start..last.addresses.end);
-            }
+        let removed =
+            if blocks::contains(range.start) { state.forget_block(range) } else { state.forget_elsewhere(range) };
+        state.publish();
+        drop(state);
+        drop(removed);
+        self.send_returns_if_many();
+    }
+
+    /// The kernel is about to write somewhere in a range: what was absent need not be fetched first.
+    pub fn overwriting(&self, range: &Range<usize>) {
+        if !self.meets(range) {
+            return;
+        }
+        if !blocks::contains(range.start) {
+            return self.forget(range);
+        }
+        let mut state = self.lock();
+        let removed = state.make_ordinary(range);
+        state.publish();
+        drop(state);
+        drop(removed);
+        self.send_returns_if_many();
+    }
+
+    /// Puts bytes into the program's memory, in place of what it stands for.
+    ///
+    /// # Safety
+    /// As for a write of these bytes there, but that memory may be absent.
+    pub unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        let range = at..at + bytes.len();
+        if blocks::contains(at) && blocks::any(&pages_around(&range), blocks::PageState::Missing) {
+            let mut state = self.lock();
+            // SAFETY: the caller's promise.
+            let removed = unsafe { state.place(at, bytes) };
             state.publish();
             drop(state);
             drop(removed);
+        } else {
+            if !blocks::contains(at) {
+                self.forget(&range);
+            }
+            // SAFETY: the caller's promise; a bad address faults as memcpy would where the kernel would say EFAULT.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
         }
-        self.send_returns_if_many();
     }
 
     /// Has all absent bytes of a range fetched and in place.
@@ -158,7 +251,7 @@ impl Memory {
     /// # Errors
     /// As [`Self::fetch_range`].
     pub fn fetch_ranges(&self, ranges: &[Range<usize>]) -> Result<(), FetchError> {
-        if !any_absent() {
+        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         loop {
@@ -189,15 +282,23 @@ impl Memory {
         let mut room = FETCH_BYTES;
         let mut some: Vec<Piece> = Vec::new();
         for range in ranges {
-            // Whole pages: only such are ever absent. Ranges that follow each other may share one.
-            let first = range.start / PAGE_BYTES * PAGE_BYTES;
+            // Pages come as a whole. Ranges that follow each other may share one.
+            let Range { start: first, end } = pages_around(range);
             let before = some.last().map(|piece| &piece.addresses).filter(|before| before.contains(&first));
-            let around = before.map_or(first, |before| before.end)..range.end.next_multiple_of(PAGE_BYTES);
+            let around = before.map_or(first, |before| before.end)..end;
             for mut piece in state.absent.within(&around) {
-                piece.addresses.end = piece.addresses.end.min(piece.addresses.start + room);
-                room -= piece.addresses.len();
+                let Range { start, end } = piece.addresses;
+                let mut now = end.min(start + room);
+                if now < end && !blocks::contains(start) {
+                    now = now / PAGE_BYTES * PAGE_BYTES;
+                }
+                if now <= start {
+                    return some;
+                }
+                piece.addresses.end = now;
+                room -= now - start;
                 some.push(piece);
-                if room == 0 {
+                if now < end {
                     return some;
                 }
             }
@@ -207,7 +308,7 @@ impl Memory {
 
     /// Fetches what pieces stand for, and fills their addresses, where they still stand for it.
     fn fetch_pieces(&self, pieces: &[Piece]) -> Result<(), FetchError> {
-        let mut bytes = self.spare_bytes();
+        let mut bytes = self.scratch.buffer(FETCH_BYTES);
         let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
         let mut rest = &mut bytes[..total];
         let mut wanted = Vec::with_capacity(pieces.len());
@@ -224,7 +325,6 @@ impl Memory {
             // Gone meanwhile: then nobody needs it.
             Err(_) => pieces.iter().any(|piece| self.lock().absent.meets(&piece.addresses)),
         };
-        self.keep_bytes(bytes);
         if needed { fetched } else { Ok(()) }
     }
 
@@ -237,9 +337,15 @@ impl Memory {
             for now in state.absent.within(&piece.addresses) {
                 let at = now.addresses.start - piece.addresses.start;
                 if now.hold.payload() == piece.hold.payload() && now.offset == piece.offset + at as u64 {
-                    // Where it fails, the memory has been unmapped, and the event about it is on its way.
-                    let _ = faults.fill(now.addresses.start, &bytes[from + at..from + at + now.addresses.len()]);
-                    state.absent.remove(&now.addresses);
+                    let bytes = &bytes[from + at..from + at + now.addresses.len()];
+                    if blocks::contains(now.addresses.start) {
+                        // SAFETY: the bytes that this memory stands for.
+                        drop(unsafe { state.place(now.addresses.start, bytes) });
+                    } else {
+                        // Where it fails, the memory has been unmapped, and the event about it is on its way.
+                        let _ = faults.fill(now.addresses.start, bytes);
+                        state.absent.remove(&now.addresses);
+                    }
                     needed = true;
                 }
             }
@@ -249,53 +355,50 @@ impl Memory {
         needed
     }
 
-    /// Memory to fetch into. It is used again: new memory of that size would be faulted in page by page each time.
-    fn spare_bytes(&self) -> Box<[u8]> {
-        let spare = self.spare.try_lock().ok().and_then(|mut spare| spare.take());
-        spare.unwrap_or_else(|| vec![0; FETCH_BYTES].into_boxed_slice())
-    }
-
-    fn keep_bytes(&self, bytes: Box<[u8]>) {
-        if let Ok(mut spare) = self.spare.try_lock() {
-            *spare = Some(bytes);
-        }
-    }
-
-    /// Serves a fault: the page, and what is absent behind it up to a bound, because touches go on.
+    /// Serves a fault: the page, and where touches go on from page to page, ever more of what is absent behind it.
     ///
     /// # Errors
     /// The bytes cannot be had.
     pub fn serve_fault(&self, faults: &Userfaultfd, address: usize) -> Result<(), FetchError> {
-        const AHEAD_BYTES: usize = 64 << 10;
         let page = address / PAGE_BYTES * PAGE_BYTES;
-        let piece = {
-            let state = self.lock();
-            match state.absent.around(page) {
-                Some(piece) => piece.clone(),
-                // Registered memory that stands for nothing, or that was filled a moment ago.
-                None => {
-                    let _ = faults.fill_zeros(page..page + PAGE_BYTES);
+        let whole = page..page + PAGE_BYTES;
+        let window = self.lock().touches.window(page);
+        loop {
+            let piece = {
+                let mut state = self.lock();
+                let Some(piece) = state.absent.within(&whole).into_iter().next() else {
+                    if blocks::contains(page) {
+                        state.fill_meaningless(faults, page);
+                    } else {
+                        // Registered memory that stands for nothing, or that was filled a moment ago.
+                        let _ = faults.fill_zeros(whole.clone());
+                    }
+                    // Whoever waits looks again, whatever has become of the page.
+                    let _ = faults.wake(whole);
                     return Ok(());
-                }
+                };
+                let behind = state.absent.around(piece.addresses.start).map_or(page, |all| all.addresses.end);
+                let end = behind.min(page + window);
+                state.touches.next = end.next_multiple_of(PAGE_BYTES);
+                Piece { addresses: piece.addresses.start..end, ..piece }
+            };
+            count(Counted::Faults, 1);
+            count(Counted::FetchedByFault, piece.addresses.len());
+            let served = self.fetch_pieces(&[piece]);
+            // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
+            if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
+                let _ = faults.wake(whole);
+                return served;
             }
-        };
-        let from = page - piece.addresses.start;
-        let addresses = page..piece.addresses.end.min(page + AHEAD_BYTES);
-        let part = Piece { addresses, offset: piece.offset + from as u64, hold: piece.hold };
-        count(Counted::Faults, 1);
-        count(Counted::FetchedByFault, part.addresses.len());
-        let served = self.fetch_pieces(&[part]);
-        // Whoever waits looks again, whatever has become of the page.
-        let _ = faults.wake(page..page + PAGE_BYTES);
-        served
+        }
     }
 
     /// The kernel says that memory was unmapped. Only where it is not there again, absent, by now.
     pub fn unmapped(&self, faults: &Userfaultfd, range: &Range<usize>) {
         let mut state = self.lock();
         let gone: Vec<Range<usize>> = (state.absent.within(range).into_iter())
+            .filter(|piece| !elsewhere::is_absent(faults, piece))
             .map(|piece| piece.addresses)
-            .filter(|addresses| !faults.is_absent(addresses.start))
             .collect();
         let dropped: Vec<Piece> = gone.iter().flat_map(|addresses| state.absent.remove(addresses)).collect();
         state.publish();
@@ -317,7 +420,9 @@ impl Memory {
         // What cannot be had stays absent here.
         let _ = self.fetch_range(&(0..usize::MAX - PAGE_BYTES));
         let holders = self.holders.hold_still();
-        Still { state: self.lock(), returns: self.returns.hold_still(), holders }
+        let mut state = self.lock();
+        state.fill_saved();
+        Still { state, returns: self.returns.hold_still(), holders }
     }
 
     /// Fetches what has been absent for long: its holder keeps it only for so long, and a program that uses a buffer again
@@ -359,15 +464,18 @@ impl Still {
     /// What could not be fetched before nobody reads as zeros.
     pub fn forget(&mut self) {
         for piece in self.state.absent.all() {
-            let at = piece.addresses.start as *mut std::ffi::c_void;
+            let pages = pages_around(&piece.addresses);
             // SAFETY: memory that the program has read into, and whose bytes are lost.
-            let _ = unsafe { mprotect(at, piece.addresses.len(), MprotectFlags::empty()) };
+            let _ = unsafe { mprotect(pages.start as *mut _, pages.len(), MprotectFlags::empty()) };
         }
         // The parent's, with their shares.
         std::mem::forget(std::mem::take(&mut *self.state));
         self.returns.forget();
         self.holders.forget();
         ABSENT_BYTES.store(0, Ordering::Release);
+        ANY_BLOCKS.store(false, Ordering::Relaxed);
+        THREADS.store(false, Ordering::Relaxed);
+        blocks::after_fork();
         // Forks of other threads are not this process's.
         FORKING.store(1, Ordering::Release);
     }
@@ -386,7 +494,7 @@ impl State {
 
     fn faults(&mut self, memory: &'static Memory) -> Option<Arc<Userfaultfd>> {
         if self.faults.is_none() && !self.refused {
-            // SAFETY: `Memory` discards only what a program has given a read to overwrite.
+            // SAFETY: `Memory` discards only what a program has given a read to overwrite, and what it has saved.
             let made = unsafe { Userfaultfd::new(memory.device.as_fd()) };
             self.faults = made.ok().map(Arc::new).filter(|faults| faults::start(memory, Arc::clone(faults)));
             self.refused = self.faults.is_none();

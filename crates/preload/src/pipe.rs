@@ -34,6 +34,8 @@ pub fn from_connection(
         match moved {
             Ok(moved) => return Ok(moved),
             Err(Stop::End) => return Ok(0),
+            // Of reads into memory only.
+            Err(Stop::Split) => return Err(libc::EAGAIN),
             Err(Stop::Plain) => return between(fd, pipe, bytes, flags),
             Err(Stop::Failed(errno)) => return Err(errno),
             Err(Stop::Empty(_)) if flags & libc::SPLICE_F_NONBLOCK != 0 => return Err(libc::EAGAIN),

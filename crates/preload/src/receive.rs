@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use shunt_odb::frame::{Beginning, PREAMBLE, Receiving, Want};
+use shunt_odb::frame::{Beginning, HEADER_BYTES, PREAMBLE, Receiving, Want};
 use shunt_odb::reference::{REFERENCE_BYTES, Reference};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
@@ -13,9 +13,8 @@ use crate::connections::Connection;
 use crate::descriptors;
 use crate::hooks::{outside, real};
 use crate::kernel;
-use crate::memory::whole_pages;
 use crate::runtime::Runtime;
-use crate::send::{Errno, split};
+use crate::send::{Errno, PARTS_AT_ONCE, addresses, length, split};
 use crate::stack;
 
 /// A read under way.
@@ -27,7 +26,14 @@ pub struct Read<'a> {
     flags: i32,
     receiving: Receiving,
     got: usize,
+    /// All that was in the socket has been taken.
+    drained: bool,
+    /// Where the last real bytes end that this call has put into place; 0: none.
+    real_end: usize,
 }
+
+/// How far to look ahead in a socket: a response's header and the references behind it, as a rule.
+const LOOK_BYTES: usize = 512;
 
 /// What comes next in a connection.
 pub enum Frame {
@@ -41,6 +47,8 @@ pub enum Stop {
     /// Nothing more is there now; so many bytes of ours must be there before it makes sense to look again.
     Empty(usize),
     End,
+    /// Here, though there is more: see [`Read::splits`].
+    Split,
     Failed(Errno),
     /// The direction is not framed: the kernel's own read.
     Plain,
@@ -61,7 +69,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         {
             return Err(errno);
         }
-        let mut read = Read::new(runtime, connection, fd, flags & !(libc::MSG_DONTWAIT | libc::MSG_WAITALL));
+        let mut read = Read::new(runtime, connection, fd, flags & !libc::MSG_DONTWAIT);
         read.got = got;
         let rest = split(iov, got).1;
         let stop = if flags & libc::MSG_PEEK != 0 { read.peek(rest) } else { read.fill(rest) };
@@ -81,6 +89,10 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
                 Err(errno) => return if got > 0 { Ok(got) } else { Err(errno) },
             },
             Err(Stop::End) => return Ok(read.got),
+            Err(Stop::Split) => {
+                announce(fd);
+                return Ok(read.got);
+            }
             Err(Stop::Failed(errno)) if read.got > 0 => {
                 connection.keep_error(errno);
                 return Ok(read.got);
@@ -91,6 +103,20 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
     }
 }
 
+/// Has a socket that is readable say so once more: a program that was given less than it asked for waits for that
+/// (epoll(7), EPOLLET). The kernel looks at what is there whenever this bound is set (tcp_set_rcvlowat).
+fn announce(fd: RawFd) {
+    let one: libc::c_int = 1;
+    let (value, bytes) = (&raw const one as usize, size_of_val(&one));
+    // SAFETY: a value of that size, readable for the call.
+    let _ = unsafe {
+        kernel::call(
+            libc::SYS_setsockopt,
+            [fd as usize, libc::SOL_SOCKET as usize, libc::SO_RCVLOWAT as usize, value, bytes, 0],
+        )
+    };
+}
+
 fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     overwriting(runtime, fd, iov);
     outside(|| patient(fd, iov, flags))
@@ -99,11 +125,10 @@ fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usiz
 /// Before the kernel reads into memory: what was absent there need not be fetched first. A program that gives a read a
 /// buffer has given up all that was in it, once a byte comes: what is behind the bytes that come reads as zeros.
 pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
-    let memory = |part: &iovec| part.iov_base as usize..part.iov_base as usize + part.iov_len;
-    if iov.iter().any(|part| runtime.memory.meets(&memory(part)))
+    if iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && rustix::io::ioctl_fionread(descriptors::borrow(fd)).is_ok_and(|there| there > 0)
     {
-        iov.iter().for_each(|part| runtime.memory.forget(&memory(part)));
+        iov.iter().for_each(|part| runtime.memory.overwriting(&addresses(part)));
     }
 }
 
@@ -115,8 +140,13 @@ fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     usize::try_from(got).map_err(|_| crate::hooks::errno())
 }
 
-fn own(bytes: &mut [u8]) -> [iovec; 1] {
+pub fn own(bytes: &mut [u8]) -> [iovec; 1] {
     [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }]
+}
+
+/// The address behind the first `bytes` of some memory.
+fn end_of(memory: &[iovec], bytes: usize) -> usize {
+    split(memory, bytes).0.last().map_or(0, |part| addresses(part).end)
 }
 
 /// Whether the program waits in this call for what is not there.
@@ -149,15 +179,17 @@ fn ended(fd: RawFd) -> bool {
 impl<'a> Read<'a> {
     /// Begins one, with the connection's lock held.
     pub fn new(runtime: &'static Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Self {
-        Self { runtime, connection, fd, flags, receiving: connection.receiving(), got: 0 }
+        Self { runtime, connection, fd, flags, receiving: connection.receiving(), got: 0, drained: false, real_end: 0 }
     }
 
     /// Ends it: others go on from here.
     pub fn keep(&self) {
         self.connection.set_receiving(&self.receiving);
-        if self.got > 0 {
-            self.connection.set_burst(0);
-        }
+    }
+
+    /// Where the direction is.
+    pub fn state(&self) -> Receiving {
+        self.receiving
     }
 
     pub fn fd(&self) -> RawFd {
@@ -194,20 +226,143 @@ impl<'a> Read<'a> {
     }
 
     fn step(&mut self, rest: &[iovec]) -> Result<(), Stop> {
+        if self.flags & libc::MSG_TRUNC != 0 {
+            return self.pass_over(rest);
+        }
+        match self.receiving.want() {
+            Want::Preamble(bytes) => self.preamble(bytes),
+            _ if self.drained => Err(Stop::Empty(1)),
+            Want::Header(_) => self.look_ahead(rest),
+            Want::Real(left) => self.real(rest, left, 0),
+            Want::ReferencePart(bytes) => self.reference_part(bytes),
+            Want::Reference if self.splits(rest[0].iov_base as usize) => Err(Stop::Split),
+            Want::Reference => match self.see_reference()? {
+                Some(left) => self.deliver(&left, rest),
+                None => Ok(()),
+            },
+            Want::Plain => Err(Stop::Plain),
+            Want::Broken => Err(Stop::Failed(libc::ECONNRESET)),
+        }
+    }
+
+    /// The program wants none of the bytes that it takes (tcp(7), MSG_TRUNC).
+    fn pass_over(&mut self, rest: &[iovec]) -> Result<(), Stop> {
         match self.frame()? {
             Frame::Real(left) => {
                 let (now, _) = split(rest, usize::try_from(left).unwrap_or(usize::MAX));
-                overwriting(self.runtime, self.fd, &now);
                 let got = self.take(&now, 1)?;
                 self.took_real(got);
                 Ok(())
             }
-            // The program wants none of it (tcp(7)).
-            Frame::Reference(left) if self.flags & libc::MSG_TRUNC != 0 => {
-                let room: usize = rest.iter().map(|part| part.iov_len).sum();
-                self.took(&left, usize::try_from(left.length).unwrap_or(usize::MAX).min(room), None)
+            Frame::Reference(left) => {
+                let now = usize::try_from(left.length).unwrap_or(usize::MAX).min(length(rest));
+                self.took(&left, now, None)
             }
-            Frame::Reference(left) => self.deliver(&left, rest),
+        }
+    }
+
+    /// Whether to give the program what it has, before absent bytes come into the same page: what it gets for real it looks
+    /// at as soon as it has it, and then the page would have to be fetched.
+    fn splits(&self, start: usize) -> bool {
+        self.real_end == start
+            && start != 0
+            && !start.is_multiple_of(PAGE_BYTES)
+            && self.flags & libc::MSG_WAITALL == 0
+            && !self.runtime.memory.can_be_absent(&(start..start + 1)).is_empty()
+    }
+
+    /// Takes frames as far as one look shows them, by one call more.
+    fn look_ahead(&mut self, rest: &[iovec]) -> Result<(), Stop> {
+        let mut seen = [0; LOOK_BYTES];
+        let there = self.look(&mut seen, 1)?;
+        let seen = &seen[..there];
+        self.drained = there < LOOK_BYTES;
+        let mut rest = rest.to_vec();
+        let mut at = 0;
+        loop {
+            let new = &seen[at..];
+            match self.receiving.want() {
+                _ if new.is_empty() => break,
+                Want::Header(bytes) => {
+                    let now = bytes.min(new.len());
+                    self.receiving.took_header(&new[..now]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+                    at += now;
+                }
+                Want::Real(left) if left <= new.len() as u64 && left <= length(&rest) as u64 => {
+                    self.place(&rest, &new[..left as usize]);
+                    self.receiving.took_real(left);
+                    self.got += left as usize;
+                    self.real_end = end_of(&rest, left as usize);
+                    rest = split(&rest, left as usize).1;
+                    at += left as usize;
+                }
+                Want::Real(_) if rest.is_empty() => break,
+                Want::Real(left) => {
+                    self.drained = false;
+                    return self.real(&rest, left, at);
+                }
+                Want::ReferencePart(bytes) => {
+                    let now = bytes.min(new.len());
+                    self.receiving.took_reference_part(&new[..now]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+                    at += now;
+                }
+                Want::Reference => {
+                    let counts = self.receiving.saw_reference(new[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+                    if counts.is_some() {
+                        self.drained = false;
+                        break;
+                    }
+                    self.receiving.took_void();
+                    at += 1;
+                }
+                Want::Preamble(_) | Want::Plain | Want::Broken => return Err(Stop::Failed(libc::ECONNRESET)),
+            }
+        }
+        self.drain(at)
+    }
+
+    /// Has the kernel put real bytes into place, behind `seen` bytes of ours that are not taken yet.
+    fn real(&mut self, rest: &[iovec], left: u64, seen: usize) -> Result<(), Stop> {
+        let (now, _) = split(rest, usize::try_from(left).unwrap_or(usize::MAX));
+        if now.iter().any(|part| self.runtime.memory.meets(&addresses(part))) {
+            now.iter().for_each(|part| self.runtime.memory.overwriting(&addresses(part)));
+        }
+        let room = length(&now);
+        let (mut ours, mut next) = ([0; LOOK_BYTES], [0; HEADER_BYTES]);
+        let mut parts = Vec::with_capacity(now.len() + 2);
+        if seen > 0 {
+            parts.extend(own(&mut ours[..seen]));
+        }
+        parts.extend(&now);
+        // The next frame's header, where this one ends here: of itself it is nothing that the program could read.
+        let whole = room as u64 == left;
+        if whole && parts.len() < PARTS_AT_ONCE {
+            parts.extend(own(&mut next));
+        }
+        let asked = length(&parts);
+        let got = self.take(&parts, 1)?;
+        let Some(behind) = got.checked_sub(seen) else { return Err(Stop::Failed(libc::ECONNRESET)) };
+        let real = behind.min(room);
+        self.receiving.took_real(real as u64);
+        self.got += real;
+        self.real_end = end_of(&now, real);
+        if behind > room {
+            self.receiving.took_header(&next[..behind - room]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+        }
+        self.drained = got < asked;
+        Ok(())
+    }
+
+    /// Puts bytes that were seen into the program's memory.
+    fn place(&self, rest: &[iovec], mut bytes: &[u8]) {
+        for part in rest {
+            let (now, after) = bytes.split_at(bytes.len().min(part.iov_len));
+            if now.is_empty() {
+                break;
+            }
+            // SAFETY: memory that the program has given to read into.
+            unsafe { self.runtime.memory.write(part.iov_base as usize, now) };
+            bytes = after;
         }
     }
 
@@ -219,7 +374,7 @@ impl<'a> Read<'a> {
 
     /// Takes bytes from the socket without waiting.
     fn take(&mut self, into: &[iovec], needed: usize) -> Result<usize, Stop> {
-        match kernel::receive(self.fd, into, self.flags | libc::MSG_DONTWAIT) {
+        match kernel::receive(self.fd, into, self.flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT) {
             Ok(0) => Err(Stop::End),
             Ok(got) => Ok(got),
             Err(libc::EAGAIN) => Err(Stop::Empty(needed)),
@@ -227,16 +382,16 @@ impl<'a> Read<'a> {
         }
     }
 
-    fn look(&mut self, into: &mut [u8]) -> Result<usize, Stop> {
+    fn look(&mut self, into: &mut [u8], needed: usize) -> Result<usize, Stop> {
         let before = std::mem::replace(&mut self.flags, libc::MSG_PEEK);
-        let seen = self.take(&own(into), into.len());
+        let seen = self.take(&own(into), needed);
         self.flags = before;
         seen
     }
 
     fn preamble(&mut self, bytes: usize) -> Result<(), Stop> {
         let mut seen = [0; PREAMBLE.len()];
-        let there = self.look(&mut seen[..bytes])?;
+        let there = self.look(&mut seen[..bytes], bytes)?;
         match self.receiving.saw_preamble(&seen[..there]) {
             Beginning::Framed => {
                 self.drain(PREAMBLE.len())?;
@@ -271,8 +426,11 @@ impl<'a> Read<'a> {
 
     /// The reference that is next; `None`: it does not count, and is taken.
     fn see_reference(&mut self) -> Result<Option<Reference>, Stop> {
+        if let Some(known) = self.receiving.known_reference().map_err(|_| Stop::Failed(libc::ECONNRESET))? {
+            return Ok(Some(known));
+        }
         let mut last = [0];
-        self.look(&mut last)?;
+        self.look(&mut last, 1)?;
         let seen = self.receiving.saw_reference(last[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
         if seen.is_none() {
             self.drain(1)?;
@@ -281,13 +439,27 @@ impl<'a> Read<'a> {
         Ok(seen)
     }
 
-    /// Takes what was looked at, all of which is there.
+    /// Takes what was looked at, all of which is there. TCP copies nothing then (tcp(7), MSG_TRUNC).
     fn drain(&mut self, bytes: usize) -> Result<(), Stop> {
-        let mut taken = [0; REFERENCE_BYTES];
-        match kernel::receive(self.fd, &own(&mut taken[..bytes]), libc::MSG_DONTWAIT) {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut taken = [0; LOOK_BYTES];
+        match kernel::receive(self.fd, &own(&mut taken[..bytes]), libc::MSG_DONTWAIT | libc::MSG_TRUNC) {
             Ok(got) if got == bytes => Ok(()),
             _ => Err(Stop::Failed(libc::ECONNRESET)),
         }
+    }
+
+    /// Takes the last byte of a reference that is used up, and the next frame's header.
+    fn drain_reference(&mut self) -> Result<(), Stop> {
+        let mut taken = [0; 1 + HEADER_BYTES];
+        let got = kernel::receive(self.fd, &own(&mut taken), libc::MSG_DONTWAIT).unwrap_or(0);
+        if got == 0 {
+            return Err(Stop::Failed(libc::ECONNRESET));
+        }
+        self.drained = got < taken.len();
+        self.receiving.took_header(&taken[1..got]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
     /// Gives the program what a reference stands for, in one part of its memory.
@@ -295,17 +467,18 @@ impl<'a> Read<'a> {
         let part = rest[0];
         let room = usize::try_from(left.length).unwrap_or(usize::MAX).min(part.iov_len);
         let start = part.iov_base as usize;
-        let pages = if stack::is_own(start) { start..start } else { whole_pages(&(start..start + room)) };
-        // Up to the first whole page, then whole pages, then what is behind them.
-        let now = match pages.start - start {
-            _ if pages.is_empty() => room,
-            0 => pages.len(),
+        let absent = match stack::is_own(start) {
+            true => start..start,
+            false => self.runtime.memory.can_be_absent(&(start..start + room)),
+        };
+        // Up to what can be absent, then that, then what is behind it.
+        let now = match absent.start - start {
+            _ if absent.is_empty() => room,
+            0 => absent.len(),
             head => head,
         };
-        let this = Reference { length: now as u64, ..*left };
-        self.runtime.memory.forget(&(start..start + now));
-        if now < PAGE_BYTES || pages.is_empty() || pages.start != start {
-            self.fetch(&this, start)?;
+        if absent.is_empty() || absent.start != start {
+            self.fetch(&Reference { length: now as u64, ..*left }, start)?;
             self.took(left, now, None)
         } else {
             self.took(left, now, Some(start))
@@ -324,20 +497,16 @@ impl<'a> Read<'a> {
                 self.fetch(&Reference { length: bytes as u64, ..*left }, start)?;
             }
         }
-        if used_up {
-            self.drain(1)?;
-        }
         self.got += bytes;
-        Ok(())
+        if used_up { self.drain_reference() } else { Ok(()) }
     }
 
     /// Fetches bytes into program memory.
     fn fetch(&self, reference: &Reference, start: usize) -> Result<(), Stop> {
         // Into our own memory first: the program's may be absent, and its faults are served over the same connection.
         let bytes = self.fetched(reference, reference.length)?;
-        // SAFETY: memory that the program has given to read into, as long as this; a bad address faults as memcpy would
-        // where the kernel would say EFAULT.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len()) };
+        // SAFETY: memory that the program has given to read into, as long as this.
+        unsafe { self.runtime.memory.write(start, &bytes) };
         Ok(())
     }
 
@@ -353,6 +522,7 @@ impl<'a> Read<'a> {
         match self.frame()? {
             Frame::Real(left) => {
                 let (now, _) = split(&rest, usize::try_from(left).unwrap_or(usize::MAX));
+                overwriting(self.runtime, self.fd, &now);
                 self.got = self.take(&now, 1)?;
             }
             Frame::Reference(left) => {
@@ -366,70 +536,4 @@ impl<'a> Read<'a> {
         }
         Ok(())
     }
-}
-
-/// FIONREAD: bytes that the program could read now.
-pub fn available(runtime: &Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
-    let connection = runtime.connections.at(place);
-    let _locked = connection.lock_receiving();
-    let mut receiving = connection.receiving();
-    let there = rustix::io::ioctl_fionread(descriptors::borrow(fd)).map_err(|error| error.raw_os_error())?;
-    let there = usize::try_from(there).unwrap_or(usize::MAX);
-    match receiving.want() {
-        Want::Plain => return Ok(there),
-        Want::Real(left) if left >= there as u64 => return Ok(there),
-        _ if there == 0 => return Ok(0),
-        _ => {}
-    }
-    let mut bytes = vec![0; there];
-    let seen = kernel::receive(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT)?;
-    Ok(count(&mut receiving, &bytes[..seen]))
-}
-
-/// Bytes of the program in what is in the socket.
-fn count(receiving: &mut Receiving, mut bytes: &[u8]) -> usize {
-    let mut total = 0;
-    while !bytes.is_empty() {
-        let used = match receiving.want() {
-            Want::Preamble(length) => match receiving.saw_preamble(&bytes[..length.min(bytes.len())]) {
-                Beginning::Framed => PREAMBLE.len(),
-                Beginning::Plain => return bytes.len(),
-                Beginning::Undecided => return total,
-            },
-            Want::Header(length) => {
-                let now = length.min(bytes.len());
-                if receiving.took_header(&bytes[..now]).is_err() {
-                    return total;
-                }
-                now
-            }
-            Want::Real(left) => {
-                let now = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-                receiving.took_real(now as u64);
-                total += now;
-                now
-            }
-            Want::ReferencePart(length) => {
-                let now = length.min(bytes.len());
-                if receiving.took_reference_part(&bytes[..now]).is_err() {
-                    return total;
-                }
-                now
-            }
-            Want::Reference => {
-                match receiving.saw_reference(bytes[0]) {
-                    Err(_) => return total,
-                    Ok(None) => receiving.took_void(),
-                    Ok(Some(left)) => {
-                        receiving.took_reference(&left, left.length);
-                        total += left.length as usize;
-                    }
-                }
-                1
-            }
-            Want::Plain | Want::Broken => return total,
-        };
-        bytes = &bytes[used..];
-    }
-    total
 }

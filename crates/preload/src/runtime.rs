@@ -15,7 +15,7 @@ use crate::memory::{self, Memory};
 use crate::store::{self, Store};
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
-/// /dev/userfaultfd. Then `;malloc=keep`, where large blocks shall not begin at a page.
+/// /dev/userfaultfd. Then `;malloc=unaligned`, where large blocks shall begin elsewhere than at a page.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
 /// All of it.
@@ -47,9 +47,7 @@ extern "C" fn at_load() {
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
-        if value(&environment, "malloc") != Some("keep") {
-            crate::hooks::heap::align_large_blocks();
-        }
+        crate::hooks::heap::begin(value(&environment, "malloc") == Some("unaligned"));
         crate::hooks::exec::remember(&environment);
         descriptors::adopt_inherited(runtime);
         crate::hooks::stream::adopt_standard(runtime);

@@ -1,39 +1,42 @@
 //! What a write of a framed connection does: large present bytes go to the store and absent bytes stay where they are,
-//! and references to them go into the socket; everything else goes for real.
+//! and references to them go into the socket; everything else goes for real. One call to the kernel for all of it.
 
 use std::io::IoSlice;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 use libc::iovec;
 use shunt_odb::frame::Sending;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
-use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use crate::connections::Connection;
 use crate::counts::count;
 use crate::kernel;
-use crate::memory::any_absent;
+use crate::outside;
 use crate::pipe;
 use crate::runtime::Runtime;
 
 /// Less than this is sent for real.
 const STORED_MIN: usize = 8 << 10;
+/// A part of a write that is shorter is a header or a frame of the program's own, and not a part of what is beside it.
+const FRAMING_MAX: usize = 512;
+/// What one real frame promises at most: all of it has to be real, whatever the socket takes now.
+const REAL_AT_ONCE: usize = 256 << 10;
 /// The most that one reference stands for.
 const STORED_MAX: usize = 1 << 20;
 
 /// Parts of one write to the kernel, with room for one of ours.
-const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
+pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
 
 /// The kernel's errno.
 pub type Errno = i32;
 
-fn addresses(part: &iovec) -> Range<usize> {
-    part.iov_base as usize..part.iov_base as usize + part.iov_len
+pub fn addresses(part: &iovec) -> Range<usize> {
+    part.iov_base as usize..(part.iov_base as usize).saturating_add(part.iov_len)
 }
 
-fn length(parts: &[iovec]) -> usize {
+pub fn length(parts: &[iovec]) -> usize {
     parts.iter().map(|part| part.iov_len).sum()
 }
 
@@ -71,7 +74,7 @@ fn parts(runtime: &Runtime, iov: &[iovec]) -> Vec<Part> {
         let all = addresses(part);
         let mut at = all.start;
         for piece in runtime.memory.absent_within(&all) {
-            present(&mut parts, at..piece.addresses.start);
+            add_present(&mut parts, at..piece.addresses.start);
             at = piece.addresses.end;
             let memory = of(&piece.addresses);
             let bytes = piece.addresses.len() as u64;
@@ -85,19 +88,19 @@ fn parts(runtime: &Runtime, iov: &[iovec]) -> Vec<Part> {
             } else if let Some(reference) = piece.hold.refer(piece.offset, bytes) {
                 parts.push(Part::Absent(vec![memory], reference));
             } else {
-                present(&mut parts, piece.addresses);
+                add_present(&mut parts, piece.addresses);
             }
         }
-        present(&mut parts, at..all.end);
+        add_present(&mut parts, at..all.end);
     }
     parts
 }
 
-fn of(addresses: &Range<usize>) -> iovec {
+pub fn of(addresses: &Range<usize>) -> iovec {
     iovec { iov_base: addresses.start as *mut libc::c_void, iov_len: addresses.len() }
 }
 
-fn present(parts: &mut Vec<Part>, addresses: Range<usize>) {
+fn add_present(parts: &mut Vec<Part>, addresses: Range<usize>) {
     if addresses.is_empty() {
         return;
     }
@@ -105,6 +108,201 @@ fn present(parts: &mut Vec<Part>, addresses: Range<usize>) {
         Some(Part::Present(memory)) => memory.push(of(&addresses)),
         _ => parts.push(Part::Present(vec![of(&addresses)])),
     }
+}
+
+/// A frame of a write.
+enum Frame {
+    /// What is still to come of a real frame that has begun.
+    Promised(Vec<iovec>),
+    Real(Vec<iovec>),
+    /// What the store has been given for this write.
+    Stored(Reference),
+    /// What stays where it is.
+    Forwarded(Reference),
+}
+
+impl Frame {
+    /// Where its real bytes are.
+    fn memory(&self) -> &[iovec] {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) => memory,
+            Self::Stored(_) | Self::Forwarded(_) => &[],
+        }
+    }
+
+    /// The program's bytes in it.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) => length(memory),
+            Self::Stored(reference) | Self::Forwarded(reference) => reference.length as usize,
+        }
+    }
+
+    /// Counts so many of its bytes, which went.
+    fn count(&self, bytes: usize) {
+        let what = match self {
+            Self::Promised(_) | Self::Real(_) => Counted::SentReal,
+            Self::Stored(_) => Counted::SentByReference,
+            Self::Forwarded(_) => Counted::PassedOn,
+        };
+        count(what, bytes);
+    }
+
+    /// Takes back what did not go.
+    fn withdraw(&self, runtime: &Runtime) {
+        match self {
+            Self::Promised(_) | Self::Real(_) => {}
+            Self::Stored(reference) => runtime.store.withdraw(reference),
+            Self::Forwarded(reference) => runtime.memory.returns.give(reference.payload, reference.weight),
+        }
+    }
+
+    /// Has the direction owe what the frame begins with; returns the real bytes that follow.
+    fn begin(&self, sending: &mut Sending) -> usize {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) => sending.real(length(memory)),
+            Self::Stored(reference) | Self::Forwarded(reference) => {
+                sending.reference(reference);
+                0
+            }
+        }
+    }
+}
+
+/// Writes to a connection that may be framed, as sendmsg(2) does.
+pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    if !connection.frames() {
+        return outside::write(runtime, iov, |iov| outside::sendmsg(fd, iov, flags));
+    }
+    if flags & libc::MSG_OOB != 0 {
+        // Urgent bytes are not in the stream where they were written; frames are.
+        return Err(libc::EOPNOTSUPP);
+    }
+    let _locked = connection.lock_sending();
+    let mut write = Write::new(runtime, connection, fd, flags)?;
+    let outcome = frames(runtime, iov, write.sending.promised() as usize).and_then(|frames| write.all(&frames));
+    write.end(outcome)
+}
+
+/// Sends a file's bytes from `from` on to a framed connection, as sendfile(2) does.
+pub fn write_file(
+    runtime: &Runtime,
+    fd: RawFd,
+    place: u32,
+    file: BorrowedFd<'_>,
+    from: u64,
+    bytes: usize,
+) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    let _locked = connection.lock_sending();
+    let mut write = Write::new(runtime, connection, fd, 0)?;
+    // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
+    let mut outcome = Ok(());
+    while write.sent < bytes && outcome.is_ok() {
+        let (at, left) = (from + write.sent as u64, bytes - write.sent);
+        let stored = (left >= STORED_MIN && write.sending.takes_reference())
+            .then(|| runtime.store.put_file(file, at, left.min(STORED_MAX)))
+            .flatten();
+        outcome = match stored {
+            Some(reference) => write.all(&[Frame::Stored(reference)]),
+            None => match write.file_for_real(file, at, left.min(REAL_AT_ONCE)) {
+                Ok(0) => break,
+                other => other.map(|_| ()),
+            },
+        };
+    }
+    write.end(outcome)
+}
+
+/// From a pipe, `bytes` that are in it: a frame's header, and the kernel's own splice behind it.
+pub fn from_pipe(
+    runtime: &Runtime,
+    fd: RawFd,
+    place: u32,
+    pipe: RawFd,
+    bytes: usize,
+    flags: u32,
+) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    let _locked = connection.lock_sending();
+    let mut write = Write::new(runtime, connection, fd, 0)?;
+    let outcome = write.splice(pipe, bytes, flags);
+    write.end(outcome)
+}
+
+/// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
+fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Vec<Frame>, Stop> {
+    let mut frames = Vec::new();
+    for part in parts(runtime, iov) {
+        match part {
+            Part::Present(memory) => {
+                let (owed, rest) = split(&memory, promised);
+                promised -= length(&owed);
+                if !owed.is_empty() {
+                    frames.push(Frame::Promised(owed));
+                }
+                present(runtime, &rest, &mut frames);
+            }
+            Part::Absent(memory, mut reference) => {
+                let (owed, rest) = split(&memory, promised);
+                let now = length(&owed);
+                promised -= now;
+                for part in &owed {
+                    let fetched = runtime.memory.fetch_range(&addresses(part));
+                    if fetched.is_err() {
+                        runtime.memory.returns.give(reference.payload, reference.weight);
+                        frames.iter().for_each(|frame: &Frame| frame.withdraw(runtime));
+                        return Err(Stop::Failed(libc::ECONNRESET));
+                    }
+                }
+                if now > 0 {
+                    frames.push(Frame::Promised(owed));
+                }
+                reference.offset += now as u64;
+                reference.length -= now as u64;
+                if rest.is_empty() {
+                    runtime.memory.returns.give(reference.payload, reference.weight);
+                } else {
+                    frames.push(Frame::Forwarded(reference));
+                }
+            }
+        }
+    }
+    Ok(frames)
+}
+
+/// Bytes that are there: real where they are few or are framing, else through the store.
+fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Vec<Frame>) {
+    let mut rest = memory;
+    while let Some(first) = rest.first() {
+        let is_framing = |part: &iovec| part.iov_len < FRAMING_MAX;
+        let kind = is_framing(first);
+        let (run, after) = rest.split_at(rest.iter().position(|part| is_framing(part) != kind).unwrap_or(rest.len()));
+        rest = after;
+        let mut left = run.to_vec();
+        while length(&left) >= STORED_MIN {
+            let (now, behind) = split(&left, STORED_MAX);
+            let Some(reference) = runtime.store.put(&slices(&now)) else { break };
+            frames.push(Frame::Stored(reference));
+            left = behind;
+        }
+        while !left.is_empty() {
+            let (now, behind) = split(&left, REAL_AT_ONCE);
+            match frames.last_mut() {
+                Some(Frame::Real(before)) if length(before) + length(&now) <= REAL_AT_ONCE => before.extend(now),
+                _ => frames.push(Frame::Real(now)),
+            }
+            left = behind;
+        }
+    }
+}
+
+fn slices<'a>(memory: &[iovec]) -> Vec<IoSlice<'a>> {
+    // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
+    // with write(2). It is only copied.
+    let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
+    memory.iter().map(slice).collect()
 }
 
 /// A write under way.
@@ -124,204 +322,151 @@ enum Stop {
     Failed(Errno),
 }
 
-/// Writes to a connection that may be framed, as sendmsg(2) does.
-pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
-    let connection = runtime.connections.at(place);
-    if !connection.frames() {
-        return plain(runtime, fd, iov, flags);
+impl<'a> Write<'a> {
+    /// Begins one, with the connection's lock held; sends first what the last one owes.
+    fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Result<Self, Errno> {
+        let mut write = Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0 };
+        if write.sending.is_broken() {
+            return Err(libc::ECONNRESET);
+        }
+        // Of a frame that is void, and no part of one that goes on.
+        if write.sending.promised() == 0 && !write.sending.owed().is_empty() {
+            let pushed = write.push(libc::MSG_MORE);
+            connection.set_sending(&write.sending);
+            pushed?;
+        }
+        Ok(write)
     }
-    if flags & libc::MSG_OOB != 0 {
-        // Urgent bytes are not in the stream where they were written; frames are.
-        return Err(libc::EOPNOTSUPP);
+
+    /// Sends what is owed.
+    fn push(&mut self, flags: i32) -> Result<(), Errno> {
+        while !self.sending.owed().is_empty() {
+            let owed = self.sending.owed();
+            let part = iovec { iov_base: owed.as_ptr().cast_mut().cast(), iov_len: owed.len() };
+            let taken = kernel::send(self.fd, &[part], self.flags | flags)?;
+            self.sending.sent(taken);
+        }
+        Ok(())
     }
-    let _locked = connection.lock_sending();
-    let mut write = Write { runtime, connection, fd, flags, sending: connection.sending(), sent: 0 };
-    if write.sending.is_broken() {
-        return Err(libc::ECONNRESET);
+
+    fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Stop> {
+        let promised = self.sending.real(bytes);
+        self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
+        let moved = pipe::between(pipe, self.fd, promised, flags).map_err(Stop::Failed)?;
+        self.sent = self.sending.sent(moved);
+        Ok(())
     }
-    let mut parts = parts(runtime, iov).into_iter().peekable();
-    let mut outcome = Ok(());
-    while let Some(part) = parts.next() {
-        let last = parts.peek().is_none();
-        outcome = match part {
-            Part::Present(memory) => write.present(&memory, last),
-            Part::Absent(memory, reference) => write.absent(&memory, reference, last),
-        };
-        if outcome.is_err() {
-            break;
+
+    /// What the program's call returns.
+    fn end(self, outcome: Result<(), Stop>) -> Result<usize, Errno> {
+        self.connection.set_sending(&self.sending);
+        match outcome {
+            Ok(()) => Ok(self.sent),
+            _ if self.sent > 0 => Ok(self.sent),
+            Err(Stop::Full) => Err(libc::EAGAIN),
+            Err(Stop::Failed(errno)) => Err(errno),
         }
     }
-    for part in parts {
-        if let Part::Absent(_, reference) = part {
-            runtime.memory.returns.give(reference.payload, reference.weight);
+
+    /// Sends frames, as many in one call as the kernel takes parts; takes back what does not go.
+    fn all(&mut self, frames: &[Frame]) -> Result<(), Stop> {
+        let mut rest = frames;
+        while !rest.is_empty() {
+            match self.some(rest) {
+                Ok(went) => rest = &rest[went..],
+                Err((went, stop)) => {
+                    rest[went..].iter().for_each(|frame| frame.withdraw(self.runtime));
+                    return Err(stop);
+                }
+            }
         }
+        Ok(())
     }
-    connection.set_sending(&write.sending);
-    connection.set_burst(connection.burst() + write.sent as u64);
-    match outcome {
-        Ok(()) => Ok(write.sent),
-        _ if write.sent > 0 => Ok(write.sent),
-        Err(Stop::Full) => Err(libc::EAGAIN),
-        Err(Stop::Failed(errno)) => Err(errno),
-    }
-}
 
-/// Has what is absent of some memory in place.
-fn fetch(runtime: &Runtime, parts: &[iovec]) -> Result<(), Errno> {
-    if !any_absent() {
-        return Ok(());
-    }
-    let ranges: Vec<Range<usize>> = parts.iter().map(addresses).collect();
-    runtime.memory.fetch_ranges(&ranges).map_err(|_| libc::ECONNRESET)
-}
-
-/// To a connection that is not framed: absent memory is fetched at once, not page by page.
-pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
-    fetch(runtime, iov)?;
-    let message = kernel::message(iov);
-    // SAFETY: the program's own call.
-    let sent = crate::hooks::outside(|| unsafe { crate::hooks::real::sendmsg(fd, &raw const message, flags) });
-    usize::try_from(sent).map_err(|_| crate::hooks::errno())
-}
-
-/// From a pipe, `bytes` that are in it: a frame's header, and the kernel's own splice behind it.
-pub fn from_pipe(
-    runtime: &Runtime,
-    fd: RawFd,
-    place: u32,
-    pipe: RawFd,
-    bytes: usize,
-    flags: u32,
-) -> Result<usize, Errno> {
-    let connection = runtime.connections.at(place);
-    let _locked = connection.lock_sending();
-    let mut write = Write { runtime, connection, fd, flags: 0, sending: connection.sending(), sent: 0 };
-    if write.sending.is_broken() {
-        return Err(libc::ECONNRESET);
-    }
-    let outcome = write.splice(pipe, bytes, flags);
-    connection.set_sending(&write.sending);
-    connection.set_burst(connection.burst() + write.sent as u64);
-    outcome.map(|()| write.sent)
-}
-
-impl Write<'_> {
-    /// One write to the kernel: what is owed, and `real` behind it. Returns how much of `real` it took.
-    fn push(&mut self, real: &[iovec], more: bool) -> Result<usize, Errno> {
-        let owed = self.sending.owed().to_vec();
-        let mut iov = Vec::with_capacity(real.len() + 1);
-        if !owed.is_empty() {
-            iov.push(iovec { iov_base: owed.as_ptr().cast_mut().cast(), iov_len: owed.len() });
+    /// One write to the kernel. Returns how many frames have begun to go.
+    fn some(&mut self, frames: &[Frame]) -> Result<usize, (usize, Stop)> {
+        let mut planned = self.sending;
+        let (mut owed, mut cuts) = (Vec::with_capacity(frames.len() * 72), Vec::with_capacity(frames.len()));
+        let mut parts = 0;
+        for frame in frames {
+            parts += 1 + frame.memory().len();
+            if parts > PARTS_AT_ONCE && !cuts.is_empty() {
+                break;
+            }
+            let real = frame.begin(&mut planned);
+            owed.extend_from_slice(planned.owed());
+            cuts.push(owed.len());
+            planned.sent(planned.owed().len() + real);
         }
-        iov.extend_from_slice(real);
+        let frames_now = &frames[..cuts.len()];
+        let mut iov = Vec::with_capacity(parts);
+        let mut from = 0;
+        for (frame, cut) in frames_now.iter().zip(cuts) {
+            if cut > from {
+                iov.push(iovec { iov_base: owed[from..].as_ptr().cast_mut().cast(), iov_len: cut - from });
+                from = cut;
+            }
+            iov.extend_from_slice(frame.memory());
+        }
         let mut flags = self.flags;
-        if more {
+        if frames_now.len() < frames.len() {
             flags |= libc::MSG_MORE;
         }
         if self.sent > 0 {
             // The kernel would not signal a write that has succeeded in part.
             flags |= libc::MSG_NOSIGNAL;
         }
-        let taken = kernel::send(self.fd, &iov, flags)?;
-        Ok(self.sending.sent(taken))
+        let asked = length(&iov);
+        debug_assert!(iov.len() <= PARTS_AT_ONCE + 1);
+        let taken = kernel::send(self.fd, &iov, flags).map_err(|errno| (0, Stop::Failed(errno)))?;
+        if taken == asked {
+            self.sending = planned;
+            self.sent += frames_now.iter().map(Frame::bytes).sum::<usize>();
+            frames_now.iter().for_each(|frame| frame.count(frame.bytes()));
+            return Ok(frames_now.len());
+        }
+        Err((self.account(frames_now, taken), Stop::Full))
     }
 
-    fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Errno> {
-        let promised = self.sending.real(bytes);
-        while !self.sending.owed().is_empty() {
-            self.push(&[], true)?;
-        }
-        let moved = pipe::between(pipe, self.fd, promised, flags)?;
-        self.sent = self.sending.sent(moved);
-        Ok(())
-    }
-
-    /// Bytes that are there: real where they are few, else through the store.
-    fn present(&mut self, memory: &[iovec], last: bool) -> Result<(), Stop> {
-        let bytes = length(memory);
-        if bytes < STORED_MIN || !self.sending.takes_reference() {
-            return self.real(memory, !last);
-        }
-        // The reader has put what came before into a buffer that begins at a page, as we have it allocate: fill
-        // up that page for real, so that what follows begins at one.
-        let phase = (self.connection.burst() as usize + self.sent) % PAGE_BYTES;
-        let head = (PAGE_BYTES - phase) % PAGE_BYTES;
-        if bytes < head + STORED_MIN {
-            return self.real(memory, !last);
-        }
-        let (first, mut rest) = split(memory, head);
-        if !first.is_empty() {
-            self.real(&first, true)?;
-        }
-        while length(&rest) >= STORED_MIN && self.sending.takes_reference() {
-            let now = (length(&rest) / PAGE_BYTES * PAGE_BYTES).min(STORED_MAX);
-            let (body, after) = split(&rest, now);
-            // SAFETY: readable memory of the program for the length of the call; that another thread may change it
-            // meanwhile is as with write(2). It is only copied.
-            let slices: Vec<IoSlice<'_>> = (body.iter())
-                .map(|part| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) }))
-                .collect();
-            let Some(reference) = self.runtime.store.put(&slices) else { break };
-            if let Err(stop) = self.refer(&reference, !(last && after.is_empty())) {
-                self.runtime.store.withdraw(&reference);
-                return Err(stop);
+    /// Follows the kernel through the frames as far as it took them. Returns how many went, or began to.
+    fn account(&mut self, frames: &[Frame], mut taken: usize) -> usize {
+        for (at, frame) in frames.iter().enumerate() {
+            if taken == 0 {
+                return at;
             }
-            count(Counted::SentByReference, now);
-            rest = after;
-        }
-        if rest.is_empty() { Ok(()) } else { self.real(&rest, !last) }
-    }
-
-    /// Bytes that are elsewhere: the reference goes on.
-    fn absent(&mut self, memory: &[iovec], reference: Reference, last: bool) -> Result<(), Stop> {
-        if self.sending.takes_reference() {
-            let went = self.refer(&reference, !last);
-            match went {
-                Ok(()) => count(Counted::PassedOn, length(memory)),
-                Err(_) => self.runtime.memory.returns.give(reference.payload, reference.weight),
-            }
-            return went;
-        }
-        self.runtime.memory.returns.give(reference.payload, reference.weight);
-        self.real(memory, !last)
-    }
-
-    fn real(&mut self, memory: &[iovec], more: bool) -> Result<(), Stop> {
-        fetch(self.runtime, memory).map_err(Stop::Failed)?;
-        let mut rest = split(memory, usize::MAX).0;
-        while !rest.is_empty() {
-            let promised = self.sending.real(length(&rest));
-            let (mut body, _) = split(&rest, promised);
-            body.truncate(PARTS_AT_ONCE);
-            let now = length(&body);
-            let went = self.push(&body, more || now < length(&rest)).map_err(Stop::Failed)?;
-            count(Counted::SentReal, went);
-            self.sent += went;
-            rest = split(&rest, went).1;
-            // A blocking socket that took nothing of it but what was owed is asked again.
-            if went < now && went > 0 {
-                return Err(Stop::Full);
+            let real = frame.begin(&mut self.sending);
+            let now = taken.min(self.sending.owed().len() + real);
+            let went = self.sending.sent(now);
+            taken -= now;
+            if !frame.memory().is_empty() {
+                self.sent += went;
+                frame.count(went);
+            } else if self.push(0).is_ok() {
+                // A reference that the kernel took a part of, and a blocking socket the rest.
+                self.sent += frame.bytes();
+                frame.count(frame.bytes());
+            } else {
+                // None of its bytes is written: what is left of it will say that it does not count.
+                self.sending.void_reference();
+                return at;
             }
         }
-        Ok(())
+        frames.len()
     }
 
-    /// Sends a reference. Where the socket takes only a part of it, none of the bytes is written: what is left of it will
-    /// say that it does not count.
-    fn refer(&mut self, reference: &Reference, more: bool) -> Result<(), Stop> {
-        let before = self.sending;
-        self.sending.reference(reference);
-        let whole = self.sending.owed().len();
-        while !self.sending.owed().is_empty() {
-            if let Err(errno) = self.push(&[], more) {
-                match self.sending.owed().len() == whole {
-                    true => self.sending = before,
-                    false => self.sending.void_reference(),
-                }
-                return Err(Stop::Failed(errno));
+    /// Some of a file's bytes, not through the store. Returns how many the file had.
+    fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<usize, Stop> {
+        let mut buffer = vec![0u8; bytes];
+        let got = loop {
+            match rustix::io::pread(file, &mut buffer[..], from) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other.map_err(|error| Stop::Failed(error.raw_os_error()))?,
             }
-        }
-        self.sent += reference.length as usize;
-        Ok(())
+        };
+        let memory = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: got };
+        let (owed, rest) = split(&[memory], self.sending.promised() as usize);
+        let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
+        self.all(&frames.collect::<Vec<_>>())?;
+        Ok(got)
     }
 }

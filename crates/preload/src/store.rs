@@ -1,6 +1,7 @@
 //! Where this process leaves what it writes: a segment of the machine's store, leased when it is first needed.
 
 use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +34,12 @@ impl Store {
     pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
         leased.writer(&self.path)?.put(bytes)
+    }
+
+    /// Keeps a copy of a file's bytes. `None`: there is no room now, or the file has nothing there.
+    pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
+        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        leased.writer(&self.path)?.put_file(file, from, bytes)
     }
 
     /// Takes back what was not sent.

@@ -14,6 +14,8 @@ pub enum Class {
     Asks,
     /// Replaced: gives and takes memory, which may be absent.
     Memory,
+    /// Replaced: notes that others may write into memory from here on.
+    Threads,
     /// Replaced: starts a program, which is under Shunt too, or a process, whose memory must be whole.
     Programs,
     /// Replaced: fails, as on a kernel without it.
@@ -33,7 +35,7 @@ impl Class {
     }
 }
 
-use Class::{Asks, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused};
+use Class::{Asks, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads};
 
 /// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
 pub const CALLS: &[(Class, &[&str])] = &[
@@ -73,6 +75,7 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),
     // Processes. What glibc's fork needs is done by pthread_atfork's handlers.
     (Glibcs, &["fork", "__fork", "forkpty", "login_tty", "system"]),
+    (Threads, &["pthread_create", "thrd_create"]),
     (Programs, &["vfork", "__vfork", "clone", "__clone"]),
     (Programs, &["execve", "execv", "execvp", "execvpe", "execveat", "fexecve", "execl", "execlp", "execle"]),
     (Programs, &["posix_spawn", "posix_spawnp"]),

@@ -38,9 +38,9 @@ pub struct RunCommand {
     /// The store's socket, whatever the configuration says
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
-    /// Leave malloc as it is: fewer pages of its buffers can be absent, and none is wasted
-    #[arg(long)]
-    keep_malloc: bool,
+    /// Begin large blocks of malloc elsewhere than at a page, to measure what that costs
+    #[arg(long, hide = true)]
+    unaligned: bool,
     /// Say what of the program will be covered, and do not run it
     #[arg(long)]
     explain: bool,
@@ -66,8 +66,8 @@ impl RunCommand {
             eprintln!("shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections");
         }
         let mut launch = Launch::new(&store, &library()?)?;
-        if self.keep_malloc {
-            launch.keep_malloc();
+        if self.unaligned {
+            launch.unaligned();
         }
         let error = launch.command(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot start {}", program.display()))
@@ -138,9 +138,9 @@ impl Launch {
         Ok(Self { environment, preload, _inherited: [table, faults] })
     }
 
-    /// Programs' blocks of memory begin where they would without Shunt.
-    pub fn keep_malloc(&mut self) {
-        self.environment.push_str(";malloc=keep");
+    /// Large blocks of programs' memory begin elsewhere than at a page.
+    pub fn unaligned(&mut self) {
+        self.environment.push_str(";malloc=unaligned");
     }
 
     /// A program under Shunt, to be started while this lives.

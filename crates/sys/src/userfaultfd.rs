@@ -155,9 +155,25 @@ impl Userfaultfd {
         // would be back, not missing. Locked memory is refused by both.
         Self::advise(&pages, Advice::LinuxFree)?;
         // Registered first, so that nobody who touches a page from here on finds zeros in it.
+        self.register(pages.clone())?;
+        self.empty(pages)
+    }
+
+    /// Registers private anonymous memory: from here on pages that are missing are ours to fill.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn register(&self, pages: Range<usize>) -> io::Result<()> {
         let range = UffdioRange { start: pages.start as u64, len: pages.len() as u64 };
         let mut register = UffdioRegister { range, mode: REGISTER_MODE_MISSING, ioctls: 0 };
-        self.ioctl(iowr::<UffdioRegister>(0x00), &mut register)?;
+        self.ioctl(iowr::<UffdioRegister>(0x00), &mut register)
+    }
+
+    /// Takes their contents from pages that are registered: they are missing.
+    ///
+    /// # Errors
+    /// The kernel's, of locked memory.
+    pub fn empty(&self, pages: Range<usize>) -> io::Result<()> {
         Self::advise(&pages, Advice::LinuxDontNeed)
     }
 

@@ -4,7 +4,7 @@ use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 
 use super::{connection, errno, real, returned, set_errno};
 use crate::runtime::{Runtime, runtime};
-use crate::{descriptors, receive};
+use crate::{available, descriptors};
 
 /// Does something about descriptors that leaves errno alone.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
@@ -257,7 +257,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         && argument != 0
         && let Some((runtime, place)) = connection(fd)
     {
-        return match receive::available(runtime, fd, place) {
+        return match available::available(runtime, fd, place) {
             Ok(bytes) => {
                 // SAFETY: FIONREAD's argument is a pointer to an int.
                 unsafe { (argument as *mut c_int).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };

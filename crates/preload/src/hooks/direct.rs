@@ -57,6 +57,10 @@ unsafe extern "C-unwind" fn syscall(
                 libc::SYS_execve => exec::execve(at(a), at(b), at(c)) as isize,
                 libc::SYS_fork | libc::SYS_vfork => forked(libc::SYS_fork, [0; 6]),
                 libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => forked(number, [a, b, c, d, e, f]),
+                libc::SYS_clone | libc::SYS_clone3 => {
+                    crate::memory::has_threads();
+                    return plain(number, [a, b, c, d, e, f]);
+                }
                 libc::SYS_io_uring_setup => returned(Err(libc::ENOSYS)),
                 _ => return plain(number, [a, b, c, d, e, f]),
             }
@@ -112,6 +116,7 @@ unsafe extern "C-unwind" fn clone(
     child: usize,
 ) -> c_int {
     if flags & libc::CLONE_VM != 0 || runtime().is_none() {
+        crate::memory::has_threads();
         // SAFETY: as above.
         return unsafe { super::real::clone(start, stack, flags, argument, parent, area, child) };
     }

@@ -2,16 +2,13 @@
 
 use std::os::fd::RawFd;
 
-use libc::{c_int, c_void, iovec, off64_t, size_t, ssize_t};
+use libc::{c_int, off64_t, size_t, ssize_t};
 
 use super::{Inside, connection, real, returned};
 use crate::descriptors::borrow;
 use crate::pipe;
 use crate::runtime::Runtime;
 use crate::send::{self, Errno};
-
-/// How much of a file is read at a time.
-const AT_ONCE: usize = 1 << 20;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
@@ -53,30 +50,7 @@ fn sends_file(
         Some(offset) => u64::try_from(**offset).map_err(|_| libc::EINVAL)?,
         None => rustix::fs::tell(file).map_err(|_| libc::EINVAL)?,
     };
-    // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
-    let mut buffer = vec![0u8; bytes.min(AT_ONCE)];
-    let mut sent = 0;
-    while sent < bytes {
-        let room = buffer.len().min(bytes - sent);
-        let got = match rustix::io::pread(file, &mut buffer[..room], at + sent as u64) {
-            Ok(0) => break,
-            Ok(got) => got,
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(_) if sent > 0 => break,
-            Err(error) => return Err(error.raw_os_error()),
-        };
-        let memory = iovec { iov_base: buffer.as_mut_ptr().cast::<c_void>(), iov_len: got };
-        match send::write(runtime, to, place, &[memory], 0) {
-            Ok(now) => {
-                sent += now;
-                if now < got {
-                    break;
-                }
-            }
-            Err(_) if sent > 0 => break,
-            Err(errno) => return Err(errno),
-        }
-    }
+    let sent = send::write_file(runtime, to, place, file, at, bytes)?;
     match offset {
         Some(offset) => *offset += sent as off64_t,
         None => {

@@ -1,10 +1,9 @@
-//! glibc's heap and absent memory.
+//! The heap: large blocks are ours ([`crate::blocks`]), all others glibc's.
 //!
-//! Large blocks begin at a page, so that a buffer of 4 KiB has a whole page. What is freed is not fetched only
-//! because the heap writes its own words into it; realloc copies, so that it is.
+//! What is freed is not fetched only because the heap writes its own words into it; realloc copies, so that it is.
 //!
-//! The whole family is here, and all of it is glibc's: a program that brings another heap (jemalloc) must not get a block
-//! from the one and give it to the other.
+//! The whole family is here, and all of it is ours and glibc's: a program that brings another heap (jemalloc) must not get a
+//! block from the one and give it to the other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,6 +11,7 @@ use libc::{c_int, c_void, size_t};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::{Inside, errno, real, set_errno};
+use crate::blocks;
 use crate::memory::any_absent;
 use crate::runtime::runtime;
 
@@ -23,61 +23,178 @@ unsafe extern "C" {
     fn __libc_free(at: *mut c_void);
 }
 
-static ALIGNS: AtomicBool = AtomicBool::new(false);
+/// Whether large blocks are looked for pages of their own.
+static OURS: AtomicBool = AtomicBool::new(false);
+/// What glibc aligns to.
+const ALIGNMENT: usize = 16;
+/// Zeros of so many bytes come from the kernel when they are touched, as with glibc.
+const CLEARED_MIN: usize = 128 << 10;
+/// Where a block that is not to begin at a page begins in it.
+const ELSEWHERE: usize = 48;
 
-/// From here on. Also keeps the top of the heap: giving it back and taking it again unmaps what is registered with
-/// userfaultfd, which waits for our thread.
-pub fn align_large_blocks() {
-    const KEPT_BYTES: c_int = 64 << 20;
-    // SAFETY: sets parameters of glibc's heap.
-    unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES) };
-    ALIGNS.store(true, Ordering::Relaxed);
+/// From here on.
+pub fn begin(unaligned: bool) {
+    blocks::begin(if unaligned { ELSEWHERE } else { 0 });
+    OURS.store(true, Ordering::Relaxed);
+}
+
+/// A block of ours. `None`: glibc gives it.
+fn block(bytes: usize, alignment: usize) -> Option<*mut c_void> {
+    if bytes < PAGE_BYTES || alignment > PAGE_BYTES || !OURS.load(Ordering::Relaxed) {
+        return None;
+    }
+    let block = blocks::allocate(bytes)?;
+    if block.is_multiple_of(alignment) {
+        return Some(block as *mut c_void);
+    }
+    blocks::free(block);
+    None
+}
+
+fn is_ours(at: *mut c_void) -> bool {
+    blocks::contains(at as usize)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn malloc(bytes: size_t) -> *mut c_void {
-    if bytes >= PAGE_BYTES && ALIGNS.load(Ordering::Relaxed) {
+    match block(bytes, ALIGNMENT) {
+        Some(block) => block,
+        // Larger ones begin at a page, too: then more of their pages can be absent.
         // SAFETY: the program's own call, as all here.
-        return unsafe { __libc_memalign(PAGE_BYTES, bytes) };
+        None if bytes >= PAGE_BYTES && OURS.load(Ordering::Relaxed) => unsafe { __libc_memalign(PAGE_BYTES, bytes) },
+        // SAFETY: as above.
+        None => unsafe { __libc_malloc(bytes) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+    let Some(block) = count.checked_mul(bytes).and_then(|all| block(all, ALIGNMENT)) else {
+        // SAFETY: as above.
+        return unsafe { __libc_calloc(count, bytes) };
+    };
+    let all = count * bytes;
+    if any_absent()
+        && let Some(runtime) = runtime()
+    {
+        let _inside = Inside::enter();
+        runtime.memory.overwriting(&blocks::around(block as usize));
+    }
+    if all < CLEARED_MIN || !blocks::clear(block as usize) {
+        // SAFETY: a block of that many bytes, which nobody else has.
+        unsafe { std::ptr::write_bytes(block.cast::<u8>(), 0, all) };
+    }
+    block
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
+    // SAFETY: as above.
+    block(bytes, alignment).unwrap_or_else(|| unsafe { __libc_memalign(alignment, bytes) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_memalign(to: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
+    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<*mut c_void>()) {
+        return libc::EINVAL;
+    }
+    let before = errno();
+    // SAFETY: as above.
+    let at = unsafe { memalign(alignment, bytes) };
+    set_errno(before);
+    if at.is_null() {
+        return libc::ENOMEM;
     }
     // SAFETY: as above.
-    unsafe { __libc_malloc(bytes) }
+    unsafe { to.write(at) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn malloc_usable_size(at: *mut c_void) -> size_t {
+    if is_ours(at) {
+        return blocks::usable(at as usize).len();
+    }
+    // SAFETY: as above.
+    unsafe { real::malloc_usable_size(at) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
-    if any_absent()
-        && !at.is_null()
-        && let Some(runtime) = runtime()
-    {
-        // SAFETY: a block of the heap, whose size is written before it, never in a page of the block alone.
-        let bytes = unsafe { real::malloc_usable_size(at) };
-        if bytes >= PAGE_BYTES {
-            let _inside = Inside::enter();
-            let before = errno();
-            runtime.memory.forget(&(at as usize..at as usize + bytes));
-            set_errno(before);
-        }
-    }
-    // SAFETY: as above.
-    unsafe { __libc_free(at) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+    let ours = is_ours(at);
     if any_absent()
         && !at.is_null()
         && let Some(runtime) = runtime()
     {
         let _inside = Inside::enter();
+        let before = errno();
+        // SAFETY: a block of the heap, whose size is not kept in pages of the block alone.
+        let bytes = unsafe { malloc_usable_size(at) };
+        if ours {
+            runtime.memory.forget(&blocks::around(at as usize));
+        } else if bytes >= PAGE_BYTES {
+            runtime.memory.forget(&(at as usize..at as usize + bytes));
+        }
+        set_errno(before);
+    }
+    if ours {
+        blocks::free(at as usize);
+    } else {
         // SAFETY: as above.
-        let before = unsafe { real::malloc_usable_size(at) };
-        if before >= PAGE_BYTES && runtime.memory.fetch_range(&(at as usize..at as usize + before)).is_err() {
+        unsafe { __libc_free(at) }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+    if at.is_null() {
+        // SAFETY: as above.
+        return unsafe { malloc(bytes) };
+    }
+    // SAFETY: as above.
+    let before = unsafe { malloc_usable_size(at) };
+    let ours = is_ours(at);
+    if ours && bytes <= before && bytes > before / 2 {
+        return at;
+    }
+    if any_absent()
+        && before >= PAGE_BYTES
+        && let Some(runtime) = runtime()
+    {
+        let _inside = Inside::enter();
+        if runtime.memory.fetch_range(&(at as usize..at as usize + before)).is_err() {
             crate::faults::end_process("realloc");
         }
     }
-    // SAFETY: as above.
-    unsafe { __libc_realloc(at, bytes) }
+    if !ours {
+        // SAFETY: as above.
+        return unsafe { __libc_realloc(at, bytes) };
+    }
+    // SAFETY: as above; a block that nobody else has.
+    unsafe {
+        if bytes == 0 {
+            free(at);
+            return std::ptr::null_mut();
+        }
+        let moved = malloc(bytes);
+        if !moved.is_null() {
+            std::ptr::copy_nonoverlapping(at.cast::<u8>(), moved.cast::<u8>(), before.min(bytes));
+            free(at);
+        }
+        moved
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
+    match count.checked_mul(bytes) {
+        // SAFETY: as above.
+        Some(all) => unsafe { realloc(at, all) },
+        None => {
+            set_errno(libc::ENOMEM);
+            std::ptr::null_mut()
+        }
+    }
 }
 
 /// What drops pages drops what they stood for.
@@ -150,62 +267,15 @@ unsafe fn copied(at: *mut c_void, bytes: size_t, wanted: size_t) -> *mut c_void 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
-    unsafe { __libc_calloc(count, bytes) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void {
-    match count.checked_mul(bytes) {
-        // SAFETY: as above.
-        Some(bytes) => unsafe { realloc(at, bytes) },
-        None => {
-            set_errno(libc::ENOMEM);
-            std::ptr::null_mut()
-        }
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn memalign(alignment: size_t, bytes: size_t) -> *mut c_void {
-    // SAFETY: as above.
-    unsafe { __libc_memalign(alignment, bytes) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn posix_memalign(to: *mut *mut c_void, alignment: size_t, bytes: size_t) -> c_int {
-    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
-        return libc::EINVAL;
-    }
-    let before = errno();
-    // SAFETY: as above.
-    let at = unsafe { __libc_memalign(alignment, bytes) };
-    set_errno(before);
-    if at.is_null() {
-        return libc::ENOMEM;
-    }
-    // SAFETY: the program's.
-    unsafe { *to = at };
-    0
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn valloc(bytes: size_t) -> *mut c_void {
     // SAFETY: as above.
-    unsafe { __libc_memalign(PAGE_BYTES, bytes) }
+    unsafe { memalign(PAGE_BYTES, bytes) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pvalloc(bytes: size_t) -> *mut c_void {
     // SAFETY: as above.
-    unsafe { __libc_memalign(PAGE_BYTES, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn malloc_usable_size(at: *mut c_void) -> size_t {
-    // SAFETY: as above.
-    unsafe { real::malloc_usable_size(at) }
+    unsafe { memalign(PAGE_BYTES, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX)) }
 }
 
 same! {

@@ -4,7 +4,8 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    FILE, c_char, c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    FILE, c_char, c_int, c_void, iovec, mmsghdr, msghdr, off64_t, pthread_attr_t, pthread_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec,
 };
 
 fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
@@ -89,6 +90,8 @@ real! {
     posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     mremap(at: *mut c_void, bytes: size_t, wanted: size_t, flags: c_int, address: *mut c_void) -> *mut c_void;
     madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+    pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
+    thrd_create(thread: *mut c_void, start: extern "C-unwind" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
 }
 
 /// malloc_usable_size(3) of glibc's own heap, whatever other heap the program brings.

@@ -8,7 +8,7 @@ use super::{Inside, connection, errno, real, returned, set_errno};
 use crate::memory::any_absent;
 use crate::runtime::runtime;
 use crate::send::Errno;
-use crate::{descriptors, receive, send};
+use crate::{descriptors, outside, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
@@ -50,14 +50,40 @@ fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
     None
 }
 
-/// Writes where the descriptor is a framed connection's, or memory must be fetched first; `None`: the call is glibc's.
-fn writes(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
+/// By which call a program writes.
+#[derive(Clone, Copy)]
+enum How {
+    Write,
+    Send(c_int),
+    /// With more to it than bytes.
+    Message(c_int),
+}
+
+/// Writes where the descriptor is a framed connection's, or memory is absent; `None`: the call is glibc's.
+fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     let iov = iov?;
+    let flags = match how {
+        How::Write => 0,
+        How::Send(flags) | How::Message(flags) => flags,
+    };
     if let Some((runtime, place)) = connection(fd) {
         let Some(_inside) = Inside::enter() else { return Some(returned(Err(libc::EAGAIN))) };
         return ours(fd, send::write(runtime, fd, place, iov, flags));
     }
-    fetches(iov)
+    if let How::Message(_) = how {
+        return fetches(iov);
+    }
+    if any_absent()
+        && let Some(runtime) = runtime()
+        && iov.iter().any(|part| runtime.memory.meets(&send::addresses(part)))
+        && let Some(_inside) = Inside::enter()
+    {
+        return Some(returned(outside::write(runtime, iov, |iov| match how {
+            How::Write => outside::writev(fd, iov),
+            _ => outside::sendmsg(fd, iov, flags),
+        })));
+    }
+    None
 }
 
 /// Before memory goes elsewhere than to a framed connection: what is absent is fetched at once, not page by page.
@@ -239,7 +265,7 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, bytes: size_t) -> ssize_t {
     // SAFETY: as above.
-    writes(fd, Some(&[part(from, bytes)]), 0).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
+    writes(fd, Some(&[part(from, bytes)]), How::Write).unwrap_or_else(|| unsafe { real::write(fd, from, bytes) })
 }
 
 #[unsafe(no_mangle)]
@@ -247,13 +273,14 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, iov: *const iovec, count: c_in
     // SAFETY: as above.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
     // SAFETY: as above.
-    writes(fd, memory, 0).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
+    writes(fd, memory, How::Write).unwrap_or_else(|| unsafe { real::writev(fd, iov, count) })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, bytes: size_t, flags: c_int) -> ssize_t {
     // SAFETY: as above.
-    writes(fd, Some(&[part(from, bytes)]), flags).unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
+    writes(fd, Some(&[part(from, bytes)]), How::Send(flags))
+        .unwrap_or_else(|| unsafe { real::send(fd, from, bytes, flags) })
 }
 
 #[unsafe(no_mangle)]
@@ -265,7 +292,7 @@ pub unsafe extern "C-unwind" fn sendto(
     to: *const sockaddr,
     length: socklen_t,
 ) -> ssize_t {
-    writes(fd, Some(&[part(from, bytes)]), flags)
+    writes(fd, Some(&[part(from, bytes)]), How::Message(flags))
         // SAFETY: as above.
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
@@ -275,7 +302,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     // SAFETY: as above; the kernel would refuse a null message.
     let memory = unsafe { message.as_ref().and_then(|asked| parts(asked.msg_iov, asked.msg_iovlen)) };
     // SAFETY: as above.
-    writes(fd, memory, flags).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
+    writes(fd, memory, How::Message(flags)).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
 }
 
 #[unsafe(no_mangle)]
@@ -330,7 +357,11 @@ pub unsafe extern "C-unwind" fn pwritev2(
 ) -> ssize_t {
     // SAFETY: as above.
     let memory = unsafe { parts(iov, usize::try_from(count).unwrap_or(usize::MAX)) };
-    let ours = if offset == -1 { writes(fd, memory, stream_flags(flags)) } else { fetches(memory.unwrap_or(&[])) };
+    let ours = if offset == -1 {
+        writes(fd, memory, How::Message(stream_flags(flags)))
+    } else {
+        fetches(memory.unwrap_or(&[]))
+    };
     // SAFETY: as above.
     ours.unwrap_or_else(|| unsafe { real::pwritev2(fd, iov, count, offset, flags) })
 }

@@ -1,0 +1,192 @@
+//! Absent memory in large blocks of malloc ([`crate::blocks`]). A page that has been absent once stays registered, and
+//! missing until something is put there: a buffer that is used for one body after the other costs no system call.
+//!
+//! A page may stand for some bytes and hold others: those are saved, and put back together with what it stands for.
+
+use std::ops::Range;
+
+use shunt_odb::absent::Piece;
+use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
+
+use super::{State, pages_around, whole_pages};
+use crate::blocks::{self, PageState};
+
+fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    range.clone().step_by(PAGE_BYTES).map(|page| page..page + PAGE_BYTES)
+}
+
+/// The longest runs of whole pages that `wanted` holds for.
+fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for page in pages(all).filter(|page| wanted(blocks::state(page.start))) {
+        match runs.last_mut() {
+            Some(last) if last.end == page.start => last.end = page.end,
+            _ => runs.push(page),
+        }
+    }
+    runs
+}
+
+/// Signals wait while this lives: their handlers may write into a page that is being saved.
+struct SignalsWait(libc::sigset_t);
+
+impl SignalsWait {
+    fn new() -> Self {
+        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are written before they are read.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalsWait {
+    fn drop(&mut self) {
+        // SAFETY: the mask that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+impl State {
+    /// Has every page that a range meets missing, and what a page holds outside the range saved. False: it cannot be.
+    pub(super) fn empty_block(&mut self, faults: &Userfaultfd, addresses: &Range<usize>) -> bool {
+        let around = pages_around(addresses);
+        let edges = [around.start, around.end - PAGE_BYTES].into_iter().filter(|page| {
+            let inside = *page >= addresses.start && page + PAGE_BYTES <= addresses.end;
+            !inside && blocks::state(*page) != PageState::Missing
+        });
+        let edges: Vec<usize> = edges.collect();
+        let _signals = (!edges.is_empty()).then(SignalsWait::new);
+        for page in whole_pages(addresses).step_by(PAGE_BYTES) {
+            if self.saved.is_empty() {
+                break;
+            }
+            self.saved.remove(&page);
+        }
+        for page in &edges {
+            let mut copy = Box::new([0; PAGE_BYTES]);
+            // SAFETY: a page of a block, which is not missing.
+            unsafe { std::ptr::copy_nonoverlapping(*page as *const u8, copy.as_mut_ptr(), PAGE_BYTES) };
+            self.saved.insert(*page, copy);
+        }
+        let emptied = runs(&around, |state| state == PageState::Ordinary)
+            .into_iter()
+            .try_for_each(|run| faults.register(run))
+            .and_then(|()| {
+                let there = runs(&around, |state| state != PageState::Missing);
+                there.into_iter().try_for_each(|run| faults.empty(run))
+            });
+        if emptied.is_ok() {
+            blocks::set(&around, PageState::Missing);
+            return true;
+        }
+        // Locked memory (mlock(2)), all of which is there. It stays.
+        for page in edges {
+            self.saved.remove(&page);
+        }
+        let _ = faults.unregister(around.clone());
+        blocks::set(&around, PageState::Ordinary);
+        false
+    }
+
+    /// A range of a block stands for nothing any more. Its pages stay as they are.
+    pub(super) fn forget_block(&mut self, range: &Range<usize>) -> Vec<Piece> {
+        let gone: Vec<usize> = self.saved.range(whole_pages(range)).map(|(page, _)| *page).collect();
+        for page in gone {
+            self.saved.remove(&page);
+        }
+        self.absent.remove(range)
+    }
+
+    /// Has the kernel find pages in a range that it is about to write somewhere in.
+    pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Vec<Piece> {
+        let Some(faults) = self.faults.clone() else { return Vec::new() };
+        let inner = whole_pages(range);
+        let removed = self.forget_block(&inner);
+        if !inner.is_empty() && blocks::any(&inner, PageState::Missing) && faults.unregister(inner.clone()).is_ok() {
+            blocks::set(&inner, PageState::Ordinary);
+        }
+        for page in pages(&pages_around(range)) {
+            let is_edge = page.start < inner.start || page.end > inner.end;
+            // One that stands for something beside the range is fetched when the kernel touches it.
+            if is_edge && blocks::state(page.start) == PageState::Missing && !self.absent.meets(&page) {
+                self.fill_page(&faults, page.start);
+            }
+        }
+        removed
+    }
+
+    /// Puts bytes into a block, in place of what it stands for, and returns that.
+    ///
+    /// # Safety
+    /// The program expects these bytes there.
+    pub(super) unsafe fn place(&mut self, at: usize, bytes: &[u8]) -> Vec<Piece> {
+        let range = at..at + bytes.len();
+        let removed = self.absent.remove(&range);
+        let Some(faults) = self.faults.clone() else { return removed };
+        let whole = runs(&whole_pages(&range), |state| state == PageState::Missing);
+        for run in &whole {
+            if faults.fill(run.start, &bytes[run.start - at..run.end - at]).is_ok() {
+                blocks::set(run, PageState::Filled);
+            }
+        }
+        self.saved.retain(|page, _| !whole.iter().any(|run| run.contains(page)));
+        for page in pages(&pages_around(&range)).filter(|page| !whole.iter().any(|run| run.contains(&page.start))) {
+            let here = page.start.max(range.start)..page.end.min(range.end);
+            let part = &bytes[here.start - at..here.end - at];
+            if blocks::state(page.start) != PageState::Missing {
+                // SAFETY: the caller's promise; the page is there.
+                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), here.start as *mut u8, part.len()) };
+                continue;
+            }
+            let copy = self.saved.entry(page.start).or_insert_with(|| Box::new([0; PAGE_BYTES]));
+            copy[here.start - page.start..here.end - page.start].copy_from_slice(part);
+            if !self.absent.meets(&page) {
+                self.fill_page(&faults, page.start);
+            }
+        }
+        removed
+    }
+
+    /// A missing page that stands for nothing gets what it holds.
+    fn fill_page(&mut self, faults: &Userfaultfd, page: usize) {
+        let filled = match self.saved.remove(&page) {
+            Some(copy) => faults.fill(page, &copy[..]),
+            None => faults.fill_zeros(page..page + PAGE_BYTES),
+        };
+        if filled.is_ok() {
+            blocks::set(&(page..page + PAGE_BYTES), PageState::Filled);
+        }
+    }
+
+    /// Somebody has touched a page that stands for nothing.
+    pub(super) fn fill_meaningless(&mut self, faults: &Userfaultfd, page: usize) {
+        if blocks::state(page) != PageState::Missing {
+            // Filled a moment ago, or emptied by the program itself.
+            if faults.is_absent(page) {
+                let _ = faults.fill_zeros(page..page + PAGE_BYTES);
+            }
+            return;
+        }
+        let block = blocks::around(page);
+        if self.absent.meets(&block) || self.saved.range(block.clone()).next().is_some() {
+            self.fill_page(faults, page);
+        } else if faults.unregister(block.clone()).is_ok() {
+            // The block has another use now, which is not to wait for us at every page.
+            blocks::set(&block, PageState::Ordinary);
+        }
+    }
+
+    /// Has every page there that holds something and stands for nothing.
+    pub(super) fn fill_saved(&mut self) {
+        let Some(faults) = self.faults.clone() else { return };
+        let whole = |page: &usize| !self.absent.meets(&(*page..page + PAGE_BYTES));
+        let held: Vec<usize> = self.saved.keys().copied().filter(whole).collect();
+        for page in held {
+            self.fill_page(&faults, page);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Writes where no references go: to clients, to files, to programs that are not under Shunt. What is absent is fetched into
+//! memory of our own and written from there.
+
+use std::os::fd::RawFd;
+
+use libc::iovec;
+use shunt_odb::reference::{Reference, Weight};
+use shunt_odb::store::usage::Counted;
+
+use crate::counts::count;
+use crate::hooks::{errno, outside, real};
+use crate::kernel;
+use crate::memory::scratch::Buffer;
+use crate::runtime::Runtime;
+use crate::send::{Errno, addresses, length, of, split};
+
+/// sendmsg(2) that may wait: glibc's, where the thread may be cancelled.
+pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+    let message = kernel::message(iov);
+    // SAFETY: the message and its parts are readable for the call; memory is the program's, whose fault it is (EFAULT)
+    // where it is not.
+    let sent = outside(|| unsafe { real::sendmsg(fd, &raw const message, flags) });
+    usize::try_from(sent).map_err(|_| errno())
+}
+
+/// writev(2), as above.
+pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
+    let count = iov.len().min(libc::UIO_MAXIOV as usize);
+    // SAFETY: as above.
+    let sent = outside(|| unsafe { real::writev(fd, iov.as_ptr(), count as i32) });
+    usize::try_from(sent).map_err(|_| errno())
+}
+
+/// Absent bytes that leave for somewhere that takes no references are fetched so much at a time.
+const OUTSIDE_AT_ONCE: usize = 512 << 10;
+
+/// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
+/// except what the kernel does not take now.
+pub fn write(
+    runtime: &Runtime,
+    iov: &[iovec],
+    emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    if !iov.iter().any(|part| runtime.memory.meets(&addresses(part))) {
+        return emit(iov);
+    }
+    let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
+    while !rest.is_empty() {
+        let (now, behind) = split(&rest, OUTSIDE_AT_ONCE);
+        let chunk = Fetched::new(runtime, &now).ok_or(libc::ECONNRESET);
+        let went = chunk.and_then(|chunk| {
+            let went = emit(&chunk.iov)?;
+            chunk.keep_from(runtime, went);
+            Ok(went)
+        });
+        match went {
+            Ok(went) => {
+                sent += went;
+                if went < length(&now) {
+                    return Ok(sent);
+                }
+            }
+            Err(_) if sent > 0 => return Ok(sent),
+            Err(errno) => return Err(errno),
+        }
+        rest = behind;
+    }
+    Ok(sent)
+}
+
+/// Some of a write, with what is absent of it in our own memory.
+struct Fetched<'a> {
+    iov: Vec<iovec>,
+    /// Of `iov`, where it is ours: where the program has it, and the bytes.
+    ours: Vec<(usize, Vec<iovec>, Buffer<'a>)>,
+}
+
+impl<'a> Fetched<'a> {
+    /// `None`: it cannot be had.
+    fn new(runtime: &'a Runtime, memory: &[iovec]) -> Option<Self> {
+        let mut wanted: Vec<(Vec<iovec>, Option<Reference>)> = Vec::new();
+        for part in memory {
+            let all = addresses(part);
+            let mut at = all.start;
+            for piece in runtime.memory.absent_within(&all) {
+                wanted.push((vec![of(&(at..piece.addresses.start))], None));
+                at = piece.addresses.end;
+                let (payload, bytes) = (piece.hold.payload(), piece.addresses.len() as u64);
+                match wanted.iter_mut().rev().find(|(memory, _)| length(memory) > 0) {
+                    Some((before, Some(reference)))
+                        if reference.payload == payload && reference.offset + reference.length == piece.offset =>
+                    {
+                        before.push(of(&piece.addresses));
+                        reference.length += bytes;
+                    }
+                    _ => {
+                        let reference =
+                            Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: bytes };
+                        wanted.push((vec![of(&piece.addresses)], Some(reference)));
+                    }
+                }
+            }
+            wanted.push((vec![of(&(at..all.end))], None));
+        }
+        let mut fetched = Self { iov: Vec::with_capacity(wanted.len()), ours: Vec::new() };
+        for (memory, reference) in wanted.into_iter().filter(|(memory, _)| length(memory) > 0) {
+            let Some(reference) = reference else {
+                fetched.iov.extend(memory);
+                continue;
+            };
+            count(Counted::Fetched, reference.length as usize);
+            let mut bytes = runtime.memory.scratch.buffer(reference.length as usize);
+            runtime.memory.holders.fetch(&reference, &mut bytes).ok()?;
+            fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
+            fetched.ours.push((fetched.iov.len() - 1, memory, bytes));
+        }
+        Some(fetched)
+    }
+
+    /// The kernel took the first `taken` bytes: the program writes the others once more, so they are put into place.
+    fn keep_from(&self, runtime: &Runtime, taken: usize) {
+        if taken >= length(&self.iov) {
+            return;
+        }
+        for (at, memory, bytes) in &self.ours {
+            let before = length(&self.iov[..*at]);
+            let mut skipped = taken.saturating_sub(before).min(bytes.len());
+            let mut from = skipped;
+            for part in memory {
+                let skip = skipped.min(part.iov_len);
+                skipped -= skip;
+                let left = part.iov_len - skip;
+                // SAFETY: the bytes that this memory of the program stands for.
+                unsafe { runtime.memory.write(part.iov_base as usize + skip, &bytes[from..from + left]) };
+                from += left;
+            }
+        }
+    }
+}
