@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::hold::Hold;
 
 /// Addresses in a row that stand for bytes in a row.
@@ -33,6 +35,9 @@ impl Piece {
     }
 }
 
+/// Some pieces, in order. Few, as a rule.
+pub type Pieces = SmallVec<[Piece; 2]>;
+
 /// All absent memory of a process.
 #[derive(Debug, Default)]
 pub struct Absent {
@@ -59,9 +64,9 @@ impl Absent {
     }
 
     /// Forgets that some addresses are absent, and returns what they stood for, in order.
-    pub fn remove(&mut self, addresses: &Range<usize>) -> Vec<Piece> {
-        let met: Vec<usize> = self.meeting(addresses).map(|piece| piece.addresses.start).collect();
-        let mut removed = Vec::with_capacity(met.len());
+    pub fn remove(&mut self, addresses: &Range<usize>) -> Pieces {
+        let met: SmallVec<[usize; 2]> = self.meeting(addresses).map(|piece| piece.addresses.start).collect();
+        let mut removed = Pieces::new();
         for start in met {
             let Some(piece) = self.pieces.remove(&start) else { continue };
             let inside = piece.cut(addresses);
@@ -78,7 +83,7 @@ impl Absent {
 
     /// What of some addresses is absent, in order.
     #[must_use]
-    pub fn within(&self, addresses: &Range<usize>) -> Vec<Piece> {
+    pub fn within(&self, addresses: &Range<usize>) -> Pieces {
         self.meeting(addresses).map(|piece| piece.cut(addresses)).collect()
     }
 

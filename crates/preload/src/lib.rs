@@ -7,11 +7,13 @@
 //!   [`kernel`]: by which calls;
 //! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
 //! * [`counts`]: what it counts for `shunt stats`;
-//! * [`store`]: where this process leaves what it writes.
+//! * [`store`]: where this process leaves what it writes;
+//! * [`allocator`]: memory of the library's own.
 //!
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
 //! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
 
+mod allocator;
 mod available;
 mod blocks;
 mod connections;
@@ -29,7 +31,5 @@ mod send;
 mod stack;
 mod store;
 
-use dlmalloc::GlobalDlmalloc;
-
 #[global_allocator]
-static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

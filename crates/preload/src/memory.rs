@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::mm::{MprotectFlags, mprotect};
-use shunt_odb::absent::{Absent, Piece};
+use shunt_odb::absent::{Absent, Piece, Pieces};
 use shunt_odb::fetch::{self, FetchError, Holders, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Reference, Weight};
@@ -175,12 +175,12 @@ impl Memory {
     }
 
     /// What of a range is absent, in order, as the kernel sees it now.
-    pub fn absent_within(&self, range: &Range<usize>) -> Vec<Piece> {
+    pub fn absent_within(&self, range: &Range<usize>) -> Pieces {
         if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
-            return Vec::new();
+            return Pieces::new();
         }
         let state = self.lock();
-        let Some(faults) = &state.faults else { return Vec::new() };
+        let Some(faults) = &state.faults else { return Pieces::new() };
         let mut pieces = state.absent.within(range);
         pieces.retain(|piece| blocks::contains(piece.addresses.start) || elsewhere::is_absent(faults, piece));
         pieces
@@ -277,10 +277,10 @@ impl Memory {
     }
 
     /// What of some ranges is absent, as much of it as is fetched at a time.
-    fn some_within(&self, ranges: &[Range<usize>]) -> Vec<Piece> {
+    fn some_within(&self, ranges: &[Range<usize>]) -> Pieces {
         let state = self.lock();
         let mut room = FETCH_BYTES;
-        let mut some: Vec<Piece> = Vec::new();
+        let mut some = Pieces::new();
         for range in ranges {
             // Pages come as a whole. Ranges that follow each other may share one.
             let Range { start: first, end } = pages_around(range);
@@ -400,7 +400,7 @@ impl Memory {
             .filter(|piece| !elsewhere::is_absent(faults, piece))
             .map(|piece| piece.addresses)
             .collect();
-        let dropped: Vec<Piece> = gone.iter().flat_map(|addresses| state.absent.remove(addresses)).collect();
+        let dropped: Pieces = gone.iter().flat_map(|addresses| state.absent.remove(addresses)).collect();
         state.publish();
         drop(state);
         drop(dropped);

@@ -6,13 +6,14 @@ use std::os::fd::RawFd;
 use libc::iovec;
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::store::usage::Counted;
+use smallvec::smallvec;
 
 use crate::counts::count;
 use crate::hooks::{errno, outside, real};
 use crate::kernel;
 use crate::memory::scratch::Buffer;
 use crate::runtime::Runtime;
-use crate::send::{Errno, addresses, length, of, split};
+use crate::send::{Errno, Parts, addresses, length, of, split};
 
 /// sendmsg(2) that may wait: glibc's, where the thread may be cancelled.
 pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
@@ -70,20 +71,20 @@ pub fn write(
 
 /// Some of a write, with what is absent of it in our own memory.
 struct Fetched<'a> {
-    iov: Vec<iovec>,
+    iov: Parts,
     /// Of `iov`, where it is ours: where the program has it, and the bytes.
-    ours: Vec<(usize, Vec<iovec>, Buffer<'a>)>,
+    ours: Vec<(usize, Parts, Buffer<'a>)>,
 }
 
 impl<'a> Fetched<'a> {
     /// `None`: it cannot be had.
     fn new(runtime: &'a Runtime, memory: &[iovec]) -> Option<Self> {
-        let mut wanted: Vec<(Vec<iovec>, Option<Reference>)> = Vec::new();
+        let mut wanted: Vec<(Parts, Option<Reference>)> = Vec::new();
         for part in memory {
             let all = addresses(part);
             let mut at = all.start;
             for piece in runtime.memory.absent_within(&all) {
-                wanted.push((vec![of(&(at..piece.addresses.start))], None));
+                wanted.push((smallvec![of(&(at..piece.addresses.start))], None));
                 at = piece.addresses.end;
                 let (payload, bytes) = (piece.hold.payload(), piece.addresses.len() as u64);
                 match wanted.iter_mut().rev().find(|(memory, _)| length(memory) > 0) {
@@ -96,13 +97,13 @@ impl<'a> Fetched<'a> {
                     _ => {
                         let reference =
                             Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: bytes };
-                        wanted.push((vec![of(&piece.addresses)], Some(reference)));
+                        wanted.push((smallvec![of(&piece.addresses)], Some(reference)));
                     }
                 }
             }
-            wanted.push((vec![of(&(at..all.end))], None));
+            wanted.push((smallvec![of(&(at..all.end))], None));
         }
-        let mut fetched = Self { iov: Vec::with_capacity(wanted.len()), ours: Vec::new() };
+        let mut fetched = Self { iov: Parts::new(), ours: Vec::new() };
         for (memory, reference) in wanted.into_iter().filter(|(memory, _)| length(memory) > 0) {
             let Some(reference) = reference else {
                 fetched.iov.extend(memory);

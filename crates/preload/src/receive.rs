@@ -14,7 +14,7 @@ use crate::descriptors;
 use crate::hooks::{outside, real};
 use crate::kernel;
 use crate::runtime::Runtime;
-use crate::send::{Errno, PARTS_AT_ONCE, addresses, length, split};
+use crate::send::{Errno, PARTS_AT_ONCE, Parts, addresses, length, split};
 use crate::stack;
 
 /// A read under way.
@@ -216,7 +216,7 @@ impl<'a> Read<'a> {
     }
 
     /// Fills memory with as much as there is.
-    fn fill(&mut self, mut rest: Vec<iovec>) -> Result<(), Stop> {
+    fn fill(&mut self, mut rest: Parts) -> Result<(), Stop> {
         while !rest.is_empty() {
             let before = self.got;
             self.step(&rest)?;
@@ -277,7 +277,7 @@ impl<'a> Read<'a> {
         let there = self.look(&mut seen, 1)?;
         let seen = &seen[..there];
         self.drained = there < LOOK_BYTES;
-        let mut rest = rest.to_vec();
+        let mut rest = Parts::from_slice(rest);
         let mut at = 0;
         loop {
             let new = &seen[at..];
@@ -329,11 +329,11 @@ impl<'a> Read<'a> {
         }
         let room = length(&now);
         let (mut ours, mut next) = ([0; LOOK_BYTES], [0; HEADER_BYTES]);
-        let mut parts = Vec::with_capacity(now.len() + 2);
+        let mut parts = Parts::new();
         if seen > 0 {
             parts.extend(own(&mut ours[..seen]));
         }
-        parts.extend(&now);
+        parts.extend_from_slice(&now);
         // The next frame's header, where this one ends here: of itself it is nothing that the program could read.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {
@@ -518,7 +518,7 @@ impl<'a> Read<'a> {
     }
 
     /// MSG_PEEK: what the next frame has, without taking it.
-    fn peek(&mut self, rest: Vec<iovec>) -> Result<(), Stop> {
+    fn peek(&mut self, rest: Parts) -> Result<(), Stop> {
         match self.frame()? {
             Frame::Real(left) => {
                 let (now, _) = split(&rest, usize::try_from(left).unwrap_or(usize::MAX));

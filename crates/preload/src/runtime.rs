@@ -9,6 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
+use crate::allocator;
 use crate::connections::{self, Connections};
 use crate::descriptors;
 use crate::memory::{self, Memory};
@@ -41,9 +42,12 @@ extern "C" fn at_load() {
     let environment = std::env::var(ENVIRONMENT).unwrap_or_default();
     let runtime = RUNTIME.get_or_init(|| Runtime::from_environment(&environment));
     if let Some(runtime) = runtime {
-        // Its handlers first: then ours, which allocate, run before it locks and after it unlocks.
-        // SAFETY: nothing has been allocated by another thread yet.
-        unsafe { dlmalloc::enable_alloc_after_fork() };
+        // The allocator's first: the others, which allocate, run before it is held and after it is given up.
+        // SAFETY: handlers that live as long as the process; they touch nothing but a lock of ours.
+        unsafe {
+            let after: Option<unsafe extern "C" fn()> = Some(allocator::after_fork);
+            libc::pthread_atfork(Some(allocator::before_fork), after, after)
+        };
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };

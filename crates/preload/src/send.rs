@@ -9,6 +9,7 @@ use libc::iovec;
 use shunt_odb::frame::Sending;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
+use smallvec::{SmallVec, smallvec};
 
 use crate::connections::Connection;
 use crate::counts::count;
@@ -29,6 +30,9 @@ const STORED_MAX: usize = 1 << 20;
 /// Parts of one write to the kernel, with room for one of ours.
 pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
 
+/// Parts of a program's memory. Few, as a rule: then they take no memory of the heap.
+pub type Parts = SmallVec<[iovec; 8]>;
+
 /// The kernel's errno.
 pub type Errno = i32;
 
@@ -41,8 +45,8 @@ pub fn length(parts: &[iovec]) -> usize {
 }
 
 /// The first `bytes` of some memory, and the rest.
-pub fn split(parts: &[iovec], bytes: usize) -> (Vec<iovec>, Vec<iovec>) {
-    let (mut first, mut rest) = (Vec::with_capacity(parts.len()), Vec::new());
+pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
+    let (mut first, mut rest) = (Parts::new(), Parts::new());
     let mut left = bytes;
     for part in parts.iter().filter(|part| part.iov_len > 0) {
         let now = part.iov_len.min(left);
@@ -62,14 +66,14 @@ pub fn split(parts: &[iovec], bytes: usize) -> (Vec<iovec>, Vec<iovec>) {
 
 /// What a write consists of, in order.
 enum Part {
-    Present(Vec<iovec>),
+    Present(Parts),
     /// Absent memory, and the reference that stands for it.
-    Absent(Vec<iovec>, Reference),
+    Absent(Parts, Reference),
 }
 
 /// Cuts a write into what is present and what is absent.
-fn parts(runtime: &Runtime, iov: &[iovec]) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+fn parts(runtime: &Runtime, iov: &[iovec]) -> SmallVec<[Part; 4]> {
+    let mut parts: SmallVec<[Part; 4]> = SmallVec::new();
     for part in iov.iter().filter(|part| part.iov_len > 0) {
         let all = addresses(part);
         let mut at = all.start;
@@ -86,7 +90,7 @@ fn parts(runtime: &Runtime, iov: &[iovec]) -> Vec<Part> {
                 reference.length += bytes;
                 before.push(memory);
             } else if let Some(reference) = piece.hold.refer(piece.offset, bytes) {
-                parts.push(Part::Absent(vec![memory], reference));
+                parts.push(Part::Absent(smallvec![memory], reference));
             } else {
                 add_present(&mut parts, piece.addresses);
             }
@@ -100,21 +104,21 @@ pub fn of(addresses: &Range<usize>) -> iovec {
     iovec { iov_base: addresses.start as *mut libc::c_void, iov_len: addresses.len() }
 }
 
-fn add_present(parts: &mut Vec<Part>, addresses: Range<usize>) {
+fn add_present(parts: &mut SmallVec<[Part; 4]>, addresses: Range<usize>) {
     if addresses.is_empty() {
         return;
     }
     match parts.last_mut() {
         Some(Part::Present(memory)) => memory.push(of(&addresses)),
-        _ => parts.push(Part::Present(vec![of(&addresses)])),
+        _ => parts.push(Part::Present(smallvec![of(&addresses)])),
     }
 }
 
 /// A frame of a write.
 enum Frame {
     /// What is still to come of a real frame that has begun.
-    Promised(Vec<iovec>),
-    Real(Vec<iovec>),
+    Promised(Parts),
+    Real(Parts),
     /// What the store has been given for this write.
     Stored(Reference),
     /// What stays where it is.
@@ -231,9 +235,12 @@ pub fn from_pipe(
     write.end(outcome)
 }
 
+/// The frames of a write.
+type Frames = SmallVec<[Frame; 4]>;
+
 /// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
-fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Vec<Frame>, Stop> {
-    let mut frames = Vec::new();
+fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Frames, Stop> {
+    let mut frames = Frames::new();
     for part in parts(runtime, iov) {
         match part {
             Part::Present(memory) => {
@@ -273,14 +280,14 @@ fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Vec<F
 }
 
 /// Bytes that are there: real where they are few or are framing, else through the store.
-fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Vec<Frame>) {
+fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames) {
     let mut rest = memory;
     while let Some(first) = rest.first() {
         let is_framing = |part: &iovec| part.iov_len < FRAMING_MAX;
         let kind = is_framing(first);
         let (run, after) = rest.split_at(rest.iter().position(|part| is_framing(part) != kind).unwrap_or(rest.len()));
         rest = after;
-        let mut left = run.to_vec();
+        let mut left = Parts::from_slice(run);
         while length(&left) >= STORED_MIN {
             let (now, behind) = split(&left, STORED_MAX);
             let Some(reference) = runtime.store.put(&slices(&now)) else { break };
@@ -298,7 +305,7 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Vec<Frame>) {
     }
 }
 
-fn slices<'a>(memory: &[iovec]) -> Vec<IoSlice<'a>> {
+fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
     // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
     // with write(2). It is only copied.
     let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
@@ -386,7 +393,8 @@ impl<'a> Write<'a> {
     /// One write to the kernel. Returns how many frames have begun to go.
     fn some(&mut self, frames: &[Frame]) -> Result<usize, (usize, Stop)> {
         let mut planned = self.sending;
-        let (mut owed, mut cuts) = (Vec::with_capacity(frames.len() * 72), Vec::with_capacity(frames.len()));
+        let mut owed: SmallVec<[u8; 512]> = SmallVec::new();
+        let mut cuts: SmallVec<[usize; 4]> = SmallVec::new();
         let mut parts = 0;
         for frame in frames {
             parts += 1 + frame.memory().len();
@@ -399,7 +407,7 @@ impl<'a> Write<'a> {
             planned.sent(planned.owed().len() + real);
         }
         let frames_now = &frames[..cuts.len()];
-        let mut iov = Vec::with_capacity(parts);
+        let mut iov = Parts::new();
         let mut from = 0;
         for (frame, cut) in frames_now.iter().zip(cuts) {
             if cut > from {
@@ -466,7 +474,7 @@ impl<'a> Write<'a> {
         let memory = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: got };
         let (owed, rest) = split(&[memory], self.sending.promised() as usize);
         let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
-        self.all(&frames.collect::<Vec<_>>())?;
+        self.all(&frames.collect::<Frames>())?;
         Ok(got)
     }
 }

@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use shunt_odb::absent::Piece;
+use shunt_odb::absent::Pieces;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
+use smallvec::SmallVec;
 
 use super::{State, pages_around, whole_pages};
 use crate::blocks::{self, PageState};
@@ -16,8 +17,8 @@ fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
 }
 
 /// The longest runs of whole pages that `wanted` holds for.
-fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
+fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Range<usize>; 4]> {
+    let mut runs: SmallVec<[Range<usize>; 4]> = SmallVec::new();
     for page in pages(all).filter(|page| wanted(blocks::state(page.start))) {
         match runs.last_mut() {
             Some(last) if last.end == page.start => last.end = page.end,
@@ -58,7 +59,7 @@ impl State {
             let inside = *page >= addresses.start && page + PAGE_BYTES <= addresses.end;
             !inside && blocks::state(*page) != PageState::Missing
         });
-        let edges: Vec<usize> = edges.collect();
+        let edges: SmallVec<[usize; 2]> = edges.collect();
         let _signals = (!edges.is_empty()).then(SignalsWait::new);
         for page in whole_pages(addresses).step_by(PAGE_BYTES) {
             if self.saved.is_empty() {
@@ -67,9 +68,12 @@ impl State {
             self.saved.remove(&page);
         }
         for page in &edges {
-            let mut copy = Box::new([0; PAGE_BYTES]);
-            // SAFETY: a page of a block, which is not missing.
-            unsafe { std::ptr::copy_nonoverlapping(*page as *const u8, copy.as_mut_ptr(), PAGE_BYTES) };
+            let mut copy = Box::<[u8; PAGE_BYTES]>::new_uninit();
+            // SAFETY: a page of a block, which is not missing: all of the copy is written.
+            let copy = unsafe {
+                std::ptr::copy_nonoverlapping(*page as *const u8, copy.as_mut_ptr().cast::<u8>(), PAGE_BYTES);
+                copy.assume_init()
+            };
             self.saved.insert(*page, copy);
         }
         let emptied = runs(&around, |state| state == PageState::Ordinary)
@@ -93,8 +97,8 @@ impl State {
     }
 
     /// A range of a block stands for nothing any more. Its pages stay as they are.
-    pub(super) fn forget_block(&mut self, range: &Range<usize>) -> Vec<Piece> {
-        let gone: Vec<usize> = self.saved.range(whole_pages(range)).map(|(page, _)| *page).collect();
+    pub(super) fn forget_block(&mut self, range: &Range<usize>) -> Pieces {
+        let gone: SmallVec<[usize; 2]> = self.saved.range(whole_pages(range)).map(|(page, _)| *page).collect();
         for page in gone {
             self.saved.remove(&page);
         }
@@ -102,8 +106,8 @@ impl State {
     }
 
     /// Has the kernel find pages in a range that it is about to write somewhere in.
-    pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Vec<Piece> {
-        let Some(faults) = self.faults.clone() else { return Vec::new() };
+    pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Pieces {
+        let Some(faults) = self.faults.clone() else { return Pieces::new() };
         let inner = whole_pages(range);
         let removed = self.forget_block(&inner);
         if !inner.is_empty() && blocks::any(&inner, PageState::Missing) && faults.unregister(inner.clone()).is_ok() {
@@ -123,7 +127,7 @@ impl State {
     ///
     /// # Safety
     /// The program expects these bytes there.
-    pub(super) unsafe fn place(&mut self, at: usize, bytes: &[u8]) -> Vec<Piece> {
+    pub(super) unsafe fn place(&mut self, at: usize, bytes: &[u8]) -> Pieces {
         let range = at..at + bytes.len();
         let removed = self.absent.remove(&range);
         let Some(faults) = self.faults.clone() else { return removed };

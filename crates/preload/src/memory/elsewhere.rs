@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use shunt_odb::absent::Piece;
+use shunt_odb::absent::{Piece, Pieces};
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use super::{State, whole_pages};
@@ -25,10 +25,10 @@ pub(super) fn discard(faults: &Userfaultfd, pages: &Range<usize>) -> bool {
 
 impl State {
     /// Whole pages of a range stand for nothing any more: ordinary memory, which the kernel fills with zeros by itself.
-    pub(super) fn forget_elsewhere(&mut self, range: &Range<usize>) -> Vec<Piece> {
+    pub(super) fn forget_elsewhere(&mut self, range: &Range<usize>) -> Pieces {
         let pages = whole_pages(range);
         if !self.absent.meets(&pages) {
-            return Vec::new();
+            return Pieces::new();
         }
         let removed = self.absent.remove(&pages);
         if let (Some(faults), Some(first), Some(last)) = (&self.faults, removed.first(), removed.last()) {
