@@ -11,6 +11,7 @@ macro_rules! same {
     )*};
 }
 
+mod copy;
 mod descriptor;
 mod direct;
 pub mod exec;

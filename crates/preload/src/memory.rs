@@ -104,7 +104,7 @@ pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
 }
 
 /// All pages that a range meets.
-fn pages_around(range: &Range<usize>) -> Range<usize> {
+pub fn pages_around(range: &Range<usize>) -> Range<usize> {
     let end = range.end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX / PAGE_BYTES * PAGE_BYTES);
     range.start / PAGE_BYTES * PAGE_BYTES..end
 }

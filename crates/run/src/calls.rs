@@ -8,6 +8,8 @@ pub enum Class {
     Moves,
     /// Replaced: writes elsewhere; absent memory is fetched before, at once.
     FetchesFirst,
+    /// Replaced: copies memory; what is absent is fetched before, with what is behind it.
+    Copies,
     /// Replaced: makes, copies or ends descriptors.
     Descriptors,
     /// Replaced: asks or says something about a connection.
@@ -35,7 +37,7 @@ impl Class {
     }
 }
 
-use Class::{Asks, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads};
+use Class::{Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads};
 
 /// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
 pub const CALLS: &[(Class, &[&str])] = &[
@@ -70,6 +72,8 @@ pub const CALLS: &[(Class, &[&str])] = &[
     // Memory.
     (Memory, &["malloc", "calloc", "realloc", "reallocarray", "free", "cfree", "malloc_usable_size"]),
     (Memory, &["memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "madvise", "mremap"]),
+    (Copies, &["memcpy", "__memcpy_chk", "memmove", "__memmove_chk"]),
+    (Copies, &["mempcpy", "__mempcpy", "__mempcpy_chk"]),
     // The kernel tells what is unmapped; it fetches what is read.
     (Kernels, &["munmap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),

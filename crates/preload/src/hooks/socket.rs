@@ -131,7 +131,7 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, bytes: si
 }
 
 /// What glibc's fortified calls do where a buffer is too small.
-fn checked(bytes: size_t, room: size_t) {
+pub fn checked(bytes: size_t, room: size_t) {
     if bytes > room {
         // SAFETY: ends the process.
         unsafe { libc::abort() }

@@ -4,9 +4,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+/// A connection, of whatever kind.
+pub trait Stream: Read + Write {}
+
+impl<T: Read + Write> Stream for T {}
+
 pub struct Client {
-    to: SocketAddr,
-    stream: BufReader<TcpStream>,
+    connect: Box<dyn Fn() -> Box<dyn Stream>>,
+    stream: BufReader<Box<dyn Stream>>,
 }
 
 /// A response; its body with the chunks put together.
@@ -26,15 +31,22 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     fields.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }
 
-fn connect(to: SocketAddr) -> BufReader<TcpStream> {
+/// A plain connection.
+pub fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    BufReader::new(stream)
+    stream
 }
 
 impl Client {
     pub fn new(to: SocketAddr) -> Self {
-        Self { to, stream: connect(to) }
+        Self::by(move || Box::new(connect(to)))
+    }
+
+    /// A client that connects so.
+    pub fn by(connect: impl Fn() -> Box<dyn Stream> + 'static) -> Self {
+        let stream = BufReader::new(connect());
+        Self { connect: Box::new(connect), stream }
     }
 
     pub fn get(&mut self, path: &str) -> (String, Vec<u8>) {
@@ -54,7 +66,7 @@ impl Client {
         let head = self.head();
         let body = self.body(method, &head);
         if field(&head, "Connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
-            self.stream = connect(self.to);
+            self.stream = BufReader::new((self.connect)());
         }
         Response { head, body }
     }

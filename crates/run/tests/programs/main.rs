@@ -12,3 +12,4 @@ mod nginx;
 mod peers;
 mod processes;
 mod stores;
+mod tls;

@@ -58,9 +58,14 @@ impl Chooser {
 
 /// Asks for so much, on a few connections in turn.
 pub fn ask(site: &Site<'_>, requests: usize, seed: u64) {
+    ask_as(site, || Client::new(site.to), requests, seed);
+}
+
+/// The same by clients of another kind.
+pub fn ask_as(site: &Site<'_>, client: impl Fn() -> Client, requests: usize, seed: u64) {
     println!("seed {seed}");
     let mut chooser = Chooser(seed << 32);
-    let mut clients: Vec<Client> = (0..4).map(|_| Client::new(site.to)).collect();
+    let mut clients: Vec<Client> = (0..4).map(|_| client()).collect();
     for turn in 0..requests {
         let client = chooser.below(clients.len());
         one(site, &mut clients[client], &mut chooser, turn);
