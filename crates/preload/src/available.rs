@@ -2,8 +2,9 @@
 
 use std::os::fd::RawFd;
 
-use shunt_odb::frame::{Beginning, PREAMBLE, Receiving, Want};
+use shunt_odb::frame::Want;
 
+use crate::ahead::{Piece, walk};
 use crate::descriptors;
 use crate::kernel;
 use crate::receive::{Read, Stop, own};
@@ -39,57 +40,18 @@ pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usi
         Err(Stop::Failed(errno)) => return Err(errno),
     }
     let mut bytes = vec![0; there];
-    match kernel::receive(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-        Ok(seen) => Ok(count(&mut read.state(), &bytes[..seen])),
-        Err(libc::EAGAIN) => Ok(0),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// Bytes of the program in what is in the socket.
-fn count(receiving: &mut Receiving, mut bytes: &[u8]) -> usize {
+    let seen = match kernel::receive(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(seen) => &bytes[..seen],
+        Err(libc::EAGAIN) => return Ok(0),
+        Err(errno) => return Err(errno),
+    };
     let mut total = 0;
-    while !bytes.is_empty() {
-        let used = match receiving.want() {
-            Want::Preamble(length) => match receiving.saw_preamble(&bytes[..length.min(bytes.len())]) {
-                Beginning::Framed => PREAMBLE.len(),
-                Beginning::Plain => return bytes.len(),
-                Beginning::Undecided => return total,
-            },
-            Want::Header(length) => {
-                let now = length.min(bytes.len());
-                if receiving.took_header(&bytes[..now]).is_err() {
-                    return total;
-                }
-                now
-            }
-            Want::Real(left) => {
-                let now = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-                receiving.took_real(now as u64);
-                total += now;
-                now
-            }
-            Want::ReferencePart(length) => {
-                let now = length.min(bytes.len());
-                if receiving.took_reference_part(&bytes[..now]).is_err() {
-                    return total;
-                }
-                now
-            }
-            Want::Reference => {
-                match receiving.saw_reference(bytes[0]) {
-                    Err(_) => return total,
-                    Ok(None) => receiving.took_void(),
-                    Ok(Some(left)) => {
-                        receiving.took_reference(&left, left.length);
-                        total += left.length as usize;
-                    }
-                }
-                1
-            }
-            Want::Plain | Want::Broken => return total,
+    walk(&mut read.state(), seen, |piece| {
+        total += match piece {
+            Piece::Real(bytes) => bytes.len(),
+            Piece::Reference(left) => left.length as usize,
         };
-        bytes = &bytes[used..];
-    }
-    total
+        true
+    });
+    Ok(total)
 }

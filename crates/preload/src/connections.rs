@@ -25,9 +25,11 @@ const FRAMES: usize = 16;
 const ERROR: usize = 20;
 const RECEIVING: usize = 24;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
+/// Whether the program has looked at what it has not taken (MSG_PEEK).
+const SHOWN: usize = SENDING + size_of::<Sending>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
-const _: () = assert!(SENDING + size_of::<Sending>() <= STATE_BYTES);
+const _: () = assert!(SHOWN + size_of::<u32>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
 
 const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
@@ -181,6 +183,18 @@ impl<'a> Connection<'a> {
     pub fn begin_frames(&self) {
         let state = self.table.word(self.at + FRAMES);
         let _ = state.compare_exchange(UNDECIDED, ALWAYS, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// What the program has been shown, its next read has to have, too.
+    pub fn set_shown(&self, shown: bool) {
+        let state = self.table.word(self.at + SHOWN);
+        if state.load(Ordering::Relaxed) != u32::from(shown) {
+            state.store(u32::from(shown), Ordering::Relaxed);
+        }
+    }
+
+    pub fn was_shown(&self) -> bool {
+        self.table.word(self.at + SHOWN).load(Ordering::Relaxed) != 0
     }
 
     /// Keeps an error for the next call.

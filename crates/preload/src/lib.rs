@@ -3,8 +3,8 @@
 //! * [`hooks`]: the symbols, and nothing but which of the functions below each means;
 //! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
 //! * [`outside`]: what a write to anywhere else does with absent memory;
-//! * [`send`], [`receive`], [`available`], [`pipe`]: what a write, a read, FIONREAD and a splice of a connection do;
-//!   [`kernel`]: by which calls;
+//! * [`send`], [`receive`], [`peek`], [`available`], [`pipe`]: what a write, a read, a look (MSG_PEEK), FIONREAD and a
+//!   splice of a connection do; [`ahead`]: what is in its socket; [`kernel`]: by which calls;
 //! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`store`]: where this process leaves what it writes;
@@ -13,6 +13,7 @@
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
 //! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
 
+mod ahead;
 mod allocator;
 mod available;
 mod blocks;
@@ -24,6 +25,7 @@ mod hooks;
 mod kernel;
 mod memory;
 mod outside;
+mod peek;
 mod pipe;
 mod receive;
 mod runtime;

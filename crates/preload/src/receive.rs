@@ -13,6 +13,7 @@ use crate::connections::Connection;
 use crate::descriptors;
 use crate::hooks::{outside, real};
 use crate::kernel;
+use crate::peek::peek;
 use crate::runtime::Runtime;
 use crate::send::{Errno, PARTS_AT_ONCE, Parts, addresses, length, split};
 use crate::stack;
@@ -61,6 +62,9 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
     if room == 0 || connection.receiving().want() == Want::Plain {
         return plain(runtime, fd, iov, flags);
     }
+    if flags & libc::MSG_PEEK != 0 {
+        return peek(runtime, fd, place, iov, flags);
+    }
     let mut got = 0;
     loop {
         let locked = connection.lock_receiving();
@@ -72,11 +76,12 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         let mut read = Read::new(runtime, connection, fd, flags & !libc::MSG_DONTWAIT);
         read.got = got;
         let rest = split(iov, got).1;
-        let stop = if flags & libc::MSG_PEEK != 0 { read.peek(rest) } else { read.fill(rest) };
-        if flags & libc::MSG_PEEK == 0 {
-            got = read.got;
-        }
+        let stop = read.fill(rest);
+        got = read.got;
         read.keep();
+        if got > 0 {
+            connection.set_shown(false);
+        }
         drop(locked);
         match stop {
             Ok(()) => return Ok(read.got),
@@ -117,7 +122,7 @@ fn announce(fd: RawFd) {
     };
 }
 
-fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+pub fn plain(runtime: &Runtime, fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     overwriting(runtime, fd, iov);
     outside(|| patient(fd, iov, flags))
 }
@@ -133,7 +138,7 @@ pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
 }
 
 /// recvmsg(2) that may wait: glibc's, where the thread may be cancelled.
-fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+pub fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let mut message = kernel::message(iov);
     // SAFETY: the parts are the program's or our own, writable for the call.
     let got = unsafe { real::recvmsg(fd, &raw mut message, flags) };
@@ -268,6 +273,7 @@ impl<'a> Read<'a> {
             && start != 0
             && !start.is_multiple_of(PAGE_BYTES)
             && self.flags & libc::MSG_WAITALL == 0
+            && !self.connection.was_shown()
             && !self.runtime.memory.can_be_absent(&(start..start + 1)).is_empty()
     }
 
@@ -354,7 +360,7 @@ impl<'a> Read<'a> {
     }
 
     /// Puts bytes that were seen into the program's memory.
-    fn place(&self, rest: &[iovec], mut bytes: &[u8]) {
+    pub fn place(&self, rest: &[iovec], mut bytes: &[u8]) {
         for part in rest {
             let (now, after) = bytes.split_at(bytes.len().min(part.iov_len));
             if now.is_empty() {
@@ -515,25 +521,5 @@ impl<'a> Read<'a> {
         let mut into = vec![0; bytes as usize];
         let fetched = self.runtime.memory.holders.fetch(&Reference { length: bytes, ..*reference }, &mut into);
         fetched.map(|()| into).map_err(|_| Stop::Failed(libc::ECONNRESET))
-    }
-
-    /// MSG_PEEK: what the next frame has, without taking it.
-    fn peek(&mut self, rest: Parts) -> Result<(), Stop> {
-        match self.frame()? {
-            Frame::Real(left) => {
-                let (now, _) = split(&rest, usize::try_from(left).unwrap_or(usize::MAX));
-                overwriting(self.runtime, self.fd, &now);
-                self.got = self.take(&now, 1)?;
-            }
-            Frame::Reference(left) => {
-                let part = rest[0];
-                let now = (part.iov_len as u64).min(left.length);
-                if self.flags & libc::MSG_TRUNC == 0 {
-                    self.fetch(&Reference { length: now, ..left }, part.iov_base as usize)?;
-                }
-                self.got = now as usize;
-            }
-        }
-        Ok(())
     }
 }

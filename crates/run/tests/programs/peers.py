@@ -55,8 +55,11 @@ def receive_some(chooser, sock, buffer, expected, at):
     size = chooser.choice([1, 8, 100, 4096, 8192, 65_536, 65_536, 262_144])
     how = chooser.randrange(7)
     if how == 0:
+        there = array.array("i", [0])
+        fcntl.ioctl(sock.fileno(), FIONREAD, there)
         seen = sock.recv(size, socket.MSG_PEEK)
         assert seen == expected[at:at + len(seen)], f"peeked bytes differ at {at}"
+        assert len(seen) >= min(size, there[0]), f"of {there[0]} bytes a look for {size} shows {len(seen)}"
         return -1 if seen else 0
     if how == 1:
         there = array.array("i", [0])
