@@ -272,6 +272,17 @@ impl Receiving {
         (half, false)
     }
 
+    /// The same for whoever has a share of this payload already: what is left keeps all of the weight, and the reference,
+    /// once it is used up, returns it. `None`: it is not.
+    pub fn took_more(&mut self, left: &Reference, bytes: u64) -> Option<Weight> {
+        if bytes >= left.length {
+            return self.took_reference(left, bytes).0;
+        }
+        self.taken += bytes;
+        self.weight_log2 = u32::from(left.weight.log2());
+        None
+    }
+
     /// The last byte of a reference that does not count was taken from the socket.
     pub fn took_void(&mut self) {
         debug_assert!(self.stage == WANT_REFERENCE);

@@ -8,6 +8,7 @@ use rustix::net::AddressFamily;
 use shunt_sys::odb;
 use shunt_sys::own::is_own;
 
+use crate::hooks::{errno, set_errno};
 use crate::runtime::Runtime;
 
 /// Descriptors beyond have no entry: they are never marked, and a connection that is agreed on is refused there.
@@ -44,7 +45,12 @@ pub fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
         FOREIGN | LISTENING | KEPT => None,
-        CONNECTING => settle(runtime, fd),
+        CONNECTING => {
+            let before = errno();
+            let place = settle(runtime, fd);
+            set_errno(before);
+            place
+        }
         place => Some(place - FIRST_PLACE),
     }
 }

@@ -36,7 +36,7 @@ pub fn errno() -> Errno {
     unsafe { *libc::__errno_location() }
 }
 
-fn set_errno(errno: Errno) {
+pub fn set_errno(errno: Errno) {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
@@ -59,10 +59,7 @@ fn connection(fd: RawFd) -> Option<(&'static Runtime, u32)> {
         return None;
     }
     let runtime = runtime()?;
-    let before = errno();
-    let place = descriptors::place(runtime, fd);
-    set_errno(before);
-    Some((runtime, place?))
+    Some((runtime, descriptors::place(runtime, fd)?))
 }
 
 thread_local! {

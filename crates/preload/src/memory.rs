@@ -17,13 +17,13 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece, Pieces};
 use shunt_odb::fetch::{self, FetchError, Holders, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
-use shunt_odb::reference::{Reference, Weight};
+use shunt_odb::reference::{PayloadId, Reference, Weight};
 use shunt_odb::segment::now_ms;
 use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
@@ -35,7 +35,7 @@ use scratch::Scratch;
 /// The most that is fetched at a time.
 const FETCH_BYTES: usize = 1 << 20;
 /// Shares that wait to go back before they are sent: few, because what they are of may be long, and its store is small.
-const RETURNS_AT_ONCE: usize = 8;
+const RETURNS_AT_ONCE: usize = 16;
 
 /// Bytes that are absent, for a look without the lock: nearly always, there are none.
 static ABSENT_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -65,6 +65,7 @@ pub struct Memory {
     pub holders: Holders,
     pub scratch: Scratch,
     pub returns: Arc<Returns>,
+    recent: Mutex<Weak<Hold>>,
 }
 
 #[derive(Default)]
@@ -117,6 +118,7 @@ impl Memory {
             holders: Holders::new(store, counts::begin),
             scratch: Scratch::default(),
             returns: Arc::default(),
+            recent: Mutex::default(),
         }
     }
 
@@ -126,7 +128,19 @@ impl Memory {
 
     /// A share of a payload that this process keeps from here on.
     pub fn hold(&self, reference: &Reference, share: Weight) -> Arc<Hold> {
-        Arc::new(Hold::new(reference.payload, share, &self.returns))
+        let hold = Arc::new(Hold::new(reference.payload, share, &self.returns));
+        if let Ok(mut recent) = self.recent.try_lock() {
+            *recent = Arc::downgrade(&hold);
+        }
+        hold
+    }
+
+    /// The last share that this process got, if it is of that payload and not given up: a body that is read in parts
+    /// takes one.
+    pub fn recent_hold(&self, payload: &PayloadId) -> Option<Arc<Hold>> {
+        // Not waited for: in the child of a fork, whoever has it may be gone.
+        let hold = self.recent.try_lock().ok()?.upgrade()?;
+        (hold.payload() == *payload).then_some(hold)
     }
 
     /// What of a range may be absent. Of a block also parts of pages, where no other thread can write beside them while

@@ -77,7 +77,7 @@ fn move_frame(read: &mut Read<'_>, pipe: RawFd, bytes: usize, flags: u32) -> Res
                 libc::EAGAIN => Stop::Empty(1),
                 errno => Stop::Failed(errno),
             })?;
-            read.took(&left, moved, None)?;
+            read.took(&left, moved, &[])?;
             Ok(moved)
         }
     }

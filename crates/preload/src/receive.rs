@@ -1,6 +1,7 @@
 //! What a read of a framed connection does: real bytes as they come; a reference becomes absent memory where the buffer
 //! has whole pages, and is fetched where it has not.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use libc::iovec;
@@ -8,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::frame::{Beginning, HEADER_BYTES, PREAMBLE, Receiving, Want};
 use shunt_odb::reference::{REFERENCE_BYTES, Reference};
 use shunt_sys::userfaultfd::PAGE_BYTES;
+use smallvec::SmallVec;
 
 use crate::connections::Connection;
 use crate::descriptors;
@@ -261,7 +263,7 @@ impl<'a> Read<'a> {
             }
             Frame::Reference(left) => {
                 let now = usize::try_from(left.length).unwrap_or(usize::MAX).min(length(rest));
-                self.took(&left, now, None)
+                self.took(&left, now, &[])
             }
         }
     }
@@ -279,9 +281,9 @@ impl<'a> Read<'a> {
 
     /// Takes frames as far as one look shows them, by one call more.
     fn look_ahead(&mut self, rest: &[iovec]) -> Result<(), Stop> {
-        let mut seen = [0; LOOK_BYTES];
-        let there = self.look(&mut seen, 1)?;
-        let seen = &seen[..there];
+        let mut looked = [0; LOOK_BYTES];
+        let there = self.look(&mut looked, 1)?;
+        let seen = &looked[..there];
         self.drained = there < LOOK_BYTES;
         let mut rest = Parts::from_slice(rest);
         let mut at = 0;
@@ -324,7 +326,7 @@ impl<'a> Read<'a> {
                 Want::Preamble(_) | Want::Plain | Want::Broken => return Err(Stop::Failed(libc::ECONNRESET)),
             }
         }
-        self.drain(at)
+        Self::drain(self.fd, &mut looked[..at])
     }
 
     /// Has the kernel put real bytes into place, behind `seen` bytes of ours that are not taken yet.
@@ -400,7 +402,7 @@ impl<'a> Read<'a> {
         let there = self.look(&mut seen[..bytes], bytes)?;
         match self.receiving.saw_preamble(&seen[..there]) {
             Beginning::Framed => {
-                self.drain(PREAMBLE.len())?;
+                Self::drain(self.fd, &mut seen)?;
                 self.connection.begin_frames();
                 Ok(())
             }
@@ -439,20 +441,19 @@ impl<'a> Read<'a> {
         self.look(&mut last, 1)?;
         let seen = self.receiving.saw_reference(last[0]).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
         if seen.is_none() {
-            self.drain(1)?;
+            Self::drain(self.fd, &mut last)?;
             self.receiving.took_void();
         }
         Ok(seen)
     }
 
     /// Takes what was looked at, all of which is there. TCP copies nothing then (tcp(7), MSG_TRUNC).
-    fn drain(&mut self, bytes: usize) -> Result<(), Stop> {
-        if bytes == 0 {
+    fn drain(fd: RawFd, looked: &mut [u8]) -> Result<(), Stop> {
+        if looked.is_empty() {
             return Ok(());
         }
-        let mut taken = [0; LOOK_BYTES];
-        match kernel::receive(self.fd, &own(&mut taken[..bytes]), libc::MSG_DONTWAIT | libc::MSG_TRUNC) {
-            Ok(got) if got == bytes => Ok(()),
+        match kernel::receive(fd, &own(looked), libc::MSG_DONTWAIT | libc::MSG_TRUNC) {
+            Ok(got) if got == looked.len() => Ok(()),
             _ => Err(Stop::Failed(libc::ECONNRESET)),
         }
     }
@@ -468,40 +469,70 @@ impl<'a> Read<'a> {
         self.receiving.took_header(&taken[1..got]).map_err(|_| Stop::Failed(libc::ECONNRESET))
     }
 
-    /// Gives the program what a reference stands for, in one part of its memory.
+    /// Gives the program what a reference stands for, in as much of its memory as can be absent from the beginning on.
     fn deliver(&mut self, left: &Reference, rest: &[iovec]) -> Result<(), Stop> {
-        let part = rest[0];
-        let room = usize::try_from(left.length).unwrap_or(usize::MAX).min(part.iov_len);
-        let start = part.iov_base as usize;
-        let absent = match stack::is_own(start) {
-            true => start..start,
-            false => self.runtime.memory.can_be_absent(&(start..start + room)),
-        };
-        // Up to what can be absent, then that, then what is behind it.
-        let now = match absent.start - start {
-            _ if absent.is_empty() => room,
-            0 => absent.len(),
-            head => head,
-        };
-        if absent.is_empty() || absent.start != start {
-            self.fetch(&Reference { length: now as u64, ..*left }, start)?;
-            self.took(left, now, None)
-        } else {
-            self.took(left, now, Some(start))
+        let mut absent: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+        let mut room = usize::try_from(left.length).unwrap_or(usize::MAX);
+        for part in rest {
+            let Range { start, end } = addresses(part);
+            let wanted = start..end.min(start.saturating_add(room));
+            let can = self.can_be_absent(&wanted);
+            if can != wanted {
+                if absent.is_empty() {
+                    return self.deliver_part(left, &wanted, can);
+                }
+                break;
+            }
+            room -= wanted.len();
+            absent.push(wanted);
+            if room == 0 {
+                break;
+            }
         }
+        let bytes = absent.iter().map(Range::len).sum();
+        self.took(left, bytes, &absent)
     }
 
-    /// Accounts for bytes of a reference that the program gets; with an address, as absent memory.
-    pub fn took(&mut self, left: &Reference, bytes: usize, absent: Option<usize>) -> Result<(), Stop> {
-        let (share, used_up) = self.receiving.took_reference(left, bytes as u64);
+    fn can_be_absent(&self, range: &Range<usize>) -> Range<usize> {
+        if stack::is_own(range.start) { range.start..range.start } else { self.runtime.memory.can_be_absent(range) }
+    }
+
+    /// In memory of which only `absent` can be so: up to that, then that, then what is behind it.
+    fn deliver_part(&mut self, left: &Reference, wanted: &Range<usize>, absent: Range<usize>) -> Result<(), Stop> {
+        let start = wanted.start;
+        if !absent.is_empty() && absent.start == start {
+            let bytes = absent.len();
+            return self.took(left, bytes, &[absent]);
+        }
+        let now = if absent.is_empty() { wanted.len() } else { absent.start - start };
+        self.fetch(&Reference { length: now as u64, ..*left }, start)?;
+        self.took(left, now, &[])
+    }
+
+    /// Accounts for bytes of a reference that the program gets; some, or all, as absent memory, which is given.
+    pub fn took(&mut self, left: &Reference, bytes: usize, absent: &[Range<usize>]) -> Result<(), Stop> {
         let memory = &self.runtime.memory;
+        let used_up = bytes as u64 >= left.length;
         // Kept until the bytes are there, or stand there: while it is, nobody can free them.
-        let hold = share.map(|share| memory.hold(left, share));
-        if let Some(start) = absent {
-            let made = hold.as_ref().is_some_and(|hold| memory.make_absent(start..start + bytes, hold, left.offset));
-            if !made {
-                self.fetch(&Reference { length: bytes as u64, ..*left }, start)?;
+        let hold = match memory.recent_hold(&left.payload) {
+            Some(hold) => {
+                if let Some(share) = self.receiving.took_more(left, bytes as u64) {
+                    memory.returns.give(left.payload, share);
+                }
+                Some(hold)
             }
+            None => self.receiving.took_reference(left, bytes as u64).0.map(|share| memory.hold(left, share)),
+        };
+        let mut offset = left.offset;
+        for addresses in absent {
+            let length = addresses.len() as u64;
+            let made = hold.as_ref().is_some_and(|hold| memory.make_absent(addresses.clone(), hold, offset));
+            if !made && let Err(stop) = self.fetch(&Reference { offset, length, ..*left }, addresses.start) {
+                // Taken, and not there: a program that reads on must not get what follows.
+                self.receiving.break_off();
+                return Err(stop);
+            }
+            offset += length;
         }
         self.got += bytes;
         if used_up { self.drain_reference() } else { Ok(()) }

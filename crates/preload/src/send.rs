@@ -31,7 +31,7 @@ const STORED_MAX: usize = 1 << 20;
 pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
 
 /// Parts of a program's memory. Few, as a rule: then they take no memory of the heap.
-pub type Parts = SmallVec<[iovec; 8]>;
+pub type Parts = SmallVec<[iovec; 4]>;
 
 /// The kernel's errno.
 pub type Errno = i32;
@@ -72,13 +72,12 @@ enum Part {
 }
 
 /// Cuts a write into what is present and what is absent.
-fn parts(runtime: &Runtime, iov: &[iovec]) -> SmallVec<[Part; 4]> {
-    let mut parts: SmallVec<[Part; 4]> = SmallVec::new();
+fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>) {
     for part in iov.iter().filter(|part| part.iov_len > 0) {
         let all = addresses(part);
         let mut at = all.start;
         for piece in runtime.memory.absent_within(&all) {
-            add_present(&mut parts, at..piece.addresses.start);
+            add_present(parts, at..piece.addresses.start);
             at = piece.addresses.end;
             let memory = of(&piece.addresses);
             let bytes = piece.addresses.len() as u64;
@@ -92,12 +91,11 @@ fn parts(runtime: &Runtime, iov: &[iovec]) -> SmallVec<[Part; 4]> {
             } else if let Some(reference) = piece.hold.refer(piece.offset, bytes) {
                 parts.push(Part::Absent(smallvec![memory], reference));
             } else {
-                add_present(&mut parts, piece.addresses);
+                add_present(parts, piece.addresses);
             }
         }
-        add_present(&mut parts, at..all.end);
+        add_present(parts, at..all.end);
     }
-    parts
 }
 
 pub fn of(addresses: &Range<usize>) -> iovec {
@@ -185,7 +183,8 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     }
     let _locked = connection.lock_sending();
     let mut write = Write::new(runtime, connection, fd, flags)?;
-    let outcome = frames(runtime, iov, write.sending.promised() as usize).and_then(|frames| write.all(&frames));
+    let mut frames = Frames::new();
+    let outcome = cut(runtime, iov, write.sending.promised() as usize, &mut frames).and_then(|()| write.all(&frames));
     write.end(outcome)
 }
 
@@ -239,9 +238,15 @@ pub fn from_pipe(
 type Frames = SmallVec<[Frame; 4]>;
 
 /// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
-fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Frames, Stop> {
-    let mut frames = Frames::new();
-    for part in parts(runtime, iov) {
+fn cut(runtime: &Runtime, iov: &[iovec], mut promised: usize, frames: &mut Frames) -> Result<(), Stop> {
+    let is_short = (1..STORED_MIN).contains(&length(iov));
+    if promised == 0 && is_short && !iov.iter().any(|part| runtime.memory.meets(&addresses(part))) {
+        frames.push(Frame::Real(Parts::from_slice(iov)));
+        return Ok(());
+    }
+    let mut all = SmallVec::new();
+    parts(runtime, iov, &mut all);
+    for part in all {
         match part {
             Part::Present(memory) => {
                 let (owed, rest) = split(&memory, promised);
@@ -249,7 +254,7 @@ fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Frame
                 if !owed.is_empty() {
                     frames.push(Frame::Promised(owed));
                 }
-                present(runtime, &rest, &mut frames);
+                present(runtime, &rest, frames);
             }
             Part::Absent(memory, mut reference) => {
                 let (owed, rest) = split(&memory, promised);
@@ -276,7 +281,7 @@ fn frames(runtime: &Runtime, iov: &[iovec], mut promised: usize) -> Result<Frame
             }
         }
     }
-    Ok(frames)
+    Ok(())
 }
 
 /// Bytes that are there: real where they are few or are framing, else through the store.
