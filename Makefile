@@ -6,7 +6,7 @@ BIN := target/release
 # Cargo builds as the user who asks; what it built runs as root.
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo fuzz test soak nginx-tests tlsfuzzer check bench build clean packages rust
+.PHONY: demo fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -30,6 +30,9 @@ nginx-tests: packages  ## nginx's own test suite, without the module and with it
 	@$(MAKE) --no-print-directory -C nginx
 	@$(MAKE) --no-print-directory -C nginx/t
 	$(SUDO) nginx/t/nginx-tests.py
+
+odb-suites: build      ## the suites of nginx, HAProxy and Apache, without Shunt and under `shunt run`; fetches them
+	$(SUDO) crates/run/suites/run.py
 
 tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and with it; fetches the suite
 	scripts/fetch-tlsfuzzer

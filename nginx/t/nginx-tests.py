@@ -16,18 +16,17 @@ without; only a difference that stays is one. The differences that are meant are
 The suite needs perl; what it finds missing (perl modules, dynamic modules of nginx) it skips. As root everything
 runs in a network namespace of its own.
 """
-import argparse, ctypes, fnmatch, glob, multiprocessing, os, re, shutil, signal, subprocess, sys, tempfile, time
+import argparse, multiprocessing, os, re, shutil, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import agent as agents
+import nginx_suite
+from confined import Missing, finished, own_network, started
+from tap import Result, differences
 
-REPOSITORY = "https://github.com/nginx/nginx-tests"
-COMMIT = "7ecb7ae5b6949d4f8687d72a41a7398cce5778c3"  # 2022-10-26, a week after nginx 1.22.1
-CHECKOUT = os.path.join(HERE, "../../target/nginx-tests", COMMIT)
 MODULE = os.path.abspath(os.path.join(HERE, "../build/ngx_http_shunt_module.so"))
 SHIM = os.path.join(HERE, "build/kernel_shim.so")
-CLONE_NEWNET = 0x40000000
 TIMEOUT = 180  # seconds for one test file
 VARIANTS = "plain loaded relaying shortcuts fetching".split()
 WITH_AGENT = {"shortcuts", "fetching"}
@@ -54,87 +53,30 @@ shunt on; shunt_trust all; shunt_offer on; shunt_offer_min_length 1;
 
 # ---- one test file ----
 
-def tap(output):
-    """TAP, as {number: (state, description)}, and the reason why the file as a whole was skipped, or None."""
-    results, skipped = {}, None
-    for line in output.splitlines():
-        if m := re.match(r"1\.\.0\s*#\s*skip\S*\s*(.*)", line, re.I):
-            skipped = m.group(1)
-        if m := re.match(r"(not )?ok (\d+)(?: - )?(.*)$", line):
-            mark = re.search(r"#\s*(todo|skip)\b", m.group(3), re.I)
-            state = "not ok" if m.group(1) else "ok"
-            if mark:
-                state = "skip" if mark.group(1).lower() == "skip" else f"todo {state}"
-            results[int(m.group(2))] = state, re.sub(r"\s*#.*", "", m.group(3))
-    return results, skipped
-
-
-class Result:
-    def __init__(self, output, status):
-        self.assertions, self.skipped = tap(output)
-        self.output = output
-        self.ended = "" if status == 0 or self.failed() else f"exit status {status}"
-        self.counters = {}
-
-    def failed(self):
-        return [n for n, (state, _) in self.assertions.items() if state == "not ok"]
-
-    def text(self):
-        if self.skipped is not None:
-            return "skipped"
-        if self.ended:
-            return self.ended
-        return f"{len(self.failed())} failed" if self.failed() else "ok"
-
-
-def wrapper(path, environment, version_text):
-    """What the suite takes for nginx: the real one, that does not claim dynamic modules that are not installed."""
-    with open(path + ".version", "w") as f:
-        f.write(version_text)
-    with open(path, "w") as f:
-        f.write(f"#!/bin/sh\n[ \"$1\" = -V ] && exec cat {path}.version >&2\n")
-        f.write(f"exec env {environment} {shutil.which('nginx')} \"$@\"\n")
-    os.chmod(path, 0o755)
-
-
 def sendfile(suite, name):
     """Only what nginx would send with sendfile is offered. A file that sets it for itself cannot have it twice."""
     with open(f"{suite}/{name}", errors="replace") as f:
         return "" if "sendfile" in f.read() else "sendfile on;\n"
 
 
-def finish(perl):
-    """Its output and its exit status; a test that hangs is ended with its nginx and its daemons."""
-    for seconds, end in (TIMEOUT, signal.SIGTERM), (10, signal.SIGKILL):
-        try:
-            return perl.communicate(timeout=seconds)[0], perl.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(perl.pid, end)
-    return perl.communicate()[0], "none, it hung"
-
-
 def run_file(job):
     variant, name, options = job
     directory = tempfile.mkdtemp(prefix="shunt-nginx-tests-")
     os.chmod(directory, 0o755)
-    environment = dict(os.environ, LC_ALL="C", TMPDIR=directory, TEST_NGINX_BINARY=directory + "/nginx",
-                       TEST_NGINX_MODULES=options["modules"])
+    environment = nginx_suite.environment(directory, options["modules"])
     agent, preload = None, ""
     if variant in WITH_AGENT:
         agent = agents.Agent(directory)
     if variant == "shortcuts":
         preload = f"LD_PRELOAD={SHIM} SHUNT_SHIM={directory}/shim.sock"
-    wrapper(directory + "/nginx", preload, options["version"])
-    # as root the suite's directories are root's: workers as nobody could not read them
-    environment["TEST_NGINX_GLOBALS"] = "user root;\n" if os.geteuid() == 0 else ""
+    nginx_suite.wrapper(directory + "/nginx", f"env {preload}", options["version"])
     if variant != "plain":
         environment["TEST_NGINX_GLOBALS"] += f"load_module {MODULE};\n"
     environment["TEST_NGINX_GLOBALS_HTTP"] = sendfile(options["suite"], name)
     if variant not in ("plain", "loaded"):
         environment["TEST_NGINX_GLOBALS_HTTP"] += DIRECTIVES.format(dir=directory)
-    perl = subprocess.Popen(["perl", "-I", "lib", name], cwd=options["suite"], env=environment, start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    result = Result(*finish(perl))
+    perl = started(["perl", "-I", "lib", name], options["suite"], environment)
+    result = Result(*finished(perl, TIMEOUT))
     if agent:
         result.counters = agent.counters()
         agent.close()
@@ -153,18 +95,6 @@ def run(jobs, processes, report):
 
 
 # ---- the comparison ----
-
-def differences(plain, other):
-    """{number: line} of the assertions that are not what they are without the module; 0 is the file as a whole."""
-    lines = {}
-    for n in sorted(plain.assertions.keys() | other.assertions.keys()):
-        a, b = plain.assertions.get(n), other.assertions.get(n)
-        if (a and a[0]) != (b and b[0]):
-            lines[n] = f"{n} \"{(a or b)[1]}\": {a[0] if a else 'missing'}, now {b[0] if b else 'missing'}"
-    if plain.skipped != other.skipped or plain.ended != other.ended:
-        lines[0] = f"{plain.text()}, now {other.text()}"
-    return lines
-
 
 def expected(variant, name, lines):
     """The same lines with their reasons, or None: something is not in EXPECTED."""
@@ -202,47 +132,6 @@ class Comparison:
 
 # ---- getting ready ----
 
-def fail(sentence):
-    print(f"nginx-tests.py: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def checkout():
-    if os.path.exists(CHECKOUT + "/lib/Test/Nginx.pm"):
-        return CHECKOUT
-    print(f"Fetching {REPOSITORY}, commit {COMMIT[:12]}", flush=True)
-    os.makedirs(CHECKOUT, exist_ok=True)
-    git = ["git", "-C", CHECKOUT]
-    environment = dict(os.environ, GIT_TERMINAL_PROMPT="0")
-    for command in "init -q", f"fetch -q --depth 1 {REPOSITORY} {COMMIT}", "checkout -q FETCH_HEAD":
-        done = subprocess.run(git + command.split(), stderr=subprocess.PIPE, text=True, env=environment)
-        if done.returncode:
-            shutil.rmtree(CHECKOUT)
-            why = (done.stderr.strip() or "git failed").splitlines()[-1]
-            fail(f"the suite cannot be fetched ({why}); with a copy of commit {COMMIT[:12]}, give --suite DIR")
-    return CHECKOUT
-
-
-def version(modules):
-    """nginx -V without the dynamic modules that are not installed; and the directory of those that are."""
-    text = subprocess.run(["nginx", "-V"], stderr=subprocess.PIPE, text=True).stderr
-    modules = modules or (re.search(r"--modules-path=(\S+)", text) or ["", "/usr/lib/nginx/modules"])[1]
-    def keep(m):
-        name = {"http_xslt_module": "http_xslt_filter_module", "mail": "mail_module", "stream": "stream_module",
-                "stream_geoip_module": "stream_geoip_module"}.get(m.group(1), m.group(1))
-        return m.group(0) if os.path.exists(f"{modules}/ngx_{name}.so") else ""
-    return re.sub(r"--with-([a-z_]+)=dynamic", keep, text), os.path.abspath(modules)
-
-
-def own_network():
-    """A loopback of our own, as root: nothing else listens on the suite's ports, and nothing leaves."""
-    if os.geteuid() != 0:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
-        fail("no network namespace can be made (unshare: " + os.strerror(ctypes.get_errno()) + ")")
-
-
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""
 examples:
@@ -266,27 +155,20 @@ NO_COLOR in the environment turns colours off.""")
 
 
 def prepare(a):
-    for program in "nginx", "perl":
-        if not shutil.which(program):
-            fail(f"{program} is not installed")
     for path, target in (MODULE, "make -C nginx"), (SHIM, "make -C nginx/t"):
         if not os.path.exists(path):
-            fail(f"{os.path.relpath(path)} is missing; {target} builds it")
-    suite = os.path.abspath(a.suite) if a.suite else checkout()
-    if not os.path.exists(suite + "/lib/Test/Nginx.pm"):
-        fail(f"{suite} is not a copy of nginx-tests: it has no lib/Test/Nginx.pm")
-    names = sorted(os.path.basename(f) for f in glob.glob(suite + "/*.t"))
-    patterns = a.files or (QUICK if a.quick else ["*"])
-    names = [n for n in names if any(fnmatch.fnmatch(n, p) or fnmatch.fnmatch(n, p + ".t") for p in patterns)]
+            raise Missing(f"{os.path.relpath(path)} is missing; {target} builds it")
+    suite = nginx_suite.checkout(a.suite)
+    names = nginx_suite.files(suite, a.files or (QUICK if a.quick else ["*"]))
     if not names:
-        fail("no test file has such a name")
+        raise Missing("no test file has such a name")
     variants = VARIANTS[1:] if not a.only else [v for v in VARIANTS if v in a.only]
     if a.quick and not a.only:
         variants.remove("loaded")
     if os.geteuid() != 0 and WITH_AGENT.intersection(variants):
         print("shortcuts and fetching: skipped, the stand-in agent needs root (a BPF ring buffer)")
         variants = [v for v in variants if v not in WITH_AGENT]
-    text, modules = version(a.modules)
+    text, modules = nginx_suite.version(a.modules)
     return names, ["plain"] + variants, {"suite": suite, "modules": modules, "version": text}
 
 
@@ -355,5 +237,8 @@ def main():
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except Missing as missing:
+        print(f"nginx-tests.py: {missing}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Runs other projects' test suites without Shunt and under `shunt run`, and says what differs.
+
+  nginx     nginx-tests (https://github.com/nginx/nginx-tests): what proxies, and what changes bodies
+  haproxy   HAProxy's regression tests (reg-tests/), by vtest
+  apache    Apache's test framework (https://github.com/apache/httpd-tests), by Apache::Test
+
+Each runs against the installed program, three times:
+
+  plain     without Shunt: what the others are compared with
+  server    the server under Shunt: its connections to itself are between two programs under Shunt
+  all       all under Shunt, the suite's own clients and backends, too: every connection on the machine is
+
+Compared is every single assertion. A test that fails without Shunt too fails for reasons of its own, and is no
+difference. One that differs is run again, alone, without and with; only a difference that stays is one, and a test that
+hangs under Shunt only. Differences that are meant are in each suite's EXPECTED, with their reasons.
+
+As root: it starts an agent of its own, in a control group of its own, and each test in a network namespace of its own.
+"""
+import argparse, multiprocessing, os, sys, time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "../../../nginx/t")]
+import apache, haproxy, nginx
+from confined import Missing, own_network
+from machine import Machine
+from tap import differences
+
+SUITES = {suite.NAME: suite for suite in (nginx, haproxy, apache)}
+VARIANTS = ["plain", "server", "all"]
+REPETITIONS = 2
+
+
+# ---- running ----
+
+class Runner:
+    """Runs sessions, each in a process of its own: its network ends with it."""
+
+    def __init__(self, machine, prepared):
+        self.machine, self.prepared = machine, prepared
+
+    def session(self, job):
+        suite, variant, names = job
+        own_network()
+        return suite, variant, SUITES[suite].run(self.machine, variant, names, self.prepared[suite])
+
+    def run(self, jobs, processes):
+        """{(suite, variant, file): result}"""
+        global runner
+        runner = self
+        results = {}
+        with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+            self.collect(pool.imap_unordered(session, jobs, 1), len(jobs), results)
+        return results
+
+    @staticmethod
+    def collect(sessions, total, results):
+        for done, (suite, variant, found) in enumerate(sessions, 1):
+            results.update({(suite, variant, name): result for name, result in found.items()})
+            if sys.stderr.isatty():
+                print(f"\r{done}/{total} ", end="", file=sys.stderr, flush=True)
+
+
+# What the processes of a pool have inherited.
+runner = None
+
+
+def session(job):
+    return runner.session(job)
+
+
+# ---- comparing ----
+
+class Comparison:
+    """The differences by (suite, variant, file): meant, gone when the file ran again alone, and the others."""
+
+    def __init__(self, results, again):
+        self.meant, self.unsteady, self.wrong = {}, {}, {}
+        for (suite, variant, name), result in sorted(results.items()):
+            if variant == "plain":
+                continue
+            lines = differences(results[suite, "plain", name], result)
+            key = suite, variant, name
+            if not lines:
+                continue
+            if reasons := expected(suite, name, lines):
+                self.meant[key] = reasons
+            elif hung(results, key) or all(self.differs(again, key) for _ in range(REPETITIONS)):
+                self.wrong[key] = lines
+            else:
+                self.unsteady[key] = lines
+
+    @staticmethod
+    def differs(again, key):
+        suite, variant, name = key
+        results = again(suite, ["plain", variant], name)
+        lines = differences(results[suite, "plain", name], results[key])
+        return bool(lines) and not expected(suite, name, lines)
+
+    def word(self, key):
+        if key in self.wrong:
+            return "DIFFERENT"
+        return "meant" if key in self.meant else "unsteady" if key in self.unsteady else ""
+
+
+def hung(results, key):
+    suite, _, name = key
+    return "hung" in results[key].ended and "hung" not in results[suite, "plain", name].ended
+
+
+def expected(suite, name, lines):
+    """The same lines with their reasons, or None: one is not meant."""
+    reasons = {n: SUITES[suite].EXPECTED.get((name, n)) for n in lines}
+    if not all(reasons.values()):
+        return None
+    return {n: f"{line}; {reasons[n]}" for n, line in lines.items()}
+
+
+# ---- the report ----
+
+def table(results, compared, variants):
+    print(f"\n{'file':56}" + "".join(f"{variant:>16}" for variant in variants))
+    for suite, name in sorted({(suite, name) for suite, _, name in results}):
+        words = [compared.word((suite, variant, name)) for variant in variants[1:]]
+        row = "".join(f"{results[suite, variant, name].text():>16}" for variant in variants)
+        print(f"{suite + ' ' + name:56}{row}  {next(filter(None, words), '')}".rstrip())
+    print()
+    for suite in sorted({suite for suite, _, _ in results}):
+        for variant in variants:
+            found = [result for (s, v, _), result in results.items() if (s, v) == (suite, variant)]
+            states = [state for result in found for state, _ in result.assertions.values()]
+            print(f"{suite:8} {variant:8} {len(found):4} files, {sum(r.text() == 'ok' for r in found):4} ok, "
+                  f"{sum(r.skipped is not None for r in found):3} skipped, {len(states):5} assertions, "
+                  f"{states.count('not ok'):4} failed")
+
+
+def show(title, found, results, verbose):
+    if found:
+        print(f"\n{title}")
+    for (suite, variant, name), lines in found.items():
+        print(f"  {suite} {variant} {name}")
+        for line in lines.values():
+            print(f"      {line}")
+        if verbose:
+            print("      | " + results[suite, variant, name].output.replace("\n", "\n      | "))
+
+
+def carried(machine):
+    """That references were sent at all: a run without any shows nothing."""
+    counted = machine.counted() or {}
+    for name in "sent_real", "sent_by_reference", "received_absent", "fetched", "fetched_by_fault":
+        total = sum(counters[name] for counters in counted.values())
+        print(f"{name:18} {total:12} bytes, of {', '.join(p for p, c in sorted(counted.items()) if c[name]) or 'nobody'}")
+
+
+# ---- the command ----
+
+def parse_arguments():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""
+examples:
+  crates/run/suites/run.py                     all three suites, about an hour on two cores
+  crates/run/suites/run.py --quick             a few files of each, two minutes
+  crates/run/suites/run.py 'nginx:proxy_*' -v  these files, and the output of those that differ
+
+exit status: 0 no difference that is not meant, 1 there is one, 2 it could not run.""")
+    p.add_argument("suites", nargs="*", metavar="SUITE[:PATTERN]", help="default: all of all")
+    p.add_argument("--quick", action="store_true", help="a few files of each suite")
+    p.add_argument("--fetched", action="store_true", help="leave out, and say so, what has not been fetched")
+    p.add_argument("--only", metavar="VARIANT", choices=VARIANTS[1:], help="beside plain only this one")
+    p.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="files at a time; default: one a core")
+    p.add_argument("-v", "--verbose", action="store_true", help="the output of files that differ")
+    return p.parse_args()
+
+
+def chosen(a):
+    """{suite: patterns}"""
+    found = {}
+    for argument in a.suites or SUITES:
+        name, _, pattern = argument.partition(":")
+        if name not in SUITES:
+            raise Missing(f"there is no suite {name}; there are {', '.join(SUITES)}")
+        suite = SUITES[name]
+        if a.fetched and not all(os.path.exists(copy) for copy in suite.COPIES):
+            print(f"SKIPPED: {name}: its suite has not been fetched; make odb-suites fetches it")
+            continue
+        found.setdefault(name, []).extend([pattern] if pattern else suite.QUICK if a.quick else suite.FILES)
+    return found
+
+
+def main():
+    a = parse_arguments()
+    variants = ["plain", a.only] if a.only else VARIANTS
+    began = time.time()
+    asked = chosen(a)
+    if not asked:
+        return 0
+    prepared = {name: SUITES[name].prepare() for name in asked}
+    with Machine() as machine:
+        runs = Runner(machine, prepared).run
+        sessions = {name: SUITES[name].sessions(prepared[name], patterns) for name, patterns in asked.items()}
+        if not all(sessions.values()):
+            raise Missing("no test file has such a name")
+        print(", ".join(f"{sum(map(len, s))} files of {name}" for name, s in sessions.items()) +
+              f"; {', '.join(variants)}; {a.jobs} at a time", flush=True)
+        jobs = [(name, variant, names) for name in sessions for variant in variants for names in sessions[name]]
+        results = runs(jobs, a.jobs)
+        compared = Comparison(results, lambda suite, variants, name: runs([(suite, v, [name]) for v in variants], 1))
+        table(results, compared, variants)
+        carried(machine)
+    show("Differences that are meant:", compared.meant, results, False)
+    show("Different once, gone when run again alone:", compared.unsteady, results, a.verbose)
+    show("Differences:", compared.wrong, results, a.verbose)
+    print(f"\n{len(compared.wrong) or 'no'} difference{'s' * (len(compared.wrong) != 1)} that "
+          f"{'are' if len(compared.wrong) != 1 else 'is'} not meant, {time.time() - began:.0f} s")
+    return 1 if compared.wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Missing as missing:
+        print(f"run.py: {missing}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,14 @@
+//! A few files of other projects' suites say the same under Shunt as without: suites/run.py, which runs all of them.
+
+use std::process::Command;
+
+#[test]
+fn a_few_files_of_nginx_and_haproxy_say_the_same() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: it takes root to load BPF programs");
+        return;
+    }
+    let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/run.py");
+    let run = Command::new(runner).args(["--quick", "--fetched", "nginx", "haproxy"]).status().unwrap();
+    assert!(run.success(), "{runner} --quick: {run}");
+}
