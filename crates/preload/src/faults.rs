@@ -1,10 +1,9 @@
 //! The thread that serves faults of absent memory (the paper's RZM): the program's threads wait for it in the kernel.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use shunt_odb::fetch::FetchError;
 use shunt_sys::userfaultfd::{Event, Userfaultfd};
 
@@ -37,9 +36,7 @@ fn serve(memory: &Memory, faults: &Userfaultfd) {
     let mut looked = Instant::now();
     let every = Timespec { tv_sec: 0, tv_nsec: RETURNS_EVERY.subsec_nanos().into() };
     loop {
-        let mut wanted = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
-        let ready = poll(&mut wanted, Some(&every));
-        if ready == Ok(0) && memory.returns.waiting() > 0 {
+        if !faults.wait(every) && memory.returns.waiting() > 0 {
             memory.holders.send_returns(&memory.returns);
         }
         if looked.elapsed() > OLD_EVERY {

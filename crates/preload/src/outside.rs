@@ -47,24 +47,21 @@ pub fn write(
     }
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
-        let (now, behind) = split(&rest, OUTSIDE_AT_ONCE);
-        let chunk = Fetched::new(runtime, &now).ok_or(libc::ECONNRESET);
-        let went = chunk.and_then(|chunk| {
-            let went = emit(&chunk.iov)?;
-            chunk.keep_from(runtime, went);
-            Ok(went)
-        });
-        match went {
+        let now = split(&rest, OUTSIDE_AT_ONCE).0;
+        // Also where some went already: of a short write a program waits until there is room, and there is.
+        let chunk = Fetched::new(runtime, &now).ok_or(libc::ECONNRESET)?;
+        match emit(&chunk.iov) {
             Ok(went) => {
+                chunk.keep_from(runtime, went);
                 sent += went;
-                if went < length(&now) {
+                if went < length(&chunk.iov[..chunk.iov.len().min(libc::UIO_MAXIOV as usize)]) {
                     return Ok(sent);
                 }
+                rest = split(&rest, went).1;
             }
             Err(_) if sent > 0 => return Ok(sent),
             Err(errno) => return Err(errno),
         }
-        rest = behind;
     }
     Ok(sent)
 }

@@ -102,6 +102,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
             }
             Err(Stop::Failed(errno)) if read.got > 0 => {
                 connection.keep_error(errno);
+                announce(fd);
                 return Ok(read.got);
             }
             Err(Stop::Failed(errno)) => return Err(errno),
@@ -110,8 +111,8 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
     }
 }
 
-/// Has a socket that is readable say so once more: a program that was given less than it asked for waits for that
-/// (epoll(7), EPOLLET). The kernel looks at what is there whenever this bound is set (tcp_set_rcvlowat).
+/// Has a socket that is readable, or at its end, say so once more: a program that was given less than it asked for waits for
+/// that (epoll(7), EPOLLET). The kernel looks at what is there whenever this bound is set (tcp_set_rcvlowat).
 fn announce(fd: RawFd) {
     let one: libc::c_int = 1;
     let (value, bytes) = (&raw const one as usize, size_of_val(&one));

@@ -6,12 +6,18 @@
 //!
 //! Memory and events are handled by system calls of our own (rustix), not libc's: crates/preload interposes those, and
 //! calls this with its locks held.
+//!
+//! While memory is being unmapped or moved the kernel fills no page (EAGAIN), until somebody has read the event about it. So
+//! whoever fills pages takes events in, too: the thread that handles them may wait for a lock that the other has.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mm::{Advice, madvise};
 use zerocopy::FromBytes;
 
@@ -112,7 +118,13 @@ pub fn open_device() -> io::Result<File> {
 
 /// The missing pages of this process.
 #[derive(Debug)]
-pub struct Userfaultfd(OwnFd);
+pub struct Userfaultfd {
+    fd: OwnFd,
+    /// Events that were read by who filled pages.
+    taken: Mutex<VecDeque<Event>>,
+    /// Readable when there are such.
+    any_taken: OwnFd,
+}
 
 impl Userfaultfd {
     /// One for the calling process, nonblocking, from the open /dev/userfaultfd.
@@ -131,7 +143,9 @@ impl Userfaultfd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the kernel has just made it for us.
-        let this = Self(OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let fd = OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let any_taken = OwnFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let this = Self { fd, taken: Mutex::default(), any_taken };
         let mut api = UffdioApi { api: API, features: FEATURE_EVENT_REMAP | FEATURE_EVENT_UNMAP, ioctls: 0 };
         this.ioctl(iowr::<UffdioApi>(0x3f), &mut api)?;
         Ok(this)
@@ -139,7 +153,7 @@ impl Userfaultfd {
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
         // SAFETY: every caller pairs a request with the struct that it reads and writes.
-        match unsafe { libc::ioctl(self.0.as_fd().as_raw_fd(), request, std::ptr::from_mut(argument)) } {
+        match unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), request, std::ptr::from_mut(argument)) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -187,10 +201,12 @@ impl Userfaultfd {
     pub fn is_absent(&self, at: usize) -> bool {
         // The kernel looks at the page before it reads the source, and nothing is mapped at the source.
         const NOWHERE: u64 = 1 << 16;
-        let mut copy = UffdioCopy { dst: at as u64, src: NOWHERE, len: PAGE_BYTES as u64, mode: 0, copy: 0 };
-        match self.ioctl(iowr::<UffdioCopy>(0x03), &mut copy) {
-            Ok(()) => false,
-            Err(error) => error.raw_os_error() == Some(libc::EFAULT),
+        loop {
+            let mut copy = UffdioCopy { dst: at as u64, src: NOWHERE, len: PAGE_BYTES as u64, mode: 0, copy: 0 };
+            match self.ioctl(iowr::<UffdioCopy>(0x03), &mut copy).map_err(|error| error.raw_os_error()) {
+                Err(Some(libc::EAGAIN)) => self.let_change(),
+                outcome => return outcome == Err(Some(libc::EFAULT)),
+            }
         }
     }
 
@@ -227,7 +243,7 @@ impl Userfaultfd {
                     at_once = PAGE_BYTES;
                 }
                 Err(error) => {
-                    done += Self::progress(&error, copy.copy, || self.wake(at + done..at + done + PAGE_BYTES))?;
+                    done += self.progress(&error, copy.copy, at + done)?;
                 }
             }
         }
@@ -245,20 +261,45 @@ impl Userfaultfd {
             let mut zeropage = UffdioZeropage { range, mode: 0, zeropage: 0 };
             match self.ioctl(iowr::<UffdioZeropage>(0x04), &mut zeropage) {
                 Ok(()) => return Ok(()),
-                Err(error) => at += Self::progress(&error, zeropage.zeropage, || self.wake(at..at + PAGE_BYTES))?,
+                Err(error) => at += self.progress(&error, zeropage.zeropage, at)?,
             }
         }
         Ok(())
     }
 
-    /// How far a copy got that failed: the kernel stops at a page that is there (EEXIST) and where the address space
+    /// How far a copy to `at` got that failed: the kernel stops at a page that is there (EEXIST) and where the address space
     /// changes under it (EAGAIN), and says how many bytes it did.
-    fn progress(error: &io::Error, did: i64, wake: impl FnOnce() -> io::Result<()>) -> io::Result<usize> {
+    fn progress(&self, error: &io::Error, did: i64, at: usize) -> io::Result<usize> {
         match error.raw_os_error() {
-            Some(libc::EEXIST) => wake().map(|()| PAGE_BYTES),
-            Some(libc::EAGAIN) => Ok(usize::try_from(did).unwrap_or(0)),
+            Some(libc::EEXIST) => self.wake(at..at + PAGE_BYTES).map(|()| PAGE_BYTES),
+            Some(libc::EAGAIN) => {
+                let did = usize::try_from(did).unwrap_or(0);
+                if did == 0 {
+                    self.let_change();
+                }
+                Ok(did)
+            }
             _ => Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO))),
         }
+    }
+
+    /// Has those go on that unmap or move memory: they wait until the event about it has been read.
+    fn let_change(&self) {
+        let mut taken = self.taken();
+        let before = taken.len();
+        while let Ok(Some(event)) = self.read_event() {
+            taken.push_back(event);
+        }
+        if taken.len() > before {
+            let _ = rustix::io::write(&self.any_taken, &1u64.to_ne_bytes());
+        } else {
+            // They are not so far that there is an event, or were told and have not run yet.
+            rustix::thread::sched_yield();
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets those go on that wait for pages; a page that is still absent faults again.
@@ -270,13 +311,31 @@ impl Userfaultfd {
         self.ioctl(ior::<UffdioRange>(0x02), &mut range)
     }
 
+    /// Waits for an event. False: none came in time.
+    #[must_use]
+    pub fn wait(&self, patience: Timespec) -> bool {
+        let mut wanted = [PollFd::new(&self.fd, PollFlags::IN), PollFd::new(&self.any_taken, PollFlags::IN)];
+        poll(&mut wanted, Some(&patience)) != Ok(0)
+    }
+
     /// The next event; `None` when there is none.
     ///
     /// # Errors
     /// The kernel's.
     pub fn next_event(&self) -> io::Result<Option<Event>> {
+        let mut taken = self.taken();
+        if let Some(event) = taken.pop_front() {
+            if taken.is_empty() {
+                let _ = rustix::io::read(&self.any_taken, &mut [0; 8]);
+            }
+            return Ok(Some(event));
+        }
+        self.read_event()
+    }
+
+    fn read_event(&self) -> io::Result<Option<Event>> {
         let mut bytes = [0; size_of::<UffdMsg>()];
-        match rustix::io::read(&self.0, &mut bytes) {
+        match rustix::io::read(&self.fd, &mut bytes) {
             Ok(_) => {}
             Err(rustix::io::Errno::AGAIN) => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -293,8 +352,70 @@ impl Userfaultfd {
     }
 }
 
-impl AsFd for Userfaultfd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+    use super::*;
+
+    const SECOND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+    /// Pages of a mapping of their own, absent.
+    fn absent(faults: &Userfaultfd, pages: usize) -> Range<usize> {
+        let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, pages * PAGE_BYTES);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) }.unwrap() as usize;
+        faults.discard(at..at + bytes).unwrap();
+        at..at + bytes
+    }
+
+    /// Whoever handles events may wait for a lock that a thread holds while it fills pages.
+    #[test]
+    fn pages_are_filled_while_others_are_unmapped_that_nobody_handles() {
+        let Ok(device) = open_device() else {
+            eprintln!("SKIPPED: it takes /dev/userfaultfd, readable and writable");
+            return;
+        };
+        // SAFETY: only memory that this test has mapped for it.
+        let faults = Arc::new(unsafe { Userfaultfd::new(device.as_fd()) }.unwrap());
+        let (stays, leaves) = (absent(&faults, 4), [absent(&faults, 2), absent(&faults, 2)]);
+        let unmapping = leaves.clone().map(|pages| {
+            // SAFETY: memory that nobody touches any more.
+            std::thread::spawn(move || unsafe { munmap(pages.start as *mut _, pages.len()) }.unwrap())
+        });
+        assert!(faults.wait(SECOND), "the kernel tells of what is unmapped");
+        let (done, is_done) = channel();
+        let (filled, pages) = (Arc::clone(&faults), stays.clone());
+        std::thread::spawn(move || {
+            let was_absent = filled.is_absent(pages.start);
+            filled.fill(pages.start, &[7; 2 * PAGE_BYTES]).unwrap();
+            filled.fill_zeros(pages.start + 2 * PAGE_BYTES..pages.end).unwrap();
+            done.send(was_absent).unwrap();
+        });
+        let was_absent = is_done.recv_timeout(Duration::from_secs(20));
+        assert_eq!(was_absent, Ok(true), "they are absent, and then filled");
+        // SAFETY: mapped, and filled.
+        let got = unsafe { std::slice::from_raw_parts(stays.start as *const u8, stays.len()) };
+        assert!(
+            got[..2 * PAGE_BYTES].iter().all(|byte| *byte == 7) && got[2 * PAGE_BYTES..].iter().all(|byte| *byte == 0)
+        );
+
+        let mut told = Vec::new();
+        while told.len() < leaves.len() && faults.wait(SECOND) {
+            while let Some(event) = faults.next_event().unwrap() {
+                let Event::Unmap { start, end } = event else { panic!("{event:?}") };
+                told.push(start..end);
+            }
+        }
+        unmapping.into_iter().for_each(|thread| thread.join().unwrap());
+        told.sort_by_key(|pages| pages.start);
+        let mut left = leaves.to_vec();
+        left.sort_by_key(|pages| pages.start);
+        assert_eq!(told, left, "whoever handles events gets each");
+        assert_eq!(faults.next_event().unwrap(), None);
     }
 }

@@ -235,7 +235,7 @@ impl Drop for Machine {
 fn own_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let (next, pid) = (NEXT.fetch_add(1, Ordering::Relaxed), std::process::id());
-    SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8 | 1], 7440))
+    SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8], 7440 + (pid >> 16) as u16))
 }
 
 /// An address that nothing listens at.

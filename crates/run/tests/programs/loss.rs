@@ -82,6 +82,52 @@ fn a_process_that_touches_what_is_gone_ends() {
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
 }
 
+/// Waits for edges (EPOLLET), as nginx does: after a short read it looks again when it is told to. In memory of so few bytes
+/// nothing is absent.
+const READS_ON_EDGES: &str = "
+import select, socket, sys, time
+sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock.setblocking(False)
+edges = select.epoll()
+edges.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
+assert edges.poll(10)
+sock.sendall(b'go')
+time.sleep(2)
+got = b''
+while True:
+    assert [ready for ready in edges.poll(10) if ready[1] & select.EPOLLIN], f'no edge after {len(got)} bytes'
+    try:
+        while True:
+            now = sock.recv(3000)
+            assert now, 'the end'
+            got += now
+            if len(now) < 3000: break
+    except BlockingIOError:
+        pass
+    except ConnectionResetError:
+        break
+assert got == b'y' * 100, len(got)
+print('reset')
+";
+
+#[test]
+fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let port = free_address().port().to_string();
+    let program = |text: &str| {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped());
+        Program(command.spawn().unwrap())
+    };
+    let sends = SENDS.replace("sock.sendall(b'x'", "sock.sendall(b'y' * 100); sock.sendall(b'x'");
+    let _sends = program(&sends);
+    std::thread::sleep(Duration::from_millis(500));
+    let mut reads = program(READS_ON_EDGES);
+    let mut said = String::new();
+    reads.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "reset\n", "{}", reads.0.wait().unwrap());
+}
+
 /// What a program has sent outlives it.
 #[test]
 fn a_program_that_is_killed_has_sent_what_it_has_sent() {
