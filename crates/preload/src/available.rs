@@ -11,12 +11,19 @@ use crate::receive::{Read, Stop, own};
 use crate::runtime::Runtime;
 use crate::send::Errno;
 
-/// Bytes that the program could read now. Takes frames as far as there is nothing in them for the program: it may go by
-/// what this says and read no more, and what is left in a socket may be all that keeps its window shut.
+/// Bytes that the program could read now. It may go by what this says and read no more, so a read that takes the last of
+/// them takes what is behind them, too ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_receiving();
-    let mut read = Read::new(runtime, connection, fd, 0);
+    let bytes = look(Read::new(runtime, connection, fd, 0))?;
+    connection.tell(bytes);
+    Ok(bytes)
+}
+
+/// Takes frames as far as there is nothing in them for the program, and counts what is behind them.
+fn look(mut read: Read<'_>) -> Result<usize, Errno> {
+    let fd = read.fd();
     let there = rustix::io::ioctl_fionread(descriptors::borrow(fd)).map_err(|error| error.raw_os_error())?;
     let there = usize::try_from(there).unwrap_or(usize::MAX);
     let mut receiving = read.state();

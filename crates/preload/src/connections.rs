@@ -27,9 +27,11 @@ const RECEIVING: usize = 24;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
 /// Whether the program has looked at what it has not taken (MSG_PEEK).
 const SHOWN: usize = SENDING + size_of::<Sending>();
+/// Bytes that the program knows are there (FIONREAD, MSG_PEEK), and has not read since.
+const TOLD: usize = SHOWN + size_of::<u32>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
-const _: () = assert!(SHOWN + size_of::<u32>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
+const _: () = assert!(TOLD + size_of::<u32>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
 
 const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
@@ -195,6 +197,23 @@ impl<'a> Connection<'a> {
 
     pub fn was_shown(&self) -> bool {
         self.table.word(self.at + SHOWN).load(Ordering::Relaxed) != 0
+    }
+
+    /// The program is told that so many bytes are there.
+    pub fn tell(&self, bytes: usize) {
+        self.table.word(self.at + TOLD).store(u32::try_from(bytes).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// The program has got `bytes`: whether it had been told of some, and has all of them now.
+    pub fn took_told(&self, bytes: usize) -> bool {
+        let told = self.table.word(self.at + TOLD);
+        let before = told.load(Ordering::Relaxed);
+        if before == 0 {
+            return false;
+        }
+        let left = before.saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
+        told.store(left, Ordering::Relaxed);
+        left == 0
     }
 
     /// Keeps an error for the next call.

@@ -37,6 +37,9 @@ pub fn peek(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         let looked = look(&mut read, iov, flags);
         read.keep();
         connection.set_shown(looked.is_ok());
+        if let Ok(looked) = &looked {
+            connection.tell(looked.got);
+        }
         drop(locked);
         match looked {
             Ok(Looked { got, there }) if flags & libc::MSG_WAITALL != 0 && got < length(iov) && waits(fd, flags) => {

@@ -29,6 +29,9 @@ pub fn from_connection(
         let locked = connection.lock_receiving();
         let mut read = Read::new(runtime, connection, fd, 0);
         let moved = move_frame(&mut read, pipe, bytes, flags);
+        if let Ok(moved) = moved {
+            read.tidy(moved);
+        }
         read.keep();
         drop(locked);
         match moved {

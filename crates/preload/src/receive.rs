@@ -79,6 +79,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         read.got = got;
         let rest = split(iov, got).1;
         let stop = read.fill(rest);
+        read.tidy(read.got - got);
         got = read.got;
         read.keep();
         if got > 0 {
@@ -188,6 +189,17 @@ impl<'a> Read<'a> {
     /// Begins one, with the connection's lock held.
     pub fn new(runtime: &'static Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Self {
         Self { runtime, connection, fd, flags, receiving: connection.receiving(), got: 0, drained: false, real_end: 0 }
+    }
+
+    /// The program has got `bytes` more. Where those were all that it knew of (FIONREAD, MSG_PEEK) it may wait for an edge without
+    /// another read, and what there is of a frame may be all that keeps the socket's window shut: then that is taken.
+    pub fn tidy(&mut self, bytes: usize) {
+        if self.connection.took_told(bytes)
+            && !self.drained
+            && let Err(Stop::Failed(errno)) = self.frame()
+        {
+            self.connection.keep_error(errno);
+        }
     }
 
     /// Ends it: others go on from here.
