@@ -19,7 +19,7 @@ COPIES = [SUITE, VTEST]
 
 def prepare():
     for copy, repository, commit in [
-        (SUITE, "haproxy/haproxy", "a1efc048bf8a5e14466dbe7317e73117e8d66176"),  # v2.6.0
+        (SUITE, "haproxy/haproxy", "a0abec8bc0f5ac547cd2ee2c7af9f7d911549c78"),  # v2.7-dev9
         (VTEST, "vtest/VTest2", "11ee91098c7a1f0a1f8afab9a7356609bfd3cb2d"),  # 2025-07-14
     ]:
         done = subprocess.run([f"{ROOT}/scripts/fetch-commit", copy, repository, commit], stderr=subprocess.PIPE, text=True)
