@@ -164,8 +164,8 @@ pub fn waits(fd: RawFd, flags: i32) -> bool {
     flags & libc::MSG_DONTWAIT == 0 && !nonblocking.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
-/// Waits as the program's own call would, with its timeout and its signals, until so many bytes of ours are there. False:
-/// no more will come.
+/// Waits as the program's own call would, with its timeout and its signals, until so many bytes of ours are there, or
+/// fewer, and no more come. False: nothing is there, and nothing will come.
 pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     if !waits(fd, flags) {
         return Err(libc::EAGAIN);
@@ -173,8 +173,8 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     let mut seen = [0; REFERENCE_BYTES];
     let needed = needed.min(seen.len());
     let got = outside(|| patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL))?;
-    // Less of it: a signal came, or the end.
-    Ok(got == needed || got > 0 && !ended(fd))
+    // Less of it: a signal came, or the end, and then it is for the program what it is.
+    Ok(got > 0)
 }
 
 /// Whether the other end will send no more.
@@ -412,7 +412,8 @@ impl<'a> Read<'a> {
 
     fn preamble(&mut self, bytes: usize) -> Result<(), Stop> {
         let mut seen = [0; PREAMBLE.len()];
-        let there = self.look(&mut seen[..bytes], bytes)?;
+        // Who speaks without frames may say less than a preamble and wait for an answer: the first byte tells, as a rule.
+        let there = self.look(&mut seen[..bytes], 1)?;
         match self.receiving.saw_preamble(&seen[..there]) {
             Beginning::Framed => {
                 Self::drain(self.fd, &mut seen)?;

@@ -7,17 +7,23 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Runs one Python program that sends and one that receives, each under Shunt, and returns what the receiving one said.
+/// Runs one Python program that sends when it is told to and one that receives, each under Shunt, and returns what the
+/// receiving one said.
 fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
+    converse(bed, &format!("assert sock.recv(2) == b'go'\n{sends}"), &format!("sock.sendall(b'go')\n{receives}"))
+}
+
+/// The same, and the one that accepts may speak first.
+fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |text: &str| {
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    let _sends = Program(program(&format!("{LISTENS}{sends}")));
-    let receives = program(&format!("{CONNECTS}{receives}"));
-    receives.wait_with_output().unwrap()
+    let _accepts = Program(program(&format!("{LISTENS}{accepts}")));
+    let connects = program(&format!("{CONNECTS}{connects}"));
+    connects.wait_with_output().unwrap()
 }
 
 fn well(output: &Output, expected: &str) {
@@ -30,7 +36,6 @@ import os, signal, socket, sys, time
 signal.alarm(60)
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 sock = listener.accept()[0]
-assert sock.recv(2) == b'go'
 ";
 
 const CONNECTS: &str = "
@@ -42,7 +47,6 @@ for turn in range(1000):
         break
     except ConnectionRefusedError:
         time.sleep(0.01)
-sock.sendall(b'go')
 def received(count):
     buffer = bytearray(1 << 20)
     view, at = memoryview(buffer), 0
@@ -50,6 +54,22 @@ def received(count):
         at += sock.recv_into(view[at:])
     return buffer
 ";
+
+#[test]
+fn less_than_a_preamble_arrives_from_who_speaks_first() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let waits_for_an_answer = "time.sleep(0.2); sock.sendall(b'hi'); assert sock.recv(3) == b'yes'";
+    let answers = "assert sock.recv(100) == b'hi'; sock.sendall(b'yes'); assert sock.recv(1) == b''; print('same')";
+    well(&converse(&bed, waits_for_an_answer, answers), "same\n");
+    let ends = "time.sleep(0.2); sock.sendall(b'hi'); sock.close()";
+    let reads = "
+read = b''
+while part := sock.recv(100):
+    read += part
+print(read)
+";
+    well(&converse(&bed, ends, reads), "b'hi'\n");
+}
 
 const SENDS: &str = "sock.sendall(b'x' * 400_000); sock.recv(1)";
 
