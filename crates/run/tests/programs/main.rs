@@ -5,6 +5,7 @@ mod backends;
 mod bed;
 mod chain;
 mod chains;
+mod edges;
 mod http;
 mod loss;
 mod mix;
