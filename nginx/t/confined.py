@@ -1,11 +1,19 @@
-"""Test files of other projects, each where it disturbs nobody and nobody disturbs it."""
+"""Test files of other projects: fetched, and run each where it disturbs nobody and nobody disturbs it."""
 import ctypes, os, signal, subprocess
 
+FETCH_COMMIT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/fetch-commit")
 CLONE_NEWNET = 0x40000000
 
 
 class Missing(Exception):
     """Something that it takes is not there: a sentence that says what to do."""
+
+
+def fetch(copy, repository, commit):
+    """One commit of a repository on GitHub into a directory, unless it is there."""
+    done = subprocess.run([FETCH_COMMIT, copy, repository, commit], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise Missing((done.stderr.strip() or "git failed").splitlines()[-1])
 
 
 def own_network():

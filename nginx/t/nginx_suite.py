@@ -1,7 +1,7 @@
 """nginx's own test suite, one pinned commit: where it is, and how one of its files is run against the installed nginx."""
 import fnmatch, glob, os, re, shutil, subprocess
 
-from confined import Missing
+from confined import Missing, fetch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 REPOSITORY = "nginx/nginx-tests"
@@ -13,10 +13,7 @@ def checkout(copy=None):
     """The suite's directory; fetched where no copy is given."""
     suite = os.path.abspath(copy or CHECKOUT)
     if not copy and not os.path.exists(suite + "/lib/Test/Nginx.pm"):
-        done = subprocess.run([HERE + "/../../scripts/fetch-commit", suite, REPOSITORY, COMMIT],
-                              stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise Missing((done.stderr.strip() or "git failed").splitlines()[-1])
+        fetch(suite, REPOSITORY, COMMIT)
     if not os.path.exists(suite + "/lib/Test/Nginx.pm"):
         raise Missing(f"{suite} is not a copy of nginx-tests: it has no lib/Test/Nginx.pm")
     return suite

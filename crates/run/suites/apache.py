@@ -1,9 +1,9 @@
-"""Apache's test framework: httpd alone under Shunt, or with it the Perl clients. One httpd serves all files of a session.
+"""Apache's test framework: httpd alone under Shunt, and with it the Perl clients. One httpd serves a whole session.
 
 The framework runs as nobody, in a copy of its own: Apache::Test refuses root."""
 import fnmatch, glob, os, re, shutil, subprocess, tempfile
 
-from confined import Missing, finished, started
+from confined import Missing, fetch, finished, started
 from machine import ROOT
 from tap import Result
 
@@ -29,13 +29,11 @@ def prepare():
     for program, package in ("apxs", "apache2-dev"), ("apache2", "apache2-bin"):
         if not shutil.which(program):
             raise Missing(f"{program} is not installed; make packages installs it ({package})")
-    done = subprocess.run([f"{ROOT}/scripts/fetch-commit", SUITE, "apache/httpd-tests", COMMIT], stderr=subprocess.PIPE,
-                          text=True)
-    if done.returncode:
-        raise Missing(done.stderr.strip().splitlines()[-1])
+    fetch(SUITE, "apache/httpd-tests", COMMIT)
     modules = [os.path.basename(path)[len("mod_"):-len(".so")] for path in sorted(glob.glob(f"{MODULES}/mod_*.so"))]
+    loaded = [name for name in modules if name not in NOT_LOADED]
     with open(f"{SUITE}/modules.conf", "w") as file:
-        file.writelines(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in modules if name not in NOT_LOADED)
+        file.writelines(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in loaded)
     # It compiles modules of its own, and then says that root may not go on.
     log = configured(SUITE) + subprocess.run(framework("-configure"), cwd=SUITE, capture_output=True, text=True).stdout
     if not glob.glob(f"{SUITE}/c-modules/*/.libs/*.so"):

@@ -1,8 +1,8 @@
-"""HAProxy's regression tests, those that its own script picks for the installed HAProxy: it alone under Shunt, and with it
-vtest, which makes the clients and servers."""
+"""HAProxy's regression tests, those that its own script picks for the installed HAProxy: it alone under Shunt, and with
+it vtest, which makes the clients and servers."""
 import fnmatch, os, re, shutil, subprocess, tempfile
 
-from confined import Missing, finished, started
+from confined import Missing, fetch, finished, started
 from machine import ROOT
 from tap import Result
 
@@ -18,13 +18,8 @@ COPIES = [SUITE, VTEST]
 
 
 def prepare():
-    for copy, repository, commit in [
-        (SUITE, "haproxy/haproxy", "a0abec8bc0f5ac547cd2ee2c7af9f7d911549c78"),  # v2.7-dev9
-        (VTEST, "vtest/VTest2", "11ee91098c7a1f0a1f8afab9a7356609bfd3cb2d"),  # 2025-07-14
-    ]:
-        done = subprocess.run([f"{ROOT}/scripts/fetch-commit", copy, repository, commit], stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise Missing(done.stderr.strip().splitlines()[-1])
+    fetch(SUITE, "haproxy/haproxy", "a0abec8bc0f5ac547cd2ee2c7af9f7d911549c78")  # v2.7-dev9
+    fetch(VTEST, "vtest/VTest2", "11ee91098c7a1f0a1f8afab9a7356609bfd3cb2d")  # 2025-07-14
     built = subprocess.run(["make", "-C", VTEST, "vtest"], capture_output=True, text=True)
     if built.returncode:
         raise Missing(f"vtest cannot be built: {built.stderr.strip().splitlines()[-1]}")
@@ -32,7 +27,7 @@ def prepare():
 
 
 def picked():
-    """Those whose conditions the installed HAProxy meets: its script says so when it is given a vtest that does nothing."""
+    """Those whose conditions the installed HAProxy meets: its script says so, given a vtest that does nothing."""
     environment = dict(os.environ, HAPROXY_PROGRAM=HAPROXY, VTEST_PROGRAM="/bin/true")
     done = subprocess.run(["scripts/run-regtests.sh"], cwd=SUITE, env=environment, capture_output=True, text=True)
     return re.findall(r"^  Add test: (\S+)$", done.stdout, re.M)

@@ -1,4 +1,4 @@
-"""This machine as one of a service with Shunt: an agent with a [store], and a control group whose connections it negotiates."""
+"""This machine as one of a service with Shunt: an agent with a [store], and a control group that it negotiates for."""
 import json, os, shutil, subprocess, tempfile, time
 
 from confined import Missing

@@ -150,7 +150,8 @@ def carried(machine):
     counted = machine.counted() or {}
     for name in "sent_real", "sent_by_reference", "received_absent", "fetched", "fetched_by_fault":
         total = sum(counters[name] for counters in counted.values())
-        print(f"{name:18} {total:12} bytes, of {', '.join(p for p, c in sorted(counted.items()) if c[name]) or 'nobody'}")
+        programs = ", ".join(program for program, counters in sorted(counted.items()) if counters[name])
+        print(f"{name:18} {total:12} bytes, of {programs or 'nobody'}")
 
 
 # ---- the command ----
@@ -158,8 +159,8 @@ def carried(machine):
 def parse_arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="""
 examples:
-  crates/run/suites/run.py                     all three suites, about an hour on two cores
-  crates/run/suites/run.py --quick             a few files of each, two minutes
+  crates/run/suites/run.py                     all three suites, half an hour on two cores
+  crates/run/suites/run.py --quick             a few files of each, three minutes
   crates/run/suites/run.py 'nginx:proxy_*' -v  these files, and the output of those that differ
 
 exit status: 0 no difference that is not meant, 1 there is one, 2 it could not run.""")
