@@ -57,6 +57,14 @@ typedef __s64 shunt_s64;
  * The region stays what it was: its completion is that of all its bytes. EPERM where no region is
  * active, `from` is more than the client has acknowledged, or as for SHUNT_BEGIN. */
 #define SHUNT_MOVE   4
+/* setsockopt(SHUNT_APPEND, struct shunt_begin): as SHUNT_BEGIN, but the server may write on: that
+ * waits in the connection's own queue, a FIN too, until the client has acknowledged the region.
+ * Where nothing was written behind this handoff's region yet, the region grows by `length` instead
+ * (and no shunt_state follows). */
+#define SHUNT_APPEND 5
+/* setsockopt(SHUNT_UNDO, u64 handoff): the region of that handoff, made by SHUNT_APPEND, never was.
+ * EPERM where the client has some of it, or something was written behind it. */
+#define SHUNT_UNDO   6
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
  * connect or listen: the handshakes of this socket say that its program is under Shunt.
@@ -255,8 +263,14 @@ struct shunt_counters {
 #define SHUNT_MSG_FETCH   7 /* control: the payload of an offer, please, as a stream */
 #define SHUNT_MSG_FETCHED \
     8 /* its answer; one descriptor: a socket that yields `length` bytes, then EOF */
-#define SHUNT_MSG_STATS      9  /* any connection, also the first message: counters */
-#define SHUNT_MSG_STATS_TEXT 10 /* its answer: struct shunt_header, then JSON */
+#define SHUNT_MSG_STATS         9  /* any connection, also the first message: counters */
+#define SHUNT_MSG_STATS_TEXT    10 /* its answer: struct shunt_header, then JSON */
+/* control connection, after SHUNT_APPEND: struct shunt_handoff (offer 0), then 1 to SHUNT_PARTS_MAX
+ * struct shunt_part: what the payload is, in the peer's store */
+#define SHUNT_MSG_HANDOFF_PARTS 11
+/* control: nobody sends a handoff (SHUNT_APPEND), and its connection is not the server's any more
+ */
+#define SHUNT_MSG_CANCEL        12
 
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
@@ -355,6 +369,22 @@ struct shunt_handoff {
     shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
     shunt_u8 pad[2];
     struct shunt_tls tls; /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
+};
+
+#define SHUNT_PARTS_MAX 32
+
+/* A reference of crates/odb, of the peer's store; little-endian. */
+struct shunt_part {
+    shunt_u32 segment;
+    shunt_u32 slot;
+    shunt_u64 secret;
+    shunt_u64 offset;
+    shunt_u64 length;
+};
+
+struct shunt_cancel {
+    struct shunt_header header;
+    shunt_u64 handoff;
 };
 
 struct shunt_abort {

@@ -1,10 +1,13 @@
-//! This machine as a backend: claims of its offers.
+//! This machine as a backend: claims of its offers, and of bytes of its store.
 
 use std::net::SocketAddr;
 
+use shunt_handoff::payload::{Kept, Payload};
 use shunt_handoff::sender::{Claimant, Failure, Progress};
+use shunt_odb::reference::{PayloadId, Reference, Weight};
 use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
+use shunt_wire::parts::{Part, Parts};
 use shunt_wire::peer::Claim;
 use tracing::field::display;
 
@@ -12,12 +15,13 @@ use crate::agent::Agent;
 use crate::poll::{Interest, Source};
 
 impl Agent {
-    pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim) {
+    /// `parts`: of this machine's store, in place of an offer.
+    pub(crate) fn on_claim(&mut self, peer: usize, claim: &Claim, parts: Option<&Parts>) {
         self.counts.claims += 1;
         self.abort_given_up();
         self.keys_passed |= claim.suite.get() != 0;
         let claimant = Claimant::of(peer as u32, claim);
-        match self.send_payload(peer, claim, claimant) {
+        match self.send_payload(peer, claim, parts, claimant) {
             Ok(progress) => {
                 let (handoff, length, trace) = (claimant.handoff, claim.length.get(), claimant.trace.known());
                 tracing::debug!(handoff, length, ?progress, trace = trace.map(display), "a payload is being sent");
@@ -38,7 +42,13 @@ impl Agent {
         }
     }
 
-    fn send_payload(&mut self, peer: usize, claim: &Claim, claimant: Claimant) -> Result<Progress, Reason> {
+    fn send_payload(
+        &mut self,
+        peer: usize,
+        claim: &Claim,
+        parts: Option<&Parts>,
+        claimant: Claimant,
+    ) -> Result<Progress, Reason> {
         let (Some(backend), true) = (&self.config.backend, self.senders.is_some()) else {
             return Err(Reason::UnknownOffer);
         };
@@ -49,14 +59,39 @@ impl Agent {
             tracing::warn!(peer = self.peers[peer].name, %server, %client, "refused to send as that server (speaks_for)");
             return Err(Reason::NotAllowed);
         }
+        let payload = match parts {
+            None => self.offered(peer, claim)?,
+            Some(parts) => self.stored(peer, parts)?,
+        };
+        let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
+        let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
+        senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
+    }
+
+    fn offered(&mut self, peer: usize, claim: &Claim) -> Result<Payload, Reason> {
         let offer = claim.offer.get();
         if !self.offers.contains(offer) {
             self.drain_offers(offer);
         }
-        let payload = self.offers.claim(peer as u32, offer, claim.length.get(), claim.tag)?;
-        let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
-        let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
-        senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
+        self.offers.claim(peer as u32, offer, claim.length.get(), claim.tag)
+    }
+
+    /// Bytes that programs of this machine have left in the store, for a peer whose programs may read them anyway.
+    fn stored(&self, peer: usize, parts: &Parts) -> Result<Payload, Reason> {
+        let store = self.store.as_ref().ok_or(Reason::UnknownOffer)?;
+        if !store.config.lets_read(&self.peers[peer].name) {
+            return Err(Reason::NotAllowed);
+        }
+        let kept = |part: &Part| {
+            let &Part { segment, slot, secret, offset, length } = part;
+            let (segment, slot, secret) = (segment.get(), slot.get(), secret.get());
+            let payload = PayloadId { holder: store.holder, segment, slot, secret };
+            let reference = Reference { payload, weight: Weight::WHOLE, offset: offset.get(), length: length.get() };
+            let pinned = store.shelf.pin(&reference).ok_or(Reason::UnknownOffer)?;
+            let place = pinned.place();
+            Ok((Box::new(pinned) as Box<dyn Kept>, place.start as u64, place.len() as u64))
+        };
+        Ok(Payload::of_kept(parts.as_slice().iter().map(kept).collect::<Result<Vec<_>, Reason>>()?))
     }
 
     /// A socket that takes no more is watched once.

@@ -4,13 +4,15 @@
 //! only carries the claim there, and bad news back.
 
 use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::parts::Parts;
 use shunt_wire::peer::{Abort, Claim, Ended, Spacing};
 use tracing::field::display;
 
 use crate::agent::Agent;
 
 impl Agent {
-    pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff) {
+    /// `parts`: of the peer's store, in place of an offer.
+    pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff, parts: Option<&Parts>) {
         self.counts.handoffs += 1;
         self.pressure.note_handoff();
         self.keys_passed |= handoff.tls.suite != 0;
@@ -25,7 +27,11 @@ impl Agent {
             return self.tell_server(server, id, Reason::UnknownOffer);
         };
         tracing::debug!(handoff = id, length = handoff.length, trace, "a payload is claimed");
-        Claim::of(worker, handoff).emit(session.transport.output());
+        let claim = Claim::of(worker, handoff);
+        match parts {
+            None => claim.emit(session.transport.output()),
+            Some(parts) => claim.emit_with(parts, session.transport.output()),
+        }
         self.mark_unsent(peer);
     }
 
@@ -50,8 +56,18 @@ impl Agent {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
         tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
-        if let Some(server) = self.server_of(ended.worker.get()) {
-            self.pass_on_end(server, peer as u32, ended.handoff.get(), reason);
+        match self.server_of(ended.worker.get()) {
+            Some(server) => self.pass_on_end(server, peer as u32, ended.handoff.get(), reason),
+            None => self.cancel_handoff(ended.handoff.get()),
+        }
+    }
+
+    /// Nobody sends it, and no server has its connection: whoever holds that still, which is the kernel alone, is to end it.
+    pub(crate) fn cancel_handoff(&mut self, handoff: u64) {
+        let Some(frontend) = &self.frontend else { return };
+        let its = frontend.active_regions(None).into_iter().find(|region| region.handoff == handoff);
+        if let Some(region) = its.filter(|region| region.queues) {
+            frontend.cancel(&region);
         }
     }
 }

@@ -21,6 +21,9 @@ const GRACE_ROUND_TRIPS: u32 = 4;
 /// Between two times that a server is told of the same payload.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// How long nothing may come of a payload whose server is gone: it may never have been claimed.
+const LEFT: Duration = Duration::from_secs(10);
+
 struct Watched {
     region: ActiveRegion,
     /// When it is to be called stalled, if nothing happens.
@@ -76,6 +79,24 @@ impl Agent {
         self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, self.now)));
     }
 
+    /// A process that could hand off and is gone: its connections may have outlived it, with payloads that it did not say
+    /// anything of any more.
+    pub(crate) fn watch_left_regions(&mut self, ring: u32) {
+        let Some(frontend) = &self.frontend else { return };
+        let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
+        let left: Vec<_> = frontend.active_regions(None).into_iter().filter(left).collect();
+        self.losses.0.extend(left.into_iter().map(|region| Watched { region, due: self.now + LEFT }));
+    }
+
+    fn cancel_if_left(&self, region: &ActiveRegion) {
+        if let Some(frontend) = &self.frontend
+            && region.queues
+            && !frontend.has_ring(region.ring)
+        {
+            frontend.cancel(region);
+        }
+    }
+
     pub(crate) fn tend_losses(&mut self) {
         let (Some(frontend), now) = (&self.frontend, self.now) else {
             return;
@@ -94,6 +115,7 @@ impl Agent {
             self.counts.stalled += 1;
             tracing::warn!(handoff = region.handoff, acked = region.acked, "a lost agent's payload comes no further");
             self.tell_all_servers(region.handoff, Reason::PeerLost);
+            self.cancel_if_left(&region);
         }
     }
 }
@@ -105,7 +127,8 @@ mod tests {
     fn region(acked: u64, is_shut: bool) -> ActiveRegion {
         let round_trip = Duration::from_millis(50);
         let quiet = Duration::ZERO;
-        ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip, quiet }
+        let (queues, ring) = (false, 0);
+        ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip, quiet, queues, ring }
     }
 
     #[test]

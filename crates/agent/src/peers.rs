@@ -206,7 +206,11 @@ impl Agent {
                 Err(TransportError::Refused(reason))
             }
             (Frame::Claim(claim), true) => {
-                self.on_claim(index, &claim);
+                self.on_claim(index, &claim, None);
+                Ok(())
+            }
+            (Frame::ClaimParts(claim, parts), true) => {
+                self.on_claim(index, &claim, Some(&parts));
                 Ok(())
             }
             (Frame::Abort(abort), true) => {

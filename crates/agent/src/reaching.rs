@@ -7,6 +7,8 @@
 use std::time::{Duration, Instant};
 
 use shunt_odb::reference::Holder;
+use shunt_odb::store::server::Caller;
+use shunt_sys::sockopt::PeerCredentials;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Frame, Store as Request, Stored};
 
@@ -34,11 +36,25 @@ impl Agent {
     /// Programs want connections.
     pub(crate) fn on_wishes(&mut self) {
         let wishes = self.store.as_ref().map(|store| store.wishes()).unwrap_or_default();
-        for Wish { program, holder } in wishes {
-            if let Err(why) = self.reach(program, holder) {
-                self.say_unreached(&why);
-                self.answer_program(program, holder, None);
+        for wish in wishes {
+            match wish {
+                Wish::Reach { program, holder } => {
+                    if let Err(why) = self.reach(program, holder) {
+                        self.say_unreached(&why);
+                        self.answer_program(program, holder, None);
+                    }
+                }
+                Wish::HandOff { program, caller } => self.let_hand_off(program, caller),
             }
+        }
+    }
+
+    /// A program of the store's may hand off its own connections, where this machine steers any.
+    fn let_hand_off(&mut self, program: u64, caller: Caller) {
+        let Caller { user: uid, group: gid, process: pid } = caller;
+        let connected = self.frontend.is_some().then(|| self.connect_program(PeerCredentials { pid, uid, gid }));
+        if let Some(store) = &self.store {
+            store.orders.lets_hand_off(program, connected.and_then(Result::ok));
         }
     }
 

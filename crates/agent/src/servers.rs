@@ -2,9 +2,11 @@
 //! claim comes for one of its offers, so that making an offer wakes nobody.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::sockopt::PeerCredentials;
 use shunt_wire::local::{Channel, Ended, MAX_PACKET_BYTES, NO_PEER, Reason, Request, Welcome};
 use zerocopy::IntoBytes;
@@ -65,6 +67,22 @@ impl Agent {
             Ok(caller) => caller,
             Err(error) => return tracing::error!(%error, "cannot ask who connects"),
         };
+        self.add_caller(socket, caller);
+    }
+
+    /// A connection with the agent for a program of the store's, which has asked who that is: its end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn connect_program(&mut self, credentials: PeerCredentials) -> io::Result<OwnedFd> {
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        self.add_caller(ours, Caller { credentials, may: May::Serve });
+        Ok(theirs)
+    }
+
+    fn add_caller(&mut self, socket: OwnedFd, caller: Caller) {
         let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == caller.credentials.uid);
         if own.count() >= CONNECTIONS_OF_A_USER {
             self.counts.refused_callers += 1;
@@ -166,7 +184,15 @@ impl Agent {
                 }
             }
             (Request::Handoff(handoff), Role::Control { .. }) => {
-                self.hand_off(index, &handoff);
+                self.hand_off(index, &handoff, None);
+                Ok(())
+            }
+            (Request::HandoffParts(handoff, parts), Role::Control { .. }) => {
+                self.hand_off(index, &handoff, Some(&parts));
+                Ok(())
+            }
+            (Request::Cancel(cancel), Role::Control { .. }) => {
+                self.cancel_handoff(cancel.handoff);
                 Ok(())
             }
             (Request::Abort(abort), Role::Control { .. }) => {
@@ -277,6 +303,7 @@ impl Agent {
         let server = self.servers.remove(index);
         if let (Role::Control { ring, .. }, Some(frontend)) = (&server.role, &mut self.frontend) {
             frontend.close_ring(*ring);
+            self.watch_left_regions(*ring);
         }
         self.counts.keep(server.counters());
         self.drop_fetches_of(index);

@@ -125,7 +125,8 @@ fn programs_stats(usage: &Usage) -> Value {
     let of_name = |of_name: &ByName| {
         let named = COUNTED.iter().zip(of_name.counts).map(|((name, _), count)| (name.to_string(), Value::from(count)));
         let mut all: Map<String, Value> = named.collect();
-        let [passed_on, absent] = [Counted::PassedOn, Counted::ReceivedAbsent].map(|one| of_name.counts[one as usize]);
+        let of = |one: Counted| of_name.counts[one as usize];
+        let (passed_on, absent) = (of(Counted::PassedOn) + of(Counted::HandedOff), of(Counted::ReceivedAbsent));
         all.insert("processes".into(), of_name.processes.into());
         all.insert("bypassed_percent".into(), passed_on.saturating_mul(100).checked_div(absent).unwrap_or(0).into());
         Value::Object(all)

@@ -180,6 +180,18 @@ impl FrontendSteering {
         self.programs.active_regions().filter(|region| index.is_none_or(|index| region.peer == index)).collect()
     }
 
+    /// Its client is reset by whoever sends on that connection next.
+    pub fn cancel(&self, region: &ActiveRegion) {
+        if let Err(error) = self.programs.cancel(region) {
+            tracing::error!(%error, "cannot cancel a handoff");
+        }
+    }
+
+    /// Whether somebody waits for what becomes of a handoff there.
+    pub fn has_ring(&self, number: u32) -> bool {
+        number < RINGS && !self.free_rings.contains(&number)
+    }
+
     /// The same handoff as it is now; `None` where it has ended, or somebody else goes on with it.
     pub fn region_now(&self, region: &ActiveRegion) -> Option<ActiveRegion> {
         let now = self.programs.active_region(&region.key).ok()?;

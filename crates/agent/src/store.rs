@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, eventfd};
 use shunt_negotiation::NegotiationError;
 use shunt_odb::reference::Holder;
+use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{self, Counters, Orders, Server};
 use shunt_odb::store::usage::Usage;
 use shunt_sys::cgroup;
@@ -51,22 +52,35 @@ struct Link {
     wake: Arc<OwnedFd>,
 }
 
-/// A program wants to be connected to another store.
-pub(crate) struct Wish {
-    pub(crate) program: u64,
-    pub(crate) holder: Holder,
+/// What a program wants.
+pub(crate) enum Wish {
+    /// To be connected to another store.
+    Reach { program: u64, holder: Holder },
+    /// To hand off its connections.
+    HandOff { program: u64, caller: server::Caller },
+}
+
+impl Link {
+    fn wish(&self, wish: Wish) {
+        let _ = self.wishes.send(wish);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
 }
 
 impl server::Agent for Link {
     fn admit(&mut self, program: &OwnedFd) -> Option<server::Caller> {
         let caller = self.callers.ask(program).ok()?;
         let credentials = caller.credentials;
-        (caller.may == May::Serve).then_some(server::Caller { user: credentials.uid, process: credentials.pid })
+        let (user, group, process) = (credentials.uid, credentials.gid, credentials.pid);
+        (caller.may == May::Serve).then_some(server::Caller { user, group, process })
     }
 
     fn reach(&mut self, program: u64, holder: Holder) {
-        let _ = self.wishes.send(Wish { program, holder });
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        self.wish(Wish::Reach { program, holder });
+    }
+
+    fn hand_off(&mut self, program: u64, caller: server::Caller) {
+        self.wish(Wish::HandOff { program, caller });
     }
 }
 
@@ -75,6 +89,8 @@ pub(crate) struct Store {
     pub(crate) orders: Orders,
     pub(crate) counters: Arc<Counters>,
     pub(crate) usage: Arc<Mutex<Usage>>,
+    pub(crate) shelf: Shelf,
+    pub(crate) holder: Holder,
     pub(crate) config: StoreConfig,
     wishes: Receiver<Wish>,
     wake: Arc<OwnedFd>,
@@ -115,10 +131,11 @@ impl Store {
         poll.set(&wake, Source::Store, Interest::Readable)?;
         let (give, wishes) = channel();
         let link = Link { callers, wishes: give, wake: Arc::clone(&wake) };
-        let (server, orders) = Server::new(store.limits(), programs, Holder::named(&config.name), link)?;
-        let (counters, usage) = (server.counters(), server.usage());
+        let holder = Holder::named(&config.name);
+        let (server, orders) = Server::new(store.limits(), programs, holder, link)?;
+        let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         let server = Some(server);
-        Ok(Self { orders, counters, usage, config: store.clone(), wishes, wake, server, thread: None })
+        Ok(Self { orders, counters, usage, shelf, holder, config: store.clone(), wishes, wake, server, thread: None })
     }
 
     /// Has it work, in a thread that has no capability at all. Once the agent has given up its own, and before it restricts

@@ -15,6 +15,7 @@ enum fate {
     ACK_HELD,   /* dropped, see may_acknowledge */
     UNTOUCHED,
     DROPPED,
+    WAITS, /* stays in the server's queue (behind.h) */
 };
 
 #define ACK_AHEAD_BYTES 16384
@@ -25,6 +26,9 @@ struct departure {
     __u32 edge; /* of a reset: the first byte that the client has no room for */
     __u32 tsval;
     bool cancelled;
+    bool cut_fin;
+    bool unheard; /* nothing has passed for a while */
+    bool asks;    /* a probe in its place */
 };
 
 /* ---- the decision, under the flow's lock ---- */
@@ -52,6 +56,21 @@ static __always_inline bool may_acknowledge(const struct flow *flow, __u32 ack)
            !is_before(flow->rcv_nxt + ACK_AHEAD_BYTES, ack);
 }
 
+/* The next ACK of the client tells its kernel that there is no room. */
+static __always_inline void depart_queueing(struct flow *flow, const struct packet *p, __u32 end,
+                                            struct departure *d)
+{
+    if (lies_behind(flow, p, end)) {
+        d->fate = WAITS;
+        d->asks = d->unheard;
+        d->edge = flow->client_ack;
+        flow->flags &= ~FLOW_START_ACKED;
+        return;
+    }
+    d->cut_fin = p->flags & TH_FIN;
+    translate(flow, p->seq, end, d);
+}
+
 /*
  * The kernel repeats a FIN only where the client has acknowledged what lies before it and has room:
  * else it repeats the header, or probes the window. After a cancel these are resets, too. What only
@@ -64,6 +83,10 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
     __u32 local = nth_break(&flow->spaces, 0)->local;
     bool repeats = p->payload_bytes || is_before(p->seq, local);
 
+    if (is_queueing(flow) && !(p->flags & TH_RST) && (p->payload_bytes || p->flags & TH_FIN)) {
+        depart_queueing(flow, p, end, d);
+        return;
+    }
     d->seq = flow->client_ack;
     if (p->flags & (TH_RST | TH_FIN) ||
         (repeats && flow->spaces.status == SHUNT_REGION_CANCELLED)) {
@@ -107,7 +130,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, st
     }
     if (p->flags & TH_RST)
         flow->flags |= FLOW_RESET;
-    if (p->flags & TH_FIN)
+    if (p->flags & TH_FIN && d->fate != WAITS && !d->cut_fin)
         flow->flags |= FLOW_SERVER_FIN;
 }
 
@@ -125,6 +148,8 @@ static __always_inline void count_departure(const struct packet *p, const struct
         count(FE_OUT_RST_MOVED);
     else if (d->fate == FIN_TO_RST)
         count(FE_OUT_FIN_TO_RST);
+    else if (d->fate == WAITS)
+        count(FE_OUT_WAITS);
     else if (d->fate == DROPPED)
         count(FE_DROP_EARLY_WRITE);
     if (d->cancelled)
@@ -144,6 +169,8 @@ static __noinline bool rewrite_departure(struct __sk_buff *skb, const struct pac
         put32(&e.plain, &tcp->seq, bpf_htonl(d->seq));
     if (d->fate == FIN_TO_RST)
         put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_RST | TH_ACK);
+    if (d->cut_fin)
+        put_flags(&e, tcp, TH_FIN, 0);
     if (d->tsval != p->tsval) {
         __be32 *tsval = tcp_field(skb, p, p->timestamps, sizeof(*tsval));
         if (!tsval)
@@ -174,12 +201,15 @@ int fe_out(struct __sk_buff *skb)
     __u64 now = bpf_ktime_get_coarse_ns();
     struct departure d = {};
     bpf_spin_lock(&flow->lock);
+    d.unheard = now - flow->last_seen_ns > UNHEARD_NS;
     flow->last_seen_ns = now;
     depart(flow, &p, &d);
     bpf_spin_unlock(&flow->lock);
 
     count_departure(&p, &d);
-    if (d.fate == DROPPED || d.fate == ACK_HELD)
+    if (d.asks)
+        ask_client(skb, &p, d.edge);
+    if (d.fate == DROPPED || d.fate == ACK_HELD || d.fate == WAITS)
         return TC_ACT_SHOT;
     if (d.fate == UNTOUCHED)
         return PASS;

@@ -19,6 +19,7 @@ const volatile __u64 netns_cookie = 0;
 #include "spaces.h"
 #include "icmp.h"
 #include "kernel.h"
+#include "behind.h"
 
 #include "sockopt.h"
 #include "path.h"

@@ -46,6 +46,7 @@ struct route {
     bool ended;   /* nobody: its server has ended half a response, and a reset says so */
     int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;    /* for the frontend: LOCAL */
+    __u16 window; /* for the frontend */
     __u32 ring;
     struct shunt_event event; /* kind 0: none */
 };
@@ -242,7 +243,7 @@ static __noinline int sack_to_local(struct __sk_buff *skb, const struct packet *
 }
 
 static __noinline int to_server(struct __sk_buff *skb, const struct packet *p, struct flow *flow,
-                                __u32 ack)
+                                __u32 ack, __u16 window)
 {
     struct edit e = {};
     struct tcphdr *tcp = tcp_header(skb, p);
@@ -250,6 +251,8 @@ static __noinline int to_server(struct __sk_buff *skb, const struct packet *p, s
         return TC_ACT_SHOT;
     if (ack != p->ack)
         put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
+    if (window != p->window)
+        put16(&e.plain, &tcp->window, bpf_htons(window));
     if (p->sack) {
         count(FE_IN_SACK);
         if (sack_to_local(skb, p, flow, &e)) {
@@ -397,6 +400,7 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     flow->last_seen_ns = now;
     bool untouched = flow->flags & FLOW_RESET || !(p->flags & (TH_ACK | TH_RST));
     r.ack = p->ack;
+    r.window = p->window;
     if (!untouched && p->flags & TH_RST) {
         r.server = true;
         route_reset(flow, p, &r);
@@ -408,6 +412,8 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     }
     if (p->flags & TH_ACK)
         r.ack = to_local(&flow->spaces, p->ack);
+    if (p->flags & TH_ACK && !(p->flags & TH_RST) && is_queueing(flow))
+        r.window = window_before(flow, r.ack, p->window);
     bpf_spin_unlock(&flow->lock);
 
     if (untouched)
@@ -439,7 +445,7 @@ static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, 
     count(r.copy == NO_BREAK ? FE_IN_SERVER : FE_IN_BOTH);
     if (r.copy != NO_BREAK)
         send_copy(skb, r.copy);
-    return to_server(skb, p, flow, r.ack);
+    return to_server(skb, p, flow, r.ack, r.window);
 }
 
 SEC("tc")

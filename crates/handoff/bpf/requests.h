@@ -28,6 +28,28 @@ int fe_spacing(struct __sk_buff *skb)
     return its_own ? PASS : TC_ACT_SHOT;
 }
 
+/* A struct cancelling: who still tries to send on that connection resets it. */
+SEC("tc")
+int fe_cancel(struct __sk_buff *skb)
+{
+    struct cancelling *cancelling = (void *) (long) skb->data + sizeof(struct ethhdr);
+    if ((void *) (cancelling + 1) > (void *) (long) skb->data_end)
+        return TC_ACT_SHOT;
+    struct flow_key key = cancelling->flow;
+    __u64 handoff = cancelling->handoff;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return TC_ACT_SHOT;
+    bpf_spin_lock(&flow->lock);
+    bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;
+    if (is_its_own)
+        flow->spaces.status = SHUNT_REGION_CANCELLED;
+    bpf_spin_unlock(&flow->lock);
+    if (is_its_own)
+        count(FE_CANCELLED);
+    return is_its_own ? PASS : TC_ACT_SHOT;
+}
+
 /* A struct forgetting. A new connection of the same addresses and ports is not the one meant. */
 SEC("tc")
 int fe_forget(struct __sk_buff *skb)

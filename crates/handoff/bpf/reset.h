@@ -19,7 +19,7 @@
 #ifndef RESET_H
 #define RESET_H
 
-/* skb->mark of a clone that is a reset already. */
+/* skb->mark of a clone that leaves as it is. */
 #define RESET_MARK 0x534a0000
 
 /* Makes a packet the reset that answers it. The caller brings the checksums up to date. */

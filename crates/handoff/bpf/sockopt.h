@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * SHUNT_BEGIN, SHUNT_MOVE, SHUNT_CANCEL and SHUNT_STATE (include/shunt.h), as a cgroup program: it
- * runs in the system call of whoever owns the socket, with the socket locked, so that nothing can
- * be sent between reading snd_nxt and the region being there.
+ * SHUNT_BEGIN and what else there is (include/shunt.h), as a cgroup program: it runs in the system
+ * call of whoever owns the socket, with the socket locked, so that nothing can be sent between
+ * reading where it is and the region being there.
  */
 #ifndef SOCKOPT_H
 #define SOCKOPT_H
@@ -192,20 +192,24 @@ static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32
 }
 
 /* Under the flow's lock. */
-static __always_inline enum steer_counter
-begin_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
+static __always_inline enum steer_counter begin_region(struct flow *flow,
+                                                       const struct shunt_begin *begin,
+                                                       const struct asked *a, bool is_appended)
 {
     const struct bpf_tcp_sock *tcp = a->tcp;
     const struct connection *c = &a->connection;
     struct spaces *s = &flow->spaces;
-    __u32 local = tcp->snd_nxt;
+    __u32 local = c->write_seq;
     __u32 start = local;
 
     if (s->status == SHUNT_REGION_ACTIVE)
         return FE_REFUSED_ACTIVE;
     if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
         return FE_REFUSED_ENDED;
-    if (c->write_seq != local)
+    /* What has been sent is sent again where it is lost. What waits for the client's window might
+     * wait for ever: a payload that fills its memory first leaves no window for what lies before.
+     */
+    if (local != tcp->snd_nxt)
         return FE_REFUSED_UNSENT;
 
     if (s->made == 0) {
@@ -226,10 +230,50 @@ begin_region(struct flow *flow, const struct shunt_begin *begin, const struct as
 
     flow->regions++;
     note_handoff(flow, begin->handoff, begin->ring, start, a);
-    flow->flags &= ~FLOW_START_ACKED;
+    flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
+    if (is_appended)
+        flow->flags |= FLOW_QUEUES;
     if (tcp->snd_una == local)
         flow->flags |= FLOW_START_ACKED;
     return FE_BEGUN;
+}
+
+/* Under the flow's lock: the newest region, if it is that handoff's, and nothing lies behind it. */
+static __always_inline struct flow_break *open_end(struct flow *flow, __u64 handoff,
+                                                   const struct connection *c)
+{
+    if (flow->spaces.made == 0 || !is_queueing(flow) || flow->handoff != handoff)
+        return NULL;
+    struct flow_break *b = newest_break(&flow->spaces);
+    return b->local == c->write_seq ? b : NULL;
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter
+append_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
+{
+    struct flow_break *b = open_end(flow, begin->handoff, &a->connection);
+
+    if (!b)
+        return begin_region(flow, begin, a, true);
+    if (b->peer != begin->peer || b->length + begin->length >= LENGTH_MAX)
+        return FE_REFUSED_ARGUMENT;
+    b->length += begin->length;
+    return FE_APPENDED;
+}
+
+/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 handoff,
+                                                      const struct connection *c)
+{
+    struct flow_break *b = open_end(flow, handoff, c);
+
+    if (!b || flow->spaces.acked)
+        return FE_REFUSED_ENDED;
+    b->length = 0;
+    b->peer = 0;
+    flow->spaces.status = SHUNT_REGION_COMPLETE;
+    return FE_UNDONE;
 }
 
 /* Under the flow's lock. */
@@ -290,7 +334,8 @@ static __always_inline void report_state(void *ring, const struct flow_key *key,
         count(FE_EVENT_LOST);
 }
 
-static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,
+                                                bool is_appended)
 {
     struct shunt_begin *value = ctx->optval;
     enum steer_counter result;
@@ -308,7 +353,10 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
         return FE_REFUSED_FULL;
     flow->last_seen_ns = bpf_ktime_get_ns();
     bpf_spin_lock(&flow->lock);
-    result = begin_region(flow, &begin, &asked);
+    if (is_appended)
+        result = append_region(flow, &begin, &asked);
+    else
+        result = begin_region(flow, &begin, &asked, false);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_BEGUN)
         report_state(asked.ring, &asked.key, flow);
@@ -334,6 +382,25 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     bpf_spin_unlock(&flow->lock);
     if (result == FE_MOVED)
         report_state(asked.ring, &asked.key, flow);
+    return result;
+}
+
+static __always_inline enum steer_counter undo(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    __u64 *value = ctx->optval;
+    struct flow_key key = {};
+    struct connection connection = {};
+
+    if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
+        return FE_REFUSED_ARGUMENT;
+    __u64 handoff = *value;
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return FE_REFUSED_ARGUMENT;
+    load_connection(sk, &connection);
+    bpf_spin_lock(&flow->lock);
+    enum steer_counter result = undo_region(flow, handoff, &connection);
+    bpf_spin_unlock(&flow->lock);
     return result;
 }
 
@@ -378,9 +445,19 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
     if (!sk)
         return REFUSED;
     if (ctx->optname == SHUNT_BEGIN) {
-        enum steer_counter result = begin(ctx, sk);
+        enum steer_counter result = begin(ctx, sk, false);
         count(result);
         if (result != FE_BEGUN)
+            return REFUSED;
+    } else if (ctx->optname == SHUNT_APPEND) {
+        enum steer_counter result = begin(ctx, sk, true);
+        count(result);
+        if (result != FE_BEGUN && result != FE_APPENDED)
+            return REFUSED;
+    } else if (ctx->optname == SHUNT_UNDO) {
+        enum steer_counter result = undo(ctx, sk);
+        count(result);
+        if (result != FE_UNDONE)
             return REFUSED;
     } else if (ctx->optname == SHUNT_MOVE) {
         enum steer_counter result = move(ctx, sk);

@@ -93,6 +93,7 @@ struct flow {
 #define FLOW_RESET       4
 #define FLOW_START_ACKED 8  /* the frontend has been told that its header arrived */
 #define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr hold one */
+#define FLOW_QUEUES      32 /* the server may write behind the newest region (behind.h) */
 
 /* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
  */
@@ -112,6 +113,12 @@ struct spacing {
     __u32 peer; /* who says so; only the newest region's sender may */
     __u32 bytes;
 };
+
+/* A handoff that nobody sends, and whose server is gone: argument of fe_cancel. */
+struct cancelling {
+    __u64 handoff;
+    struct flow_key flow;
+} __attribute__((packed));
 
 /* A flow that no packet has belonged to since the agent read it: argument of fe_forget. */
 struct forgetting {
@@ -162,6 +169,7 @@ struct sender_slot {
     X(FE_OUT_ACK_HELD, "frontend pure ACKs held back until the client has some of the payload")   \
     X(FE_OUT_RST_MOVED, "frontend resets given the client's next sequence number")                \
     X(FE_OUT_TS_RAISED, "frontend segments whose timestamp was raised to the client's newest")    \
+    X(FE_OUT_WAITS, "not sent yet: what the server has written behind a payload")                 \
     X(FE_OUT_FIN_TO_RST, "frontend segments that end half a response, turned into resets")        \
     X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
     X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
@@ -169,6 +177,8 @@ struct sender_slot {
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(FE_DROP_COPY, "dropped: a copy whose flow or backend is gone")                              \
     X(FE_BEGUN, "regions begun")                                                                  \
+    X(FE_APPENDED, "regions made longer")                                                         \
+    X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
     X(FE_MOVED, "regions that another backend goes on with")                                      \
     X(FE_COMPLETED, "regions complete")                                                           \
     X(FE_CANCELLED, "regions cancelled")                                                          \

@@ -13,7 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT};
 use crate::bpf::frontend::FrontendSkelBuilder;
-use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS, MAX_RINGS, RING_BYTES};
+use crate::bpf::{
+    BREAKS, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS, MAX_RINGS, RING_BYTES,
+};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
 use crate::pins;
@@ -66,6 +68,10 @@ pub struct ActiveRegion {
     pub round_trip: Duration,
     /// How long no packet of either side has passed.
     pub quiet: Duration,
+    /// The server may write behind it (SHUNT_APPEND).
+    pub queues: bool,
+    /// The number of the ring that hears of its completion.
+    pub ring: u32,
 }
 
 impl ActiveRegion {
@@ -80,6 +86,8 @@ impl ActiveRegion {
             is_shut: window < u32::from(flow.mss),
             round_trip: Duration::from_micros(flow.srtt_us.into()),
             quiet: Duration::from_nanos(monotonic_ns().saturating_sub(flow.last_seen_ns)),
+            queues: u32::from(flow.flags) & FLOW_QUEUES != 0,
+            ring: flow.ring,
         })
     }
 }
@@ -108,6 +116,7 @@ pub struct Frontend {
     counters: MapHandle,
     fe_spacing: OwnedFd,
     fe_forget: OwnedFd,
+    fe_cancel: OwnedFd,
 }
 
 impl Frontend {
@@ -151,6 +160,7 @@ impl Frontend {
             counters: handle(&*loaded.maps.counters, "counters")?,
             fe_spacing: program(loaded.progs.fe_spacing.as_fd(), "fe_spacing")?,
             fe_forget: program(loaded.progs.fe_forget.as_fd(), "fe_forget")?,
+            fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
         };
         // Packets first: a handoff may begin as soon as the socket option is there.
         attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces)?;
@@ -176,6 +186,14 @@ impl Frontend {
     /// The kernel's.
     pub fn set_spacing(&self, spacing: &Spacing) -> io::Result<bool> {
         ask(&self.fe_spacing, spacing.as_bytes())
+    }
+
+    /// Ends a region whose sender is gone: whoever sends on its connection resets it. `false` where it has ended already.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cancel(&self, region: &ActiveRegion) -> io::Result<bool> {
+        ask(&self.fe_cancel, &[&region.handoff.to_ne_bytes(), region.key.as_bytes()].concat())
     }
 
     /// Makes the completion ring number `index`, in place of an older one, and returns it for a worker to map. Only

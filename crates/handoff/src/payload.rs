@@ -1,49 +1,110 @@
-//! The bytes of an offer: a range of an open file, and what the file was when its header was made.
+//! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
+//! somebody keeps for as long as they are sent.
 
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
 
-use rustix::io::{Errno, preadv};
+use rustix::io::{Errno, pread, preadv};
 use shunt_wire::local::{Offer, Reason};
 
-/// What is left to send of a file's range.
+/// Bytes under a descriptor that nobody changes while the value lives.
+pub trait Kept: AsFd + Debug + Send {}
+
+impl<T: AsFd + Debug + Send> Kept for T {}
+
 #[derive(Debug)]
-pub struct Payload {
-    file: File,
+enum Source {
+    /// An offer's, with the modification time and the size that its header told the client.
+    Offered {
+        file: File,
+        mtime_ns: i64,
+        size: u64,
+    },
+    Kept(Box<dyn Kept>),
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Offered { file, .. } => file.as_fd(),
+            Self::Kept(kept) => kept.as_fd(),
+        }
+    }
+}
+
+impl Source {
+    fn is_unchanged(&self) -> bool {
+        let Self::Offered { file, mtime_ns, size } = self else { return true };
+        let Ok(meta) = file.metadata() else {
+            return false;
+        };
+        let now_ns = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
+        meta.len() == *size && now_ns == *mtime_ns
+    }
+}
+
+/// What is left to send of one range.
+#[derive(Debug)]
+struct Range {
+    source: Source,
     offset: u64,
     end: u64,
-    mtime_ns: i64,
-    size: u64,
+}
+
+impl Range {
+    fn remaining(&self) -> u64 {
+        self.end - self.offset
+    }
+}
+
+/// What is left to send of a payload. What is sent stays kept, because the kernel sends from there until it is acknowledged.
+#[derive(Debug)]
+pub struct Payload {
+    ranges: Vec<Range>,
+    /// Which of them is next.
+    next: usize,
 }
 
 impl Payload {
     /// Of an offer and the descriptor that came with it.
     pub fn new(file: File, offer: &Offer) -> Self {
-        Self {
-            file,
-            offset: offer.offset,
-            end: offer.offset + offer.length,
-            mtime_ns: offer.mtime_ns,
-            size: offer.size,
-        }
+        let source = Source::Offered { file, mtime_ns: offer.mtime_ns, size: offer.size };
+        Self { ranges: vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }], next: 0 }
+    }
+
+    /// Of bytes that are kept, each from an offset on, so many.
+    ///
+    /// # Panics
+    /// Where one ends past 2^64.
+    pub fn of_kept(kept: impl IntoIterator<Item = (Box<dyn Kept>, u64, u64)>) -> Self {
+        let range = |(kept, offset, length): (_, u64, u64)| {
+            let end = offset.checked_add(length).expect("a range of a descriptor");
+            Range { source: Source::Kept(kept), offset, end }
+        };
+        Self { ranges: kept.into_iter().map(range).collect(), next: 0 }
     }
 
     /// Bytes that the kernel does not have yet.
     pub fn remaining(&self) -> u64 {
-        self.end - self.offset
+        self.ranges.iter().map(Range::remaining).sum()
     }
 
-    /// Whether the file still has the size and modification time that its header told the client.
+    /// Whether an offer's file still has the size and modification time that its header told the client.
     ///
     /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right.
     pub fn is_unchanged(&self) -> bool {
-        let Ok(meta) = self.file.metadata() else {
-            return false;
-        };
-        let mtime_ns = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
-        meta.len() == self.size && mtime_ns == self.mtime_ns
+        self.ranges.iter().all(|range| range.source.is_unchanged())
+    }
+
+    /// The range that is next, if anything is left.
+    fn next(&mut self) -> Option<&mut Range> {
+        while self.ranges.get(self.next)?.remaining() == 0 {
+            self.next += 1;
+        }
+        self.ranges.get_mut(self.next)
     }
 
     /// Gives the socket what it takes: `true` when it has everything.
@@ -51,9 +112,9 @@ impl Payload {
     /// # Errors
     /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
     pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
-        while self.offset < self.end {
-            let most = usize::try_from(self.end - self.offset).unwrap_or(usize::MAX).min(1 << 30);
-            match rustix::fs::sendfile(&socket, &self.file, Some(&mut self.offset), most) {
+        while let Some(range) = self.next() {
+            let most = usize::try_from(range.remaining()).unwrap_or(usize::MAX).min(1 << 30);
+            match rustix::fs::sendfile(&socket, &range.source, Some(&mut range.offset), most) {
                 Ok(0) => return Err(Reason::FileChanged),
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return self.still_good(false),
@@ -69,14 +130,15 @@ impl Payload {
     /// # Errors
     /// [`Reason::FileChanged`] as [`Payload::send_to`].
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Reason> {
-        let most = buffer.len().min(usize::try_from(self.remaining()).unwrap_or(usize::MAX));
-        let bytes = match self.file.read_at(&mut buffer[..most], self.offset) {
-            Ok(0) if most > 0 => return Err(Reason::FileChanged),
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => return self.read(buffer),
-            Err(error) => return Err(Errno::from_io_error(&error).map_or(Reason::Socket, reason_of)),
+        let bytes = match self.next() {
+            None => 0,
+            Some(range) => {
+                let most = buffer.len().min(usize::try_from(range.remaining()).unwrap_or(usize::MAX));
+                let bytes = read_at(&range.source, range.offset, &mut buffer[..most])?;
+                range.offset += bytes as u64;
+                bytes
+            }
         };
-        self.offset += bytes as u64;
         self.still_good(true).map(|_| bytes)
     }
 
@@ -85,20 +147,31 @@ impl Payload {
     /// # Errors
     /// [`Reason::FileChanged`] where the file ends before, [`Reason::Socket`] where it cannot be read.
     pub fn read_exactly(&self, at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
-        let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
-        let (mut slices, mut at) = (slices.as_mut_slice(), self.offset + at);
-        while !slices.is_empty() {
-            match preadv(&self.file, slices, at) {
-                Ok(0) => return Err(Reason::FileChanged),
-                Ok(bytes) => {
-                    IoSliceMut::advance_slices(&mut slices, bytes);
-                    at += bytes as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(reason_of(errno)),
+        if let [range] = &self.ranges[..] {
+            return read_all(&range.source, range.offset + at, slices);
+        }
+        let mut at = at;
+        for mut slice in slices {
+            while !slice.is_empty() {
+                let (source, offset, left) = self.find(at).ok_or(Reason::FileChanged)?;
+                let most = slice.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let bytes = read_at(source, offset, &mut slice[..most])?;
+                (slice, at) = (&mut slice[bytes..], at + bytes as u64);
             }
         }
         Ok(())
+    }
+
+    /// Where the byte `at` of what is left is, and how many follow it there.
+    fn find(&self, mut at: u64) -> Option<(&Source, u64, u64)> {
+        for range in &self.ranges {
+            let here = range.remaining();
+            if at < here {
+                return Some((&range.source, range.offset + at, here - at));
+            }
+            at -= here;
+        }
+        None
     }
 
     /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
@@ -106,6 +179,36 @@ impl Payload {
     fn still_good(&self, done: bool) -> Result<bool, Reason> {
         if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
     }
+}
+
+/// At least one byte, if `into` has room for it.
+fn read_at(source: &Source, at: u64, into: &mut [u8]) -> Result<usize, Reason> {
+    loop {
+        match pread(source, &mut *into, at) {
+            Ok(0) if !into.is_empty() => return Err(Reason::FileChanged),
+            Ok(bytes) => return Ok(bytes),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(reason_of(errno)),
+        }
+    }
+}
+
+/// One slice after the other, by as few calls as may be.
+fn read_all(source: &Source, mut at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
+    let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
+    let mut slices = slices.as_mut_slice();
+    while !slices.is_empty() {
+        match preadv(source, slices, at) {
+            Ok(0) => return Err(Reason::FileChanged),
+            Ok(bytes) => {
+                IoSliceMut::advance_slices(&mut slices, bytes);
+                at += bytes as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(reason_of(errno)),
+        }
+    }
+    Ok(())
 }
 
 /// What the kernel's answer to a send means for a handoff.
@@ -148,6 +251,27 @@ mod tests {
         let mut got = Vec::new();
         theirs.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"23456");
+    }
+
+    #[test]
+    fn ranges_come_one_after_the_other() {
+        let whole = || {
+            let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(file_of(bytes)) };
+            Payload::of_kept([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
+        };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut payload = whole();
+        assert_eq!((payload.remaining(), payload.send_to(&ours), payload.remaining()), (9, Ok(true), 0));
+        drop(ours);
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"23456abcy");
+        for at in 0..=9 {
+            let (mut first, mut second) = ([0; 2], vec![0; 9usize.saturating_sub(at + 2)]);
+            let read = whole().read_exactly(at as u64, vec![&mut first, &mut second]);
+            assert_eq!(read.is_ok(), at <= 7, "from {at}");
+            assert!(read.is_err() || [&first[..], &second].concat() == got[at..]);
+        }
     }
 
     #[test]

@@ -154,7 +154,7 @@ mod tests {
 
     fn hold(slot: u32, returns: &Arc<Returns>) -> Arc<Hold> {
         let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot, secret: 0 };
-        Arc::new(Hold::new(payload, Weight::WHOLE, returns))
+        Arc::new(Hold::new(payload, Weight::WHOLE, 1 << 20, returns))
     }
 
     proptest! {

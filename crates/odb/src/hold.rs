@@ -1,6 +1,6 @@
 //! The shares of payloads that a process has, and their way back.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::reference::{PayloadId, Reference, Weight};
@@ -50,15 +50,28 @@ impl Still<'_> {
 pub struct Hold {
     payload: PayloadId,
     weight_log2: AtomicU8,
+    of_bytes: AtomicU64,
     since_ms: u64,
     returns: Arc<Returns>,
 }
 
 impl Hold {
-    /// A share that came in a reference.
+    /// A share that came in a reference to so many bytes.
     #[must_use]
-    pub fn new(payload: PayloadId, weight: Weight, returns: &Arc<Returns>) -> Self {
-        Self { payload, weight_log2: AtomicU8::new(weight.log2()), since_ms: now_ms(), returns: Arc::clone(returns) }
+    pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
+        let (weight_log2, of_bytes) = (AtomicU8::new(weight.log2()), AtomicU64::new(of_bytes));
+        Self { payload, weight_log2, of_bytes, since_ms: now_ms(), returns: Arc::clone(returns) }
+    }
+
+    /// How much of the payload the process has heard of: what it has of that is a part.
+    #[must_use]
+    pub fn of_bytes(&self) -> u64 {
+        self.of_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Another reference reaches so far.
+    pub fn reaches(&self, bytes: u64) {
+        self.of_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// When this process got it, by the clock of [`now_ms`].

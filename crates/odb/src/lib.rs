@@ -5,6 +5,7 @@
 //! * [`absent`]: which memory of a process stands for which bytes;
 //! * [`hold`]: the shares that a process has, and their return;
 //! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
+//! * [`link`]: how a program has other machines send to its clients;
 //! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
 //!
 //! Nothing here touches a program's memory or its sockets: crates/preload does.
@@ -15,6 +16,7 @@ pub mod channel;
 pub mod fetch;
 pub mod frame;
 pub mod hold;
+pub mod link;
 pub mod records;
 pub mod reference;
 pub mod segment;

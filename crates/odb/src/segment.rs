@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
@@ -221,18 +222,18 @@ impl Writer {
 
 /// The store's end of a segment.
 #[derive(Debug)]
-pub struct Reader(SharedMemory);
+pub struct Reader(Arc<SharedMemory>);
 
 impl Reader {
     /// Of memory that the store leases to a program.
     #[must_use]
     pub fn new(memory: SharedMemory) -> Self {
-        Self(memory)
+        Self(Arc::new(memory))
     }
 
     /// The memory.
     #[must_use]
-    pub fn memory(&self) -> &SharedMemory {
+    pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.0
     }
 
@@ -292,7 +293,7 @@ impl Mapped {
     /// Of memory that the store has given for reading.
     #[must_use]
     pub fn new(memory: SharedMemory) -> Self {
-        Self(Reader(memory))
+        Self(Reader::new(memory))
     }
 
     /// Copies the bytes of a reference. False: they are not here, or not any more, and `into` holds anything.

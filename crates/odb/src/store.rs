@@ -4,6 +4,7 @@
 
 pub mod client;
 pub(crate) mod messages;
+pub mod pinned;
 mod programs;
 pub mod server;
 pub(crate) mod session;
@@ -12,6 +13,7 @@ pub mod usage;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use shunt_sys::shared::SharedMemory;
 
@@ -108,17 +110,17 @@ impl Store {
 
     /// The memory of a segment.
     #[must_use]
-    pub fn memory(&self, segment: u32) -> Option<&SharedMemory> {
-        Some(self.segments.get(&segment)?.reader.memory())
+    pub fn memory(&self, segment: u32) -> Option<Arc<SharedMemory>> {
+        Some(Arc::clone(self.segments.get(&segment)?.reader.memory()))
     }
 
     /// The memory of a segment, where a program of that user may look at all of it: it is of a program of the same
     /// user, from whom it could have it anyway. Other users' programs get the bytes that they have references to.
     #[must_use]
-    pub fn memory_for(&self, segment: u32, user: u32) -> Option<&SharedMemory> {
+    pub fn memory_for(&self, segment: u32, user: u32) -> Option<Arc<SharedMemory>> {
         const ROOT: u32 = 0;
         let leased = self.segments.get(&segment)?;
-        (leased.user == user || user == ROOT).then(|| leased.reader.memory())
+        (leased.user == user || user == ROOT).then(|| Arc::clone(leased.reader.memory()))
     }
 
     /// Where the bytes of a reference are. They stay there until [`Self::unpin`]. `None`: nobody can have them.

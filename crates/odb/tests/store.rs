@@ -43,11 +43,15 @@ const STRANGER: u32 = u32::MAX;
 impl Agent for Door {
     fn admit(&mut self, _: &OwnedFd) -> Option<Caller> {
         let user = *self.user.lock().unwrap();
-        (user != STRANGER).then_some(Caller { user, process: 77 })
+        (user != STRANGER).then_some(Caller { user, group: user, process: 77 })
     }
 
     fn reach(&mut self, program: u64, holder: Holder) {
         self.wishes.send((program, holder)).unwrap();
+    }
+
+    fn hand_off(&mut self, _: u64, _: Caller) {
+        unreachable!("nobody here has clients");
     }
 }
 
@@ -348,12 +352,12 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     assert!(other.lease().unwrap().is_none(), "somebody may still ask for it");
 
     let returns = Arc::new(Returns::default());
-    let hold = Hold::new(reference.payload, reference.weight, &returns);
+    let hold = Hold::new(reference.payload, reference.weight, reference.length, &returns);
     let forwarded = hold.refer(10, 20).unwrap();
     drop(hold);
     holders.send_returns(&returns);
     assert_eq!(fetch(&holders, &forwarded).unwrap(), body[10..30], "half of the share is still out");
-    drop(Hold::new(forwarded.payload, forwarded.weight, &returns));
+    drop(Hold::new(forwarded.payload, forwarded.weight, forwarded.length, &returns));
     holders.send_returns(&returns);
     until("the segment is free", || other.lease().unwrap().is_some());
     assert!(matches!(fetch(&holders, &forwarded), Err(FetchError::Gone(_))));

@@ -8,6 +8,7 @@ use rustix::net::AddressFamily;
 use shunt_sys::odb;
 use shunt_sys::own::is_own;
 
+use crate::bypass;
 use crate::hooks::{errno, set_errno};
 use crate::runtime::Runtime;
 
@@ -192,7 +193,9 @@ pub fn duplicated(from: RawFd, to: RawFd) {
     if from == to {
         return;
     }
+    let number = to;
     let (Some(from), Some(to)) = (entry(from), entry(to)) else { return };
+    bypass::forget(number);
     let value = from.load(Ordering::Relaxed);
     to.store(if value == KEPT { FOREIGN } else { value }, Ordering::Relaxed);
 }
@@ -241,6 +244,7 @@ pub fn highest() -> RawFd {
 
 /// A descriptor is new, whatever its number stood for: glibc closes some by itself.
 pub fn forget_entry(fd: RawFd) {
+    bypass::forget(fd);
     if let Some(entry) = entry(fd) {
         entry.store(FOREIGN, Ordering::Relaxed);
     }

@@ -33,10 +33,17 @@ pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
 }
 
 fn serve(memory: &Memory, faults: &Userfaultfd) {
-    let mut looked = Instant::now();
+    let (mut looked, mut tended) = (Instant::now(), Instant::now());
     let every = Timespec { tv_sec: 0, tv_nsec: RETURNS_EVERY.subsec_nanos().into() };
     loop {
-        if !faults.wait(every) && memory.returns.waiting() > 0 {
+        let is_idle = !faults.wait(every);
+        if let Some(runtime) = crate::runtime::runtime()
+            && tended.elapsed() >= RETURNS_EVERY
+        {
+            tended = Instant::now();
+            crate::bypass::tend(runtime);
+        }
+        if is_idle && memory.returns.waiting() > 0 {
             memory.holders.send_returns(&memory.returns);
         }
         if looked.elapsed() > OLD_EVERY {

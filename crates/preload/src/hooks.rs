@@ -22,6 +22,7 @@ mod socket;
 pub mod stream;
 pub mod thread;
 mod variadic;
+mod wait;
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -73,7 +74,7 @@ pub struct Inside;
 impl Inside {
     /// `None`: it was already.
     #[inline]
-    fn enter() -> Option<Self> {
+    pub fn enter() -> Option<Self> {
         // Not `then_some`, which makes one and drops it where the thread was inside already.
         if INSIDE.replace(true) { None } else { Some(Self) }
     }

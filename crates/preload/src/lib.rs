@@ -2,7 +2,8 @@
 //!
 //! * [`hooks`]: the symbols, and nothing but which of the functions below each means;
 //! * [`descriptors`], [`connections`]: which descriptor is which connection, and the state of a connection, which processes share;
-//! * [`outside`]: what a write to anywhere else does with absent memory;
+//! * [`bypass`]: absent memory that goes to clients from where it is; [`outside`]: what a write to anywhere else does with
+//!   it;
 //! * [`send`], [`receive`], [`peek`], [`available`], [`pipe`]: what a write, a read, a look (MSG_PEEK), FIONREAD and a
 //!   splice of a connection do; [`ahead`]: what is in its socket; [`kernel`]: by which calls;
 //! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
@@ -17,6 +18,7 @@ mod ahead;
 mod allocator;
 mod available;
 mod blocks;
+mod bypass;
 mod connections;
 mod counts;
 mod descriptors;

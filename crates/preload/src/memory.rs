@@ -128,7 +128,9 @@ impl Memory {
 
     /// A share of a payload that this process keeps from here on.
     pub fn hold(&self, reference: &Reference, share: Weight) -> Arc<Hold> {
-        let hold = Arc::new(Hold::new(reference.payload, share, &self.returns));
+        // Of the whole payload up to there: what was taken before came in the same reference.
+        let of_bytes = reference.offset + reference.length;
+        let hold = Arc::new(Hold::new(reference.payload, share, of_bytes, &self.returns));
         if let Ok(mut recent) = self.recent.try_lock() {
             *recent = Arc::downgrade(&hold);
         }
@@ -211,7 +213,7 @@ impl Memory {
         state.publish();
         drop(state);
         drop(removed);
-        self.send_returns_if_many();
+        self.return_shares();
     }
 
     /// The kernel is about to write somewhere in a range: what was absent need not be fetched first.
@@ -227,7 +229,7 @@ impl Memory {
         state.publish();
         drop(state);
         drop(removed);
-        self.send_returns_if_many();
+        self.return_shares();
     }
 
     /// Puts bytes into the program's memory, in place of what it stands for.
@@ -459,7 +461,8 @@ impl Memory {
         }
     }
 
-    fn send_returns_if_many(&self) {
+    /// Sends back shares that nobody has a use for, if there are many.
+    pub fn return_shares(&self) {
         if self.returns.waiting() >= RETURNS_AT_ONCE {
             self.holders.send_returns(&self.returns);
         }

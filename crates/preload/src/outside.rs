@@ -33,13 +33,14 @@ pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
 }
 
 /// Absent bytes that leave for somewhere that takes no references are fetched so much at a time.
-const OUTSIDE_AT_ONCE: usize = 512 << 10;
+pub const AT_ONCE: usize = 512 << 10;
 
 /// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
-/// except what the kernel does not take now.
+/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time.
 pub fn write(
     runtime: &Runtime,
     iov: &[iovec],
+    at_once: usize,
     emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     if !iov.iter().any(|part| runtime.memory.meets(&addresses(part))) {
@@ -47,7 +48,7 @@ pub fn write(
     }
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
-        let now = split(&rest, OUTSIDE_AT_ONCE).0;
+        let now = split(&rest, at_once).0;
         // Also where some went already: of a short write a program waits until there is room, and there is.
         let chunk = Fetched::new(runtime, &now).ok_or(libc::ECONNRESET)?;
         match emit(&chunk.iov) {

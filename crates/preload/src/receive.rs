@@ -530,6 +530,7 @@ impl<'a> Read<'a> {
         // Kept until the bytes are there, or stand there: while it is, nobody can free them.
         let hold = match memory.recent_hold(&left.payload) {
             Some(hold) => {
+                hold.reaches(left.offset + left.length);
                 if let Some(share) = self.receiving.took_more(left, bytes as u64) {
                     memory.returns.give(left.payload, share);
                 }

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
 use crate::allocator;
+use crate::bypass::{Bypass, Handings};
 use crate::connections::{self, Connections};
 use crate::descriptors;
 use crate::memory::{self, Memory};
@@ -24,6 +25,7 @@ pub struct Runtime {
     pub connections: Connections,
     pub memory: Memory,
     pub store: Store,
+    pub bypass: Bypass,
 }
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
@@ -67,6 +69,7 @@ fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 struct Still {
     memory: memory::Still,
     store: store::Still<'static>,
+    bypass: MutexGuard<'static, Handings>,
 }
 
 thread_local! {
@@ -75,8 +78,8 @@ thread_local! {
 
 pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
-        let store = runtime.store.hold_still();
-        STILL.set(Some(Still { store, memory: runtime.memory.hold_still() }));
+        let (bypass, store) = (runtime.bypass.hold_still(), runtime.store.hold_still());
+        STILL.set(Some(Still { bypass, store, memory: runtime.memory.hold_still() }));
     }
 }
 
@@ -90,6 +93,7 @@ pub extern "C" fn after_fork_in_child() {
         crate::counts::after_fork();
         still.memory.forget();
         still.store.forget();
+        still.bypass.forget();
     }
 }
 
@@ -109,6 +113,7 @@ impl Runtime {
         Some(Self {
             connections: Connections::new(SharedMemory::open(table).ok()?, asking.ok()),
             memory: Memory::new(faults, store.clone()),
+            bypass: Bypass::new(store.clone()),
             store: Store::new(store),
         })
     }

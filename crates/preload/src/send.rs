@@ -175,7 +175,7 @@ impl Frame {
 pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     if !connection.frames() {
-        return outside::write(runtime, iov, |iov| outside::sendmsg(fd, iov, flags));
+        return outside::write(runtime, iov, outside::AT_ONCE, |iov| outside::sendmsg(fd, iov, flags));
     }
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not in the stream where they were written; frames are.

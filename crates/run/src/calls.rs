@@ -14,6 +14,9 @@ pub enum Class {
     Descriptors,
     /// Replaced: asks or says something about a connection.
     Asks,
+    /// Replaced: waits, or ends the process. What a program has written until then and another machine is to send, the agent
+    /// is told before.
+    Turns,
     /// Replaced: gives and takes memory, which may be absent.
     Memory,
     /// Replaced: notes that others may write into memory from here on.
@@ -37,7 +40,9 @@ impl Class {
     }
 }
 
-use Class::{Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads};
+use Class::{
+    Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads, Turns,
+};
 
 /// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
 pub const CALLS: &[(Class, &[&str])] = &[
@@ -67,8 +72,9 @@ pub const CALLS: &[(Class, &[&str])] = &[
     // Questions.
     (Asks, &["ioctl", "getsockopt", "setsockopt"]),
     // Readiness.
-    (Kernels, &["poll", "__poll", "__poll_chk", "ppoll", "__ppoll_chk", "select", "__select", "pselect"]),
-    (Kernels, &["epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2"]),
+    (Turns, &["poll", "__poll", "__poll_chk", "ppoll", "__ppoll_chk", "select", "__select", "pselect"]),
+    (Turns, &["epoll_wait", "epoll_pwait", "epoll_pwait2", "_exit", "_Exit"]),
+    (Kernels, &["epoll_create", "epoll_create1", "epoll_ctl"]),
     // Memory.
     (Memory, &["malloc", "calloc", "realloc", "reallocarray", "free", "cfree", "malloc_usable_size"]),
     (Memory, &["memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "madvise", "mremap"]),

@@ -8,6 +8,7 @@ pub mod netns;
 pub mod odb;
 pub mod own;
 pub mod repair;
+pub mod ringbuf;
 pub mod shared;
 pub mod sockopt;
 pub mod tap;

@@ -4,12 +4,50 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::sockopt;
 
 const SHUNT_SOL: i32 = 0x5348_5554;
 const SHUNT_SPEAK: i32 = 16;
 const SHUNT_SPEAKS: i32 = 17;
 const SHUNT_ENDED: i32 = 18;
+
+const SHUNT_CANCEL: i32 = 2;
+const SHUNT_APPEND: i32 = 5;
+const SHUNT_UNDO: i32 = 6;
+
+/// Has another machine send the next bytes of a connection: `begin` is a struct shunt_begin.
+///
+/// # Errors
+/// Why not: `PermissionDenied`, where this one must.
+pub fn append<T: IntoBytes + Immutable>(socket: impl AsFd, begin: &T) -> io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_APPEND, begin)
+}
+
+/// Takes back what [`append`] has begun, where nobody has sent any of it.
+///
+/// # Errors
+/// The client has some of it, or something was written behind it.
+pub fn undo(socket: impl AsFd, handoff: u64) -> io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_UNDO, &handoff)
+}
+
+/// Ends what [`append`] has begun, in the middle: then only a reset may follow.
+///
+/// # Errors
+/// The kernel's.
+pub fn cancel(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_CANCEL, &1u32)
+}
+
+/// Ends a connection at once, and has whoever has it hear of that (connect(2) with AF_UNSPEC).
+///
+/// # Errors
+/// The kernel's.
+pub fn disconnect(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::connect_unspec(socket)?)
+}
 
 /// Has a TCP socket that is neither connected nor listening say in its handshakes that its program is under Shunt.
 ///

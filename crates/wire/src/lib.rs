@@ -1,6 +1,7 @@
 //! Byte layouts that leave a process, and nothing that does I/O.
 //!
 //! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
+//! * [`parts`]: what a handoff without an offer is of.
 //! * [`peer`]: between two agents.
 //! * [`trace`]: which request of a client's something belongs to.
 //! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
@@ -9,6 +10,7 @@
 
 pub mod address;
 pub mod local;
+pub mod parts;
 pub mod peer;
 pub mod tag;
 pub mod tls;

@@ -2,9 +2,10 @@
 //! order, ports and addresses in network order. `include/shunt.h` is the same in C and documents every field;
 //! `tests/header.rs` holds the two against each other.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::address::{Address, Endpoint};
+use crate::parts::Parts;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
@@ -37,6 +38,8 @@ pub mod kind {
     pub const FETCHED: u32 = 8;
     pub const STATS: u32 = 9;
     pub const STATS_TEXT: u32 = 10;
+    pub const HANDOFF_PARTS: u32 = 11;
+    pub const CANCEL: u32 = 12;
 }
 
 /// What a connection is for.
@@ -171,6 +174,9 @@ message!(
     /// The server gave a handoff up.
     Abort, kind::ABORT, { handoff: u64, });
 message!(
+    /// A handoff that nobody sends, of a connection that is not the server's any more: its client is to be reset.
+    Cancel, kind::CANCEL, { handoff: u64, });
+message!(
     /// A handoff or fetch ended without success.
     Ended, kind::ENDED, { handoff: u64, reason: u32, peer: u32, });
 message!(
@@ -209,6 +215,14 @@ impl Handoff {
     /// `SHUNT_OPTION_WSCALE`.
     pub const WSCALE: u8 = 4;
 
+    /// As a message with the parts that it is of.
+    pub fn emit_with(&self, parts: &Parts) -> Vec<u8> {
+        let list = parts.as_slice().as_bytes();
+        let size = (size_of::<Self>() + list.len()) as u32;
+        let header = Header { kind: kind::HANDOFF_PARTS, size };
+        [Self { header, ..*self }.as_bytes(), list].concat()
+    }
+
     /// The client's end.
     pub fn client(&self) -> Endpoint {
         Endpoint { address: self.client_address, port_be: self.client_port }
@@ -223,11 +237,15 @@ impl Handoff {
 /// What a server may say.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, for as long as it is looked at: a box would cost more")]
 pub enum Request {
     Hello(Channel),
     Offer(Offer),
     Handoff(Handoff),
+    /// Of bytes of the peer's store, in place of an offer.
+    HandoffParts(Handoff, Parts),
     Abort(Abort),
+    Cancel(Cancel),
     Fetch(Fetch),
     Stats,
 }
@@ -249,11 +267,20 @@ impl Request {
             kind::HELLO => Self::parse_hello(exactly(packet)?),
             kind::OFFER => exactly::<Offer>(packet)?.checked().map(Request::Offer),
             kind::HANDOFF => exactly::<Handoff>(packet)?.checked().map(Request::Handoff),
+            kind::HANDOFF_PARTS => Self::parse_parts(packet),
             kind::ABORT => exactly(packet).map(Request::Abort),
+            kind::CANCEL => exactly(packet).map(Request::Cancel),
             kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
             kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
             _ => Err(Reason::Malformed),
         }
+    }
+
+    fn parse_parts(packet: &[u8]) -> Result<Self, Reason> {
+        let (handoff, parts) = Handoff::read_from_prefix(packet).map_err(|_| Reason::Malformed)?;
+        let handoff = handoff.checked()?;
+        require(handoff.offer == 0)?;
+        Ok(Self::HandoffParts(handoff, Parts::parse(parts, handoff.length)?))
     }
 
     fn parse_hello(hello: Hello) -> Result<Self, Reason> {
@@ -337,6 +364,99 @@ impl BoardHead {
     pub const IPV6: u32 = 2;
 }
 
+/// What a server says to the kernel where another machine is to send (`struct shunt_begin`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Begin {
+    pub peer: u32,
+    pub ring: u32,
+    pub handoff: u64,
+    pub length: u64,
+}
+
+/// How each record of a completion ring begins (`struct shunt_event`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct Event {
+    pub handoff: u64,
+    pub acked: u64,
+    pub kind: u32,
+    pub pad: u32,
+}
+
+impl Event {
+    /// `SHUNT_EVENT_COMPLETE`.
+    pub const COMPLETE: u32 = 1;
+    /// `SHUNT_EVENT_RESET`.
+    pub const RESET: u32 = 2;
+    /// `SHUNT_EVENT_STATE`.
+    pub const STATE: u32 = 3;
+}
+
+/// A connection as it was when a region began (`struct shunt_state`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct State {
+    pub handoff: u64,
+    pub acked: u64,
+    pub kind: u32,
+    pub status: u32,
+    pub regions: u32,
+    pub client_address: Address,
+    pub server_address: Address,
+    pub client_port: [u8; 2],
+    pub server_port: [u8; 2],
+    pub start: u32,
+    pub rcv_nxt: u32,
+    pub tsval: u32,
+    pub ts_recent: u32,
+    pub snd_wnd: u32,
+    pub snd_cwnd: u32,
+    pub snd_ssthresh: u32,
+    pub srtt_us: u32,
+    pub ack_spacing: u32,
+    pub mss: u16,
+    pub snd_wscale: u8,
+    pub rcv_wscale: u8,
+    pub options: u8,
+    pub pad: [u8; 7],
+}
+
+impl Handoff {
+    /// Of a region that has just begun.
+    pub fn of(state: &State, peer: u32, epoch: u32, length: u64) -> Self {
+        Self {
+            header: Self::HEADER,
+            peer,
+            epoch,
+            handoff: state.handoff,
+            length,
+            client_address: state.client_address,
+            server_address: state.server_address,
+            client_port: state.client_port,
+            server_port: state.server_port,
+            start: state.start,
+            rcv_nxt: state.rcv_nxt,
+            tsval: state.tsval,
+            ts_recent: state.ts_recent,
+            snd_wnd: state.snd_wnd,
+            snd_cwnd: state.snd_cwnd,
+            snd_ssthresh: state.snd_ssthresh,
+            srtt_us: state.srtt_us,
+            ack_spacing: state.ack_spacing,
+            mss: state.mss,
+            snd_wscale: state.snd_wscale,
+            rcv_wscale: state.rcv_wscale,
+            options: state.options,
+            first: u8::from(state.regions == 1),
+            ..Self::new_zeroed()
+        }
+    }
+}
+
 /// What a server counts (`struct shunt_counters`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -359,8 +479,8 @@ pub const BOARD_BYTES: usize = size_of::<BoardHead>() + BOARD_PEERS * size_of::<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::Part;
     use proptest::prelude::*;
-    use zerocopy::FromZeros;
 
     fn hello(version: u32, channel: u32) -> Hello {
         Hello { header: Hello::HEADER, version, channel }
@@ -413,6 +533,18 @@ mod tests {
         assert_eq!(Reason::from_number(0), None);
     }
 
+    #[test]
+    fn a_handoff_of_parts_has_no_offer() {
+        let part = Part { length: 5.into(), ..Part::default() };
+        let parts = Parts::new(&[part, part]).unwrap();
+        let mut handoff = Handoff { mss: 1448, length: 10, ..Handoff::new_zeroed() };
+        (handoff.client_port, handoff.server_port) = ([1; 2], [2; 2]);
+        let parse = |handoff: &Handoff| Request::parse(&handoff.emit_with(&parts)).map(|(request, _)| request);
+        assert!(matches!(parse(&handoff), Ok(Request::HandoffParts(_, parsed)) if parsed.as_slice() == [part, part]));
+        assert_eq!(parse(&Handoff { offer: 1, ..handoff }).unwrap_err(), Reason::Malformed);
+        assert_eq!(parse(&Handoff { length: 11, ..handoff }).unwrap_err(), Reason::Malformed);
+    }
+
     proptest! {
         #[test]
         fn no_packet_panics(packet in proptest::collection::vec(any::<u8>(), 0..300)) {
@@ -420,7 +552,7 @@ mod tests {
         }
 
         #[test]
-        fn no_packet_of_a_known_kind_panics(kind in 0u32..12, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_packet_of_a_known_kind_panics(kind in 0u32..14, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let header = Header { kind, size: 8 + body.len() as u32 };
             let _ = Request::parse(&[header.as_bytes(), &body].concat());
         }

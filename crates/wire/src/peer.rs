@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::Address;
 use crate::local::{Handoff, NAME_BYTES, Reason};
+use crate::parts::Parts;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
@@ -29,7 +30,7 @@ pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 /// No frame is longer.
-pub const MAX_FRAME_BYTES: usize = 512;
+pub const MAX_FRAME_BYTES: usize = 2048;
 
 /// What a frame is.
 pub mod kind {
@@ -46,6 +47,7 @@ pub mod kind {
     pub const CLOSED: u16 = 12;
     pub const STORE: u16 = 20;
     pub const STORED: u16 = 21;
+    pub const CLAIM_PARTS: u16 = 22;
 }
 
 /// First in every frame.
@@ -259,9 +261,12 @@ body!(
 /// A frame's contents.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, for as long as it is looked at: a box would cost more")]
 pub enum Frame {
     Hello(Hello),
     Claim(Claim),
+    /// Of bytes of the backend's store, in place of an offer.
+    ClaimParts(Claim, Parts),
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
@@ -297,6 +302,7 @@ impl Frame {
         match kind {
             kind::HELLO => exactly::<Hello>(body)?.checked().map(Frame::Hello),
             kind::CLAIM => exactly::<Claim>(body)?.checked().map(Frame::Claim),
+            kind::CLAIM_PARTS => Self::parse_parts(body),
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
@@ -309,6 +315,17 @@ impl Frame {
             kind::STORED => exactly(body).map(Frame::Stored),
             _ => Err(Reason::Malformed),
         }
+    }
+}
+
+impl Frame {
+    fn parse_parts(body: &[u8]) -> Result<Self, Reason> {
+        let (claim, parts) = Claim::read_from_prefix(body).map_err(|_| Reason::Malformed)?;
+        let claim = claim.checked()?;
+        if claim.offer.get() != 0 {
+            return Err(Reason::Malformed);
+        }
+        Ok(Self::ClaimParts(claim, Parts::parse(parts, claim.length.get())?))
     }
 }
 
@@ -411,6 +428,16 @@ impl Claim {
             content_bytes: handoff.tls.content_bytes.into(),
             skip: handoff.tls.skip.into(),
             keys: handoff.tls.keys,
+        }
+    }
+
+    /// Appends it as one frame, with the parts that it is of.
+    pub fn emit_with(&self, parts: &Parts, out: &mut Vec<u8>) {
+        let list = parts.as_slice().as_bytes();
+        let length = U32::new((HEADER_BYTES + size_of::<Self>() + list.len()) as u32);
+        let header = FrameHeader { length, kind: kind::CLAIM_PARTS.into(), zero: U16::ZERO };
+        for bytes in [header.as_bytes(), self.as_bytes(), list] {
+            out.extend_from_slice(bytes);
         }
     }
 
@@ -543,7 +570,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..16, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..24, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

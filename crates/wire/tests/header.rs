@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use shunt_wire::local::*;
+use shunt_wire::parts::{PARTS_MAX, Part};
 use shunt_wire::tls::Keys;
 
 /// Appends assertions that a C struct has this type's size and fields at this type's offsets.
@@ -35,6 +36,12 @@ fn constants(out: &mut String) {
         ("SHUNT_MSG_HANDOFF", kind::HANDOFF as u64),
         ("SHUNT_MSG_FETCHED", kind::FETCHED as u64),
         ("SHUNT_MSG_STATS_TEXT", kind::STATS_TEXT as u64),
+        ("SHUNT_MSG_HANDOFF_PARTS", kind::HANDOFF_PARTS as u64),
+        ("SHUNT_MSG_CANCEL", kind::CANCEL as u64),
+        ("SHUNT_EVENT_COMPLETE", Event::COMPLETE.into()),
+        ("SHUNT_EVENT_RESET", Event::RESET.into()),
+        ("SHUNT_EVENT_STATE", Event::STATE.into()),
+        ("SHUNT_PARTS_MAX", PARTS_MAX as u64),
         ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
         ("SHUNT_REASON_CLIENT_GONE", Reason::ClientGone as u64),
         ("SHUNT_REASON_BUSY", Reason::Busy as u64),
@@ -99,7 +106,41 @@ fn the_c_header_has_the_same_layout() {
         let offset = offset_of!(Tls, keys) + offset;
         writeln!(c, "_Static_assert(offsetof(struct shunt_tls, {field}) == {offset}, \"{field}\");").unwrap();
     }
+    same_layout!(c, "shunt_event", Event, [handoff, acked, kind, pad]);
+    same_layout!(c, "shunt_begin", Begin, [peer, ring, handoff, length]);
+    same_layout!(
+        c,
+        "shunt_state",
+        State,
+        [
+            handoff,
+            acked,
+            kind,
+            status,
+            regions,
+            client_address,
+            server_address,
+            client_port,
+            server_port,
+            start,
+            rcv_nxt,
+            tsval,
+            ts_recent,
+            snd_wnd,
+            snd_cwnd,
+            snd_ssthresh,
+            srtt_us,
+            ack_spacing,
+            mss,
+            snd_wscale,
+            rcv_wscale,
+            options,
+            pad,
+        ]
+    );
+    same_layout!(c, "shunt_part", Part, [segment, slot, secret, offset, length]);
     same_layout!(c, "shunt_abort", Abort, [header, handoff]);
+    same_layout!(c, "shunt_cancel", Cancel, [header, handoff]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);

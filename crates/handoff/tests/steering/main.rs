@@ -2,6 +2,7 @@
 //! so and ends.
 
 mod backend;
+mod behind;
 mod cost;
 mod egress;
 mod host;

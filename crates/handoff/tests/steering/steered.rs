@@ -26,6 +26,8 @@ pub const SHUNT_BEGIN: i32 = 1;
 pub const SHUNT_CANCEL: i32 = 2;
 pub const SHUNT_STATE: i32 = 3;
 pub const SHUNT_MOVE: i32 = 4;
+pub const SHUNT_APPEND: i32 = 5;
+pub const SHUNT_UNDO: i32 = 6;
 pub const PEER: u32 = 2;
 pub const RING: u32 = 0;
 const SHUNT_EVENT_STATE: u32 = 3;
@@ -104,6 +106,11 @@ pub fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32
 
 pub fn begin(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_BEGIN, &Begin { peer: PEER, ring: RING, handoff, length })
+}
+
+/// The same behind what the server has written, which may write on.
+pub fn append(socket: &TcpStream, handoff: u64, length: u64) -> std::io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_APPEND, &Begin { peer: PEER, ring: RING, handoff, length })
 }
 
 /// The backend's socket for one payload, and who writes into it.

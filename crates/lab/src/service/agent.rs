@@ -131,13 +131,14 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
     let family = options.families.tiers;
     let settings = &options.settings;
     let address = |host: &Host| -> Result<SocketAddr> { Ok(SocketAddr::new(host.service_address_of(family)?, PORT)) };
+    let store = if options.on_demand.is_some() { store::section(host) } else { String::new() };
     let role = match host.role() {
-        _ if options.on_demand.is_some() => store::section(host),
+        Role::Intermediate => String::new(),
         Role::Frontend => format!("[frontend]\ninterfaces = [\"client0\"]\n{}", settings.agent_frontend),
         _ => format!("[backend]\ninterfaces = [\"service0\"]\n{}", settings.agent_backend),
     };
     let mut text = format!(
-        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n{}\n{role}\n",
+        "name = \"{}\"\nsocket = \"{}\"\nlisten = \"{}\"\npins = \"{}{}\"\ncgroup = \"{}\"\n{}\n{role}\n{store}\n",
         host.name(),
         ShuntPart::agent_socket(host).display(),
         address(host)?,

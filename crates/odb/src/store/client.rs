@@ -78,6 +78,14 @@ impl Connection {
         exchange(&self.socket, ask::COUNT, 0, None)?.1.map(SharedMemory::open).transpose()
     }
 
+    /// Asks for a connection with the agent, for handoffs (include/shunt.h). `None`: this machine hands none off.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    pub fn agent(&self) -> io::Result<Option<OwnedFd>> {
+        Ok(exchange(&self.socket, ask::HAND_OFF, 0, None)?.1)
+    }
+
     /// Asks for a connection to a store, this one or another machine's. `None`: it cannot be had now.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ pub mod ask {
     pub const REACH: u32 = 4;
     /// To count in (super::usage), while the connection lives; with its memfd.
     pub const COUNT: u32 = 5;
+    /// To hand off connections with clients (include/shunt.h): a connection with the agent.
+    pub const HAND_OFF: u32 = 6;
 }
 
 /// How it is answered.

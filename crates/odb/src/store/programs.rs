@@ -25,19 +25,18 @@ const REACHED_MAX: usize = 128;
 /// One connection of a program.
 pub(crate) struct Program {
     pub(crate) socket: OwnedFd,
-    pub(crate) user: u32,
-    pub(crate) process: i32,
+    pub(crate) caller: Caller,
     counts: bool,
     pub(crate) segments: Vec<u32>,
     /// Its connections to other machines' stores, to end them when their agents are no longer trusted.
     reached: HashMap<Holder, OwnedFd>,
-    /// REACH is under way: the next question is read when it is answered.
+    /// REACH or HAND_OFF is under way: the next question is read when it is answered.
     waits: bool,
 }
 
 impl Program {
-    pub(crate) fn new(socket: OwnedFd, Caller { user, process }: Caller) -> Self {
-        Self { socket, user, process, counts: false, segments: Vec::new(), reached: HashMap::new(), waits: false }
+    pub(crate) fn new(socket: OwnedFd, caller: Caller) -> Self {
+        Self { socket, caller, counts: false, segments: Vec::new(), reached: HashMap::new(), waits: false }
     }
 
     /// # Errors
@@ -66,8 +65,9 @@ impl Program {
             ask::HELLO => self.tell(&told, None),
             ask::LEASE => {
                 let full = self.segments.len() >= SEGMENTS_MAX;
-                let id = if full { None } else { server.store.lease(self.user)? };
-                match id.and_then(|id| Some((id, server.store.memory(id)?))) {
+                let mut store = server.shelf.lock();
+                let id = if full { None } else { store.lease(self.caller.user)? };
+                match id.and_then(|id| Some((id, store.memory(id)?))) {
                     Some((id, memory)) => {
                         self.segments.push(id);
                         told.segment = id.into();
@@ -80,7 +80,7 @@ impl Program {
                     }
                 }
             }
-            ask::MAP => match server.store.memory_for(ask.segment.get(), self.user) {
+            ask::MAP => match server.shelf.lock().memory_for(ask.segment.get(), self.caller.user) {
                 Some(memory) => self.tell(&told, Some(memory.read_only()?.as_fd())),
                 None => {
                     told.outcome = outcome::NOT_ALLOWED.into();
@@ -91,7 +91,7 @@ impl Program {
                 let page = SharedMemory::create("shunt-counts", USAGE_BYTES)?;
                 self.tell(&told, Some(page.as_fd()))?;
                 self.counts = true;
-                server.usage().lock().unwrap_or_else(PoisonError::into_inner).begin(self.process, number, page);
+                server.usage().lock().unwrap_or_else(PoisonError::into_inner).begin(self.caller.process, number, page);
                 Ok(())
             }
             ask::REACH if ask.holder == server.holder => match server.reach_own() {
@@ -109,8 +109,24 @@ impl Program {
                 server.agent.reach(number, ask.holder);
                 Ok(())
             }
+            ask::HAND_OFF => {
+                self.waits = true;
+                server.agent.hand_off(number, self.caller);
+                Ok(())
+            }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// The agent has given the program a connection of its own, or has no use for one.
+    pub(crate) fn lets_hand_off(&mut self, own: Holder, connection: Option<OwnedFd>) {
+        self.waits = false;
+        let mut told = Told::new_zeroed();
+        (told.kind, told.holder) = (ask::HAND_OFF.into(), own);
+        if connection.is_none() {
+            told.outcome = outcome::NOT_THERE.into();
+        }
+        let _ = self.tell(&told, connection.as_ref().map(AsFd::as_fd));
     }
 
     /// The agent has connected to another store, or could not.

@@ -14,6 +14,7 @@ use rustix::net::SocketFlags;
 use shunt_sys::erase::wipe_stack;
 use zerocopy::FromZeros;
 
+use super::pinned::Shelf;
 use super::programs::Program;
 use super::session::{Session, Turn};
 use super::usage::Usage;
@@ -38,18 +39,22 @@ pub trait Agent: Send {
     fn admit(&mut self, program: &OwnedFd) -> Option<Caller>;
     /// A program needs a connection to another machine's store. Answered by [`Orders::reached`].
     fn reach(&mut self, program: u64, holder: Holder);
+    /// A program wants to hand off its connections. Answered by [`Orders::lets_hand_off`].
+    fn hand_off(&mut self, program: u64, caller: Caller);
 }
 
 /// A program, as the kernel knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub user: u32,
+    pub group: u32,
     pub process: i32,
 }
 
 enum Order {
     Serve(OwnedFd, Box<Sealing>),
     Reached(u64, Holder, Option<(OwnedFd, Box<Sealing>)>),
+    LetsHandOff(u64, Option<OwnedFd>),
     EndConnections,
     Stop,
 }
@@ -71,6 +76,11 @@ impl Orders {
     pub fn reached(&self, program: u64, holder: Holder, connection: Option<(OwnedFd, Sealing)>) {
         let connection = connection.map(|(socket, sealing)| (socket, Box::new(sealing)));
         self.give(Order::Reached(program, holder, connection));
+    }
+
+    /// What became of [`Agent::hand_off`].
+    pub fn lets_hand_off(&self, program: u64, connection: Option<OwnedFd>) {
+        self.give(Order::LetsHandOff(program, connection));
     }
 
     /// Ends all connections between machines: who still may begins others.
@@ -100,7 +110,7 @@ pub struct Server<A> {
     pub(crate) agent: A,
     pub(crate) counters: Arc<Counters>,
     usage: Arc<Mutex<Usage>>,
-    pub(crate) store: Store,
+    pub(crate) shelf: Shelf,
     pub(crate) limits: Limits,
     pub(crate) holder: Holder,
     epoll: OwnedFd,
@@ -135,7 +145,7 @@ impl<A: Agent> Server<A> {
             agent,
             counters: Arc::default(),
             usage: Arc::default(),
-            store: Store::new(limits),
+            shelf: Shelf::new(Store::new(limits)),
             limits,
             holder,
             epoll,
@@ -155,6 +165,12 @@ impl<A: Agent> Server<A> {
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Its payloads, for whoever else sends them.
+    #[must_use]
+    pub fn shelf(&self) -> Shelf {
+        self.shelf.clone()
     }
 
     /// What its programs count.
@@ -195,7 +211,7 @@ impl<A: Agent> Server<A> {
 
     fn tend(&mut self) {
         self.swept = Instant::now();
-        self.store.expire(now_ms());
+        self.shelf.lock().expire(now_ms());
         let silent = |peer: &Peer| matches!(peer, Peer::Reader(session) if session.is_silent(PATIENCE, IDLE));
         let silent: Vec<u64> = self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(number, _)| *number).collect();
         silent.into_iter().for_each(|number| self.forget(number));
@@ -209,7 +225,7 @@ impl<A: Agent> Server<A> {
     /// What there is now, for other threads.
     fn publish(&self) {
         let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader(_))).count();
-        self.counters.publish(&self.store, readers, self.peers.len() - readers);
+        self.counters.publish(&self.shelf.lock(), readers, self.peers.len() - readers);
     }
 
     fn accept(&mut self) {
@@ -233,7 +249,8 @@ impl<A: Agent> Server<A> {
     }
 
     fn has_room_for(&self, user: u32) -> bool {
-        let of_user = self.peers.values().filter(|peer| matches!(peer, Peer::Program(program) if program.user == user));
+        let of_user =
+            self.peers.values().filter(|peer| matches!(peer, Peer::Program(program) if program.caller.user == user));
         of_user.count() < self.limits.programs_of_a_user
     }
 
@@ -263,6 +280,11 @@ impl<A: Agent> Server<A> {
                         program.reached(self.holder, holder, connection);
                     }
                     wipe_stack();
+                }
+                Order::LetsHandOff(program, connection) => {
+                    if let Some(Peer::Program(program)) = self.peers.get_mut(&program) {
+                        program.lets_hand_off(self.holder, connection);
+                    }
                 }
                 Order::EndConnections => self.end_connections(),
                 Order::Stop => return false,
@@ -313,7 +335,7 @@ impl<A: Agent> Server<A> {
             None => return,
             Some(Peer::Program(_)) => self.serve_program(number),
             Some(Peer::Reader(session)) => {
-                let turn = session.turn(&mut self.store, &self.counters, &mut self.bench);
+                let turn = session.turn(&self.shelf, &self.counters, &mut self.bench);
                 turn.and_then(|turn| {
                     let wanted = if turn == Turn::Later { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
                     Ok(epoll::modify(&self.epoll, &session.channel, epoll::EventData::new_u64(number), wanted)?)
@@ -341,11 +363,10 @@ impl<A: Agent> Server<A> {
     fn forget(&mut self, number: u64) {
         match self.peers.remove(&number) {
             Some(Peer::Program(program)) => {
-                self.usage.lock().unwrap_or_else(PoisonError::into_inner).end(program.process, number);
-                program.segments.into_iter().for_each(|id| self.store.writer_gone(id));
+                self.usage.lock().unwrap_or_else(PoisonError::into_inner).end(program.caller.process, number);
+                program.segments.into_iter().for_each(|id| self.shelf.lock().writer_gone(id));
             }
-            Some(Peer::Reader(session)) => session.end(&mut self.store),
-            None => {}
+            Some(Peer::Reader(_)) | None => {}
         }
     }
 }

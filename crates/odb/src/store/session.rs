@@ -10,8 +10,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::Store;
 use super::messages::{Answer, FETCH, RETURN, Request};
+use super::pinned::{Pinned, Shelf};
 use crate::channel::{Bench, CONTENT_AT_ONCE, Channel};
-use crate::reference::{PayloadId, Reference};
+use crate::reference::Reference;
 
 /// Answers that wait for a slow reader; while there are as many, its requests wait in its socket.
 pub(crate) const ANSWERS_MAX: usize = 32;
@@ -72,8 +73,7 @@ struct Outgoing {
     done: usize,
     /// Answer and bytes.
     total: usize,
-    /// Whose bytes, and from where in its segment.
-    bytes: Option<(PayloadId, usize)>,
+    bytes: Option<Pinned>,
 }
 
 /// One reader.
@@ -116,26 +116,26 @@ impl Session {
     ///
     /// # Errors
     /// The connection has ended, or the reader has sent what is no request.
-    pub(crate) fn turn(&mut self, store: &mut Store, counters: &Counters, bench: &mut Bench) -> io::Result<Turn> {
+    pub(crate) fn turn(&mut self, shelf: &Shelf, counters: &Counters, bench: &mut Bench) -> io::Result<Turn> {
         self.moved = Instant::now();
         let mut sent = 0;
         loop {
             if !self.channel.flush()? {
                 return Ok(Turn::Later);
             }
-            self.ask(store, counters)?;
+            self.ask(shelf, counters)?;
             if self.outgoing.is_empty() {
                 return Ok(Turn::Idle);
             }
             if sent >= TURN_BYTES {
                 return Ok(Turn::Later);
             }
-            sent += self.answer(store, bench)?;
+            sent += self.answer(bench)?;
         }
     }
 
     /// Takes requests, as many as may be under way.
-    fn ask(&mut self, store: &mut Store, counters: &Counters) -> io::Result<()> {
+    fn ask(&mut self, shelf: &Shelf, counters: &Counters) -> io::Result<()> {
         while self.outgoing.len() < ANSWERS_MAX {
             match self.channel.take(&mut self.incoming[self.incoming_bytes..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -146,33 +146,33 @@ impl Session {
             if self.incoming_bytes == REQUEST_BYTES {
                 self.incoming_bytes = 0;
                 let request: Request = zerocopy::transmute!(self.incoming);
-                self.obey(&request, store, counters)?;
+                self.obey(&request, shelf, counters)?;
             }
         }
         Ok(())
     }
 
-    fn obey(&mut self, request: &Request, store: &mut Store, counters: &Counters) -> io::Result<()> {
+    fn obey(&mut self, request: &Request, shelf: &Shelf, counters: &Counters) -> io::Result<()> {
         let reference = Reference::parse(&request.reference).ok_or(io::ErrorKind::InvalidData)?;
         match request.kind.get() {
             RETURN => {
                 counters.returned.fetch_add(1, Ordering::Relaxed);
-                store.give_back(&reference.payload, reference.weight);
+                shelf.lock().give_back(&reference.payload, reference.weight);
             }
             FETCH => {
-                let place = store.pin(&reference);
-                let length = place.as_ref().map_or(0, |place| place.len());
+                let pinned = shelf.pin(&reference);
+                let length = pinned.as_ref().map_or(0, |pinned| pinned.place().len());
                 counters.fetches.fetch_add(1, Ordering::Relaxed);
                 counters.fetched_bytes.fetch_add(length as u64, Ordering::Relaxed);
-                counters.gone.fetch_add(u64::from(place.is_none()), Ordering::Relaxed);
+                counters.gone.fetch_add(u64::from(pinned.is_none()), Ordering::Relaxed);
                 let mut answer = Answer::new_zeroed();
-                answer.found = u32::from(place.is_some()).into();
+                answer.found = u32::from(pinned.is_some()).into();
                 answer.length = (length as u64).into();
                 self.outgoing.push_back(Outgoing {
                     answer: zerocopy::transmute!(answer),
                     done: 0,
                     total: ANSWER_BYTES + length,
-                    bytes: place.map(|place| (reference.payload, place.start)),
+                    bytes: pinned,
                 });
             }
             _ => return Err(io::ErrorKind::InvalidData.into()),
@@ -181,7 +181,7 @@ impl Session {
     }
 
     /// Seals and sends a benchful of what waits; returns its bytes.
-    fn answer(&mut self, store: &mut Store, bench: &mut Bench) -> io::Result<usize> {
+    fn answer(&mut self, bench: &mut Bench) -> io::Result<usize> {
         // Whatever begins on the bench is a record of its own: so as many answers as there may be find room.
         let mut room = CONTENT_AT_ONCE - ANSWERS_MAX * shunt_wire::tls::OVERHEAD_BYTES as usize;
         let mut put = 0;
@@ -189,11 +189,7 @@ impl Session {
             && let Some(outgoing) = self.outgoing.front_mut()
         {
             let now = (outgoing.total - outgoing.done).min(room);
-            let (from, answer) = (outgoing.done, outgoing.answer);
-            let memory = match outgoing.bytes {
-                Some((payload, at)) => Some((store.memory(payload.segment).ok_or(io::ErrorKind::NotFound)?, at)),
-                None => None,
-            };
+            let (from, answer, pinned) = (outgoing.done, outgoing.answer, &outgoing.bytes);
             self.channel.put(bench, now, |at, mut into| {
                 let mut at = from + at;
                 if at < ANSWER_BYTES {
@@ -201,25 +197,18 @@ impl Session {
                     into[..head].copy_from_slice(&answer[at..at + head]);
                     (into, at) = (&mut into[head..], at + head);
                 }
-                if let Some((memory, place)) = memory {
-                    memory.read(place + at - ANSWER_BYTES, into);
+                if let Some(pinned) = pinned {
+                    pinned.memory().read(pinned.place().start + at - ANSWER_BYTES, into);
                 }
             })?;
             (room, put) = (room - now, put + now);
             outgoing.done += now;
-            if outgoing.done == outgoing.total
-                && let Some(Outgoing { bytes: Some((payload, _)), .. }) = self.outgoing.pop_front()
-            {
-                store.unpin(&payload);
+            if outgoing.done == outgoing.total {
+                self.outgoing.pop_front();
             }
         }
         self.channel.send(bench, !self.outgoing.is_empty())?;
         Ok(put)
-    }
-
-    /// The reader is gone.
-    pub(crate) fn end(self, store: &mut Store) {
-        self.outgoing.into_iter().filter_map(|outgoing| outgoing.bytes).for_each(|(payload, _)| store.unpin(&payload));
     }
 }
 

@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 use shunt_sys::shared::SharedMemory;
 
 /// What there is to count: names, and what each counts.
-pub const COUNTED: [(&str, &str); 7] = [
+pub const COUNTED: [(&str, &str); 8] = [
     ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
     ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
     ("passed_on", "bytes that it has had absent and sent on as references: they have bypassed it"),
+    ("handed_off", "bytes that it has had absent and written to clients, and that their machine has sent to those"),
     ("received_absent", "bytes that it has had absent at first"),
     ("fetched", "bytes that were fetched because a call needed them: to write them elsewhere, as a rule"),
     ("fetched_by_fault", "bytes that were fetched because it has touched them, and what lies behind those"),
@@ -24,6 +25,7 @@ pub enum Counted {
     SentReal,
     SentByReference,
     PassedOn,
+    HandedOff,
     ReceivedAbsent,
     Fetched,
     FetchedByFault,

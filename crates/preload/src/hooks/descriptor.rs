@@ -4,7 +4,7 @@ use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 
 use super::{connection, errno, real, returned, set_errno};
 use crate::runtime::{Runtime, runtime};
-use crate::{available, descriptors};
+use crate::{available, bypass, descriptors};
 
 /// Does something about descriptors that leaves errno alone.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
@@ -138,6 +138,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
         return -1;
     }
     let place = descriptors::closing(fd);
+    bypass::forget(fd);
     // SAFETY: as above.
     let outcome = unsafe { real::close(fd) };
     if place.is_some() {

@@ -3,6 +3,7 @@
 use libc::{c_int, c_long, c_uint, c_void, sockaddr, socklen_t};
 
 use super::{descriptor, exec, file, heap, returned, set_errno, socket};
+use crate::bypass::turn_ends;
 use crate::kernel;
 use crate::runtime::{self, runtime};
 
@@ -23,6 +24,7 @@ unsafe extern "C-unwind" fn syscall(
     f: usize,
 ) -> c_long {
     let fd = a as c_int;
+    turn_ends();
     if runtime().is_some() {
         // SAFETY: the program's own call, as all here.
         let known = unsafe {

@@ -96,6 +96,7 @@ unsafe extern "C" {
 /// # Safety
 /// As [`completed`].
 unsafe fn with<T>(given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
+    crate::bypass::turn_ends();
     // SAFETY: the caller's promise.
     match unsafe { completed(given) } {
         Some(environment) => call(environment.variables.as_ptr()),

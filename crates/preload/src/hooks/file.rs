@@ -20,7 +20,10 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
             returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes))
         }
         // SAFETY: the program's own call.
-        None if connection(from).is_none() => unsafe { real::sendfile64(to, from, offset, bytes) },
+        None if connection(from).is_none() => unsafe {
+            crate::bypass::waits_for_rescue(to);
+            real::sendfile64(to, from, offset, bytes)
+        },
         None => returned(Err(libc::EINVAL)),
     }
 }

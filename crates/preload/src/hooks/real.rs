@@ -4,8 +4,8 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    FILE, c_char, c_int, c_void, iovec, mmsghdr, msghdr, off64_t, pthread_attr_t, pthread_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec,
+    FILE, c_char, c_int, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off64_t, pollfd, pthread_attr_t,
+    pthread_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
 fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
@@ -91,6 +91,15 @@ real! {
     memmove(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
     mremap(at: *mut c_void, bytes: size_t, wanted: size_t, flags: c_int, address: *mut c_void) -> *mut c_void;
     madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
+    epoll_wait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
+    epoll_pwait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(fd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
+    __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, other: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     pthread_create(thread: *mut pthread_t, attributes: *const pthread_attr_t, start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
     thrd_create(thread: *mut c_void, start: extern "C-unwind" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
 }

@@ -5,10 +5,11 @@ use std::os::fd::RawFd;
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::{Inside, connection, errno, real, returned, set_errno};
+use crate::bypass::waits_for_rescue;
 use crate::memory::any_absent;
 use crate::runtime::runtime;
 use crate::send::Errno;
-use crate::{descriptors, outside, receive, send};
+use crate::{bypass, descriptors, outside, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
@@ -70,6 +71,7 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
         let Some(_inside) = Inside::enter() else { return Some(returned(Err(libc::EAGAIN))) };
         return ours(fd, send::write(runtime, fd, place, iov, flags));
     }
+    waits_for_rescue(fd);
     if let How::Message(_) = how {
         return fetches(iov);
     }
@@ -78,7 +80,7 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
         && iov.iter().any(|part| runtime.memory.meets(&send::addresses(part)))
         && let Some(_inside) = Inside::enter()
     {
-        return Some(returned(outside::write(runtime, iov, |iov| match how {
+        return Some(returned(bypass::write(runtime, fd, iov, flags, |iov| match how {
             How::Write => outside::writev(fd, iov),
             _ => outside::sendmsg(fd, iov, flags),
         })));

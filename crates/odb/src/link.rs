@@ -1,0 +1,266 @@
+//! A program's connection with its agent, by which it has other machines send to its clients (include/shunt.h): who is
+//! there, what the kernel says of a connection, and what agents say of handoffs.
+
+use std::io::{self, IoSliceMut};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
+use shunt_sys::odb;
+use shunt_sys::own::OwnFd;
+use shunt_sys::ringbuf::RingBuffer;
+use shunt_sys::shared::SharedMemory;
+use shunt_wire::local::{
+    Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Hello, MAX_PACKET_BYTES, Reason,
+    State, VERSION, Welcome, closed, kind,
+};
+use shunt_wire::parts::Parts;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::reference::Holder;
+
+/// How long the agent may take to answer.
+const SILENCE: Duration = Duration::from_secs(2);
+/// `shunt_board_peer.state`.
+const UP: u32 = 1;
+/// No ring: `shunt_welcome.ring`.
+const NO_RING: u32 = u32::MAX;
+
+/// What became of a handoff.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The client has all of it.
+    Complete,
+    /// The client has reset its connection.
+    Reset,
+    /// Nobody sends it.
+    Ended(Reason),
+}
+
+/// A machine that can send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    index: u32,
+    epoch: u32,
+}
+
+/// One connection. It lives as long as the process hands off.
+#[derive(Debug)]
+pub struct Link {
+    socket: OwnFd,
+    board: SharedMemory,
+    counters: SharedMemory,
+    ring: RingBuffer,
+    number: u32,
+    /// Upper half of its handoffs' names.
+    worker: u32,
+    made: u32,
+    /// By index on the board.
+    holders: Vec<Holder>,
+    /// What came while an answer was looked for.
+    outcomes: Vec<(u64, Outcome)>,
+}
+
+impl Link {
+    /// Of a connection that the agent has given (`store::client::Connection::agent`).
+    ///
+    /// # Errors
+    /// The kernel's, or that the agent does not answer as one that steers.
+    pub fn open(socket: OwnedFd) -> io::Result<Self> {
+        let blocking = rustix::fs::fcntl_getfl(&socket)? - rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&socket, blocking)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(SILENCE))?;
+        let hello = Hello { header: Hello::HEADER, version: VERSION, channel: Channel::Control.number() };
+        send(&socket, hello.as_bytes(), SendFlags::NOSIGNAL)?;
+        let (welcome, mut descriptors) = receive_welcome(&socket)?;
+        let mut next = || descriptors.next().ok_or(io::Error::other("the agent does not hand off"));
+        let (board, counters, ring) = (next()?, next()?, next()?);
+        if welcome.ring == NO_RING {
+            return Err(io::Error::other("the agent has no completion ring left"));
+        }
+        let mut link = Self {
+            socket: OwnFd::new(socket),
+            board: SharedMemory::open_to_read(board)?,
+            counters: SharedMemory::open(counters)?,
+            ring: RingBuffer::new(&ring)?,
+            number: welcome.ring,
+            worker: welcome.worker,
+            made: 0,
+            holders: Vec::new(),
+            outcomes: Vec::new(),
+        };
+        let peers = link.board.len().saturating_sub(size_of::<BoardHead>()) / size_of::<BoardPeer>();
+        link.holders = (0..peers).map(|index| link.name(index)).collect();
+        Ok(link)
+    }
+
+    fn peer_at(index: usize) -> usize {
+        size_of::<BoardHead>() + index * size_of::<BoardPeer>()
+    }
+
+    /// Names never change.
+    fn name(&self, index: usize) -> Holder {
+        let mut name = [0; shunt_wire::local::NAME_BYTES];
+        self.board.read(Self::peer_at(index) + offset_of!(BoardPeer, name), &mut name);
+        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        Holder::named(&String::from_utf8_lossy(&name[..end]))
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        self.board.word(at).load(Ordering::Acquire)
+    }
+
+    /// Whether the agent is there.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.word(offset_of!(BoardHead, alive)) == 1
+    }
+
+    /// Who sends what is in that store; `None`: nobody does now.
+    #[must_use]
+    pub fn sender(&self, holder: Holder) -> Option<Sender> {
+        let index = self.holders.iter().position(|known| *known == holder)?;
+        let at = Self::peer_at(index);
+        let epoch = self.word(at + offset_of!(BoardPeer, epoch));
+        let is_closed = self.word(offset_of!(BoardHead, closed)) & closed::HANDOFFS != 0;
+        let is_up = self.word(at + offset_of!(BoardPeer, state)) == UP && epoch.is_multiple_of(2);
+        (is_up && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
+    }
+
+    /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
+    ///
+    /// # Errors
+    /// The kernel's: this connection cannot be handed off, or not now.
+    pub fn begin(&mut self, socket: impl AsFd, sender: Sender, length: u64) -> io::Result<Handoff> {
+        self.made = self.made.wrapping_add(1);
+        let handoff = u64::from(self.worker) << 32 | u64::from(self.made);
+        odb::append(socket, &Begin { peer: sender.index, ring: self.number, handoff, length })?;
+        let state = self.look(handoff).ok_or_else(|| io::Error::other("the kernel's answer is lost"))?;
+        self.count(sender.index, 1);
+        Ok(Handoff::of(&state, sender.index, sender.epoch, length))
+    }
+
+    /// Makes the region of a handoff longer that was begun last on its connection.
+    ///
+    /// # Errors
+    /// The kernel's: something was written behind it.
+    pub fn grow(&self, socket: impl AsFd, handoff: &mut Handoff, bytes: u64) -> io::Result<()> {
+        let (peer, ring, name) = (handoff.peer, self.number, handoff.handoff);
+        odb::append(socket, &Begin { peer, ring, handoff: name, length: bytes })?;
+        handoff.length += bytes;
+        Ok(())
+    }
+
+    /// Has the agents send what has begun.
+    ///
+    /// # Errors
+    /// The kernel's: the agent is gone, or does not listen.
+    pub fn claim(&self, handoff: &Handoff, parts: &Parts) -> io::Result<()> {
+        self.tell(&handoff.emit_with(parts))
+    }
+
+    /// The connection of a handoff that nobody sends is not ours any more.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn cancel(&self, handoff: u64) -> io::Result<()> {
+        self.tell(Cancel { header: Cancel::HEADER, handoff }.as_bytes())
+    }
+
+    fn tell(&self, message: &[u8]) -> io::Result<()> {
+        send(&self.socket, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+        Ok(())
+    }
+
+    /// A handoff is over.
+    pub fn over(&self, handoff: &Handoff) {
+        self.count(handoff.peer, u32::MAX);
+    }
+
+    fn count(&self, peer: u32, by: u32) {
+        let at = offset_of!(Counters, handoffs) + 4 * peer as usize;
+        self.counters.word(at).fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Reads the ring. What it says of `handoff`'s connection, if it does.
+    fn look(&mut self, handoff: u64) -> Option<State> {
+        let (mut found, outcomes) = (None, &mut self.outcomes);
+        self.ring.drain(|record| {
+            let Ok((event, _)) = Event::read_from_prefix(record) else { return };
+            match event.kind {
+                Event::COMPLETE => outcomes.push((event.handoff, Outcome::Complete)),
+                Event::RESET => outcomes.push((event.handoff, Outcome::Reset)),
+                Event::STATE if event.handoff == handoff => {
+                    found = State::read_from_prefix(record).ok().map(|(state, _)| state);
+                }
+                _ => {}
+            }
+        });
+        found
+    }
+
+    /// What the kernel has said meanwhile: no system call.
+    pub fn outcomes(&mut self) -> Vec<(u64, Outcome)> {
+        self.look(0);
+        std::mem::take(&mut self.outcomes)
+    }
+
+    /// What agents have said meanwhile.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn hear(&mut self) -> io::Result<()> {
+        let mut packet = [0; MAX_PACKET_BYTES];
+        loop {
+            let got = match recv(&self.socket, &mut packet, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((got, _)) => got,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            let Ok((ended, _)) = Ended::read_from_prefix(&packet[..got]) else { continue };
+            if ended.header.kind == kind::ENDED {
+                let reason = Reason::from_number(ended.reason).unwrap_or(Reason::Malformed);
+                self.outcomes.push((ended.handoff, Outcome::Ended(reason)));
+            }
+        }
+    }
+}
+
+type Descriptors = std::vec::IntoIter<OwnedFd>;
+
+fn receive_welcome(socket: &OwnedFd) -> io::Result<(Welcome, Descriptors)> {
+    let mut welcome = Welcome::new_zeroed();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let got = loop {
+        let parts = &mut [IoSliceMut::new(welcome.as_mut_bytes())];
+        match recvmsg(socket, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(those) = message {
+            descriptors.extend(those);
+        }
+    }
+    if got.bytes != size_of::<Welcome>() || welcome.header.kind != kind::WELCOME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's answer is not one"));
+    }
+    Ok((welcome, descriptors.into_iter()))
+}
+
+/// Whether a reason says that not a byte was sent.
+#[must_use]
+pub fn is_refusal(reason: Reason) -> bool {
+    use Reason::{Busy, Limit, Malformed, NotAllowed, UnknownOffer};
+    matches!(reason, UnknownOffer | Limit | Malformed | Busy | NotAllowed)
+}
+
+const _: () = assert!(align_of::<AtomicU32>() == 4 && size_of::<BoardHead>().is_multiple_of(4));
+const _: () = assert!(size_of::<BoardPeer>().is_multiple_of(4));

@@ -1,0 +1,69 @@
+//! Where bytes of a reference are, for as long as somebody sends them: the store's own readers, and the agent's senders.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shunt_sys::shared::SharedMemory;
+
+use super::Store;
+use crate::reference::{PayloadId, Reference};
+
+/// A store that several threads look into. Nobody holds it while bytes are copied or sent.
+#[derive(Clone, Debug)]
+pub struct Shelf(Arc<Mutex<Store>>);
+
+impl Shelf {
+    pub(crate) fn new(store: Store) -> Self {
+        Self(Arc::new(Mutex::new(store)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the bytes of a reference stay where they are until the value is dropped. `None`: nobody can have them.
+    #[must_use]
+    pub fn pin(&self, reference: &Reference) -> Option<Pinned> {
+        let mut store = self.lock();
+        let place = store.pin(reference)?;
+        let memory = store.memory(reference.payload.segment)?;
+        Some(Pinned { memory, place, payload: reference.payload, shelf: self.clone() })
+    }
+}
+
+/// Bytes of a payload that stay where they are.
+#[derive(Debug)]
+pub struct Pinned {
+    memory: Arc<SharedMemory>,
+    place: Range<usize>,
+    payload: PayloadId,
+    shelf: Shelf,
+}
+
+impl Pinned {
+    /// The segment.
+    #[must_use]
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    /// Where they are in it.
+    #[must_use]
+    pub fn place(&self) -> Range<usize> {
+        self.place.clone()
+    }
+}
+
+impl AsFd for Pinned {
+    /// The segment's.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.shelf.lock().unpin(&self.payload);
+    }
+}
