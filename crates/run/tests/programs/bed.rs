@@ -74,6 +74,16 @@ impl Bed {
 
     /// The same, with something more in each `[store]`.
     pub fn with(machines: usize, limits: Limits, more: &str) -> Option<Self> {
+        Self::made(machines, limits, "", more)
+    }
+
+    /// The same, with agents that become a user once they have started.
+    pub fn of_user(machines: usize, limits: Limits, user: &str) -> Option<Self> {
+        Self::made(machines, limits, &format!("user = {user:?}\n"), "")
+    }
+
+    /// With something more in each configuration, and in each `[store]`.
+    fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: it takes root to load BPF programs");
             return None;
@@ -82,10 +92,8 @@ impl Bed {
         fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let authority = Authority::create(&dir.path().join("ca")).unwrap();
         let addresses: Vec<SocketAddr> = (0..machines).map(|_| own_address()).collect();
-        let machine = |index| {
-            let store = section(limits, more);
-            Machine::start(dir.path(), &authority, index, &addresses, &store)
-        };
+        let machine =
+            |index| Machine::start(dir.path(), &authority, index, &addresses, [agent, &section(limits, more)]);
         Some(Self { machines: (0..machines).map(machine).collect(), authority, dir })
     }
 
@@ -133,7 +141,7 @@ fn section(limits: Limits, more: &str) -> String {
 }
 
 impl Machine {
-    fn start(dir: &Path, authority: &Authority, index: usize, all: &[SocketAddr], section: &str) -> Self {
+    fn start(dir: &Path, authority: &Authority, index: usize, all: &[SocketAddr], [more, section]: [&str; 2]) -> Self {
         let name = format!("m{index}");
         let group_name = format!("{}-{name}", dir.file_name().unwrap().display());
         let group = shunt_sys::cgroup::root().unwrap().join(group_name);
@@ -144,7 +152,7 @@ impl Machine {
         let mut text =
             format!("name = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
         let pins = format!("/sys/fs/bpf/{}-{name}", dir.file_name().unwrap().display());
-        writeln!(text, "pins = {pins:?}").unwrap();
+        writeln!(text, "pins = {pins:?}\n{more}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
         writeln!(text, "ca = {:?}\ncrl = {:?}", authority.certificate(), authority.list()).unwrap();
         writeln!(text, "[store]\nsocket = {store:?}\n{section}").unwrap();

@@ -178,3 +178,19 @@ fn programs_outlive_their_agent_and_use_the_next() {
         assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "{signal:?}: the new store is used");
     }
 }
+
+/// What takes root's power is done before it is given up, and again by the next agent.
+#[test]
+fn agents_that_are_not_root_keep_bodies_and_begin_again() {
+    let Some(mut bed) = Bed::of_user(3, Limits::default(), "daemon") else { return };
+    let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    for turn in 0..2 {
+        load(tiers[0].address, 100, 10 * turn);
+        assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "turn {turn}: the store is used");
+        for index in 0..3 {
+            bed.machine_mut(index).end_agent(Signal::TERM);
+            bed.machine_mut(index).start_agent();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2000));
+    }
+}
