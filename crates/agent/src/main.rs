@@ -9,6 +9,7 @@ use shunt_agent::Agent;
 use shunt_agent::config::Config;
 use shunt_agent::credentials::Credentials;
 use shunt_agent::{privileges, seccomp};
+use shunt_odb::reference::Holder;
 use shunt_sys::erase::ErasingAllocator;
 use tracing_subscriber::EnvFilter;
 
@@ -53,6 +54,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.check {
         Credentials::read(&config.tls, &config.name)?;
         println!("{}: good", arguments.config.display());
+        if config.store.is_some() {
+            println!("{:?} is this agent's", Holder::named(&config.name));
+        }
         return Ok(());
     }
     if arguments.detach {

@@ -60,7 +60,9 @@ impl Agent {
 
     fn reach(&mut self, program: u64, holder: Holder) -> Result<(), String> {
         let peer = self.config.peers.iter().position(|peer| Holder::named(&peer.name) == holder);
-        let peer = peer.ok_or("a reference is to a store of which no [[peer]] is the agent: name it here")?;
+        let unknown =
+            || format!("a reference is to {holder:?}, which no [[peer]] here has: name its agent (shuntd --check)");
+        let peer = peer.ok_or_else(unknown)?;
         if self.reaching.len() >= REACHING_MAX || !self.has_descriptors() {
             return Err("too many connections are being made to other stores".into());
         }

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -181,6 +181,13 @@ impl Machine {
         self.agent = Some(agent);
     }
 
+    /// What `shuntd --check` says of its configuration.
+    pub fn checked(&self) -> String {
+        let mut command = Command::new(built("shuntd", "shunt-agent"));
+        let output = command.arg("--check").arg("--config").arg(&self.config).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
     pub fn signal_agent(&self, signal: Signal) {
         let agent = &self.agent.as_ref().unwrap().0;
         rustix::process::kill_process(rustix::process::Pid::from_child(agent), signal).unwrap();
@@ -246,9 +253,17 @@ fn own_address() -> SocketAddr {
     SocketAddr::from(([127, next, (pid >> 8) as u8, pid as u8], 7440 + (pid >> 16) as u16))
 }
 
-/// An address that nothing listens at.
+/// An address that nothing listens at, and that no connection gets before somebody does: below the ports that the kernel
+/// gives those (ip_local_port_range).
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let turn = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = SocketAddr::from(([127, 0, 0, 1], 10_000 + (turn % 22_000) as u16));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
 }
 
 pub fn wait_until_listening(address: SocketAddr) {

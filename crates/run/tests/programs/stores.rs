@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, ChildStdout, Stdio};
 
 use rustix::process::Signal;
+use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Machine, Program, free_address};
@@ -177,6 +178,14 @@ fn programs_outlive_their_agent_and_use_the_next() {
         load(tiers[0].address, 100, 200 + turn as u64);
         assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "{signal:?}: the new store is used");
     }
+}
+
+/// An agent that has no such peer says only that of a reference.
+#[test]
+fn an_agent_that_is_checked_says_which_store_it_has() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let said = bed.machine(0).checked();
+    assert!(said.contains(&format!("{:?} is this agent's", Holder::named("m0"))), "{said}");
 }
 
 /// What takes root's power is done before it is given up, and again by the next agent.
