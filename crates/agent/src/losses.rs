@@ -23,11 +23,15 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// How long nothing may come of a payload whose server is gone: it may never have been claimed.
 const LEFT: Duration = Duration::from_secs(10);
+/// How often a server is told in vain before it is taken for gone: after an agent has begun anew, servers find it by and by.
+const TOLD_IN_VAIN: u32 = 10;
 
 struct Watched {
     region: ActiveRegion,
     /// When it is to be called stalled, if nothing happens.
     due: Instant,
+    /// How often its server is still told before it is taken for gone.
+    tells: u32,
 }
 
 impl Watched {
@@ -36,7 +40,7 @@ impl Watched {
     fn new(region: ActiveRegion, now: Instant) -> Self {
         let silence = if region.is_shut { Duration::ZERO } else { region.quiet };
         let silent_since = now.checked_sub(silence).unwrap_or(now);
-        Self { region, due: silent_since + GRACE + region.round_trip * GRACE_ROUND_TRIPS }
+        Self { region, due: silent_since + GRACE + region.round_trip * GRACE_ROUND_TRIPS, tells: TOLD_IN_VAIN }
     }
 
     /// What it is `now`; `true` where its server has to be told.
@@ -48,6 +52,7 @@ impl Watched {
         let is_due = self.due <= now;
         if is_due {
             self.due = now + AGAIN;
+            self.tells = self.tells.saturating_sub(1);
         }
         is_due
     }
@@ -85,7 +90,7 @@ impl Agent {
         let Some(frontend) = &self.frontend else { return };
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
         let left: Vec<_> = frontend.active_regions(None).into_iter().filter(left).collect();
-        self.losses.0.extend(left.into_iter().map(|region| Watched { region, due: self.now + LEFT }));
+        self.losses.0.extend(left.into_iter().map(|region| Watched { region, due: self.now + LEFT, tells: 1 }));
     }
 
     fn cancel_if_left(&self, region: &ActiveRegion) {
@@ -107,15 +112,17 @@ impl Agent {
                 return false;
             };
             if watched.look(region, now) {
-                stalled.push(region);
+                stalled.push((region, watched.tells == 0));
             }
             true
         });
-        for region in stalled {
+        for (region, is_given_up) in stalled {
             self.counts.stalled += 1;
             tracing::warn!(handoff = region.handoff, acked = region.acked, "a lost agent's payload comes no further");
             self.tell_all_servers(region.handoff, Reason::PeerLost);
-            self.cancel_if_left(&region);
+            if is_given_up {
+                self.cancel_if_left(&region);
+            }
         }
     }
 }

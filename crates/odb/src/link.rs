@@ -81,6 +81,9 @@ impl Link {
         if welcome.ring == NO_RING {
             return Err(io::Error::other("the agent has no completion ring left"));
         }
+        // Another agent numbers its servers anew: names of handoffs that outlive one shall not come again.
+        let mut first = [0; 4];
+        rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty())?;
         let mut link = Self {
             socket: OwnFd::new(socket),
             board: SharedMemory::open_to_read(board)?,
@@ -88,7 +91,7 @@ impl Link {
             ring: RingBuffer::new(&ring)?,
             number: welcome.ring,
             worker: welcome.worker,
-            made: 0,
+            made: u32::from_ne_bytes(first),
             holders: Vec::new(),
             outcomes: Vec::new(),
         };

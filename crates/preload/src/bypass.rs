@@ -244,7 +244,7 @@ fn tell() {
 /// Several times a second: what agents have said, and what nobody has looked at for a while.
 pub fn tend(runtime: &'static Runtime) {
     let Ok(mut handings) = runtime.bypass.handings.try_lock() else { return };
-    let failed = handings.tend();
+    let failed = handings.tend(runtime);
     drop(handings);
     failed.into_iter().for_each(|failed| rescue::start(runtime, failed));
     runtime.memory.return_shares();

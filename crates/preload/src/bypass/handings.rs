@@ -25,6 +25,8 @@ use crate::runtime::Runtime;
 const REGION_MAX: u64 = 8 << 20;
 /// After an agent could not be had, it is not asked for so long.
 const RETRY_MS: u64 = 1000;
+/// How long the end of a handoff is waited for whose agent is gone: its successor says so if nobody sends it.
+const ORPHAN_MS: u64 = 60_000;
 
 /// One handoff.
 pub struct Handing {
@@ -53,6 +55,8 @@ pub struct Handings {
     /// The newest under way on a descriptor.
     on: HashMap<RawFd, u64>,
     failed: Vec<Failed>,
+    /// Those that an agent knew of that is gone, and when that was noticed.
+    orphans: HashMap<u64, (Handing, u64)>,
 }
 
 fn part(piece: &Piece) -> Part {
@@ -150,11 +154,13 @@ impl Handings {
         self.link.is_some()
     }
 
-    /// The agent is gone. What it knew of goes on without it: the kernel steers, and whoever sends has pinned its bytes.
+    /// The agent is gone. What it knew of goes on without it: the kernel steers, and whoever sends has pinned its bytes. Its
+    /// successor looks whether it does.
     fn lose(&mut self) {
         self.tell_all();
         self.link = None;
-        self.told.clear();
+        let now = now_ms();
+        self.orphans.extend(self.told.drain().map(|(handoff, handing)| (handoff, (handing, now))));
         self.on.clear();
     }
 
@@ -179,7 +185,13 @@ impl Handings {
     fn settle(&mut self) {
         let Some(link) = &mut self.link else { return };
         for (handoff, outcome) in link.outcomes() {
-            let Some(handing) = self.told.remove(&handoff) else { continue };
+            let Some(handing) = self.told.remove(&handoff) else {
+                // That one was counted with the agent before.
+                if let (Some((handing, _)), Outcome::Ended(reason)) = (self.orphans.remove(&handoff), outcome) {
+                    self.failed.push(Failed { handing, reason });
+                }
+                continue;
+            };
             link.over(&handing.message);
             if self.on.get(&handing.fd) == Some(&handoff) {
                 self.on.remove(&handing.fd);
@@ -191,11 +203,16 @@ impl Handings {
     }
 
     /// What has failed since the last call.
-    pub fn tend(&mut self) -> Vec<Failed> {
+    pub fn tend(&mut self, runtime: &Runtime) -> Vec<Failed> {
         self.tell_all();
         if self.link.as_mut().is_some_and(|link| link.hear().is_err()) {
             self.settle();
             self.lose();
+        }
+        if !self.orphans.is_empty() {
+            let now = now_ms();
+            self.orphans.retain(|_, (_, since)| now.saturating_sub(*since) < ORPHAN_MS);
+            self.connect(runtime);
         }
         self.settle();
         std::mem::take(&mut self.failed)

@@ -1,0 +1,106 @@
+//! What goes wrong while a holder's agent sends: a body is whole, or its client sees that it is not.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use shunt_lab::faults::Client;
+use shunt_lab::{Ending, Fetch, Host};
+
+use crate::service::Running;
+use crate::{options, paths, run};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Does something while a client has some of a body and takes no more, and returns what that client gets after all.
+fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
+    let server = service.service.chain().server();
+    // Handed off before: an agent that has just begun has no handoffs to lose.
+    until_handed_off(service)?;
+    let mut client = Client::connect(service.lab.client(), server, Some(256 << 10))?;
+    client.ask("/7m", "7m", 7 << 20);
+    client.read_until(1 << 20, LIMIT)?;
+    what(service)?;
+    client.finish(LIMIT)
+}
+
+/// All files come whole, and bodies pass by the frontend: again, within a while. Programs notice within two seconds that their
+/// store has begun anew; until then what they write may be lost, and connections with it.
+fn until_handed_off(service: &Running<'_>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_appended"));
+        let before = begun()?;
+        let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1));
+        if let Ok(fetched) = &fetched {
+            service.whole(fetched)?;
+            if begun()? > before {
+                return Ok(());
+            }
+        }
+        ensure!(Instant::now() < deadline, "nothing is handed off: {fetched:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn is_honest(ending: &Ending) -> Result<()> {
+    ensure!(matches!(ending, Ending::Whole | Ending::Reset(_) | Ending::Short(_)), "{ending}");
+    Ok(())
+}
+
+fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
+    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal);
+    Ok(())
+}
+
+#[test]
+fn a_killed_agent_costs_a_connection_and_no_byte() -> Result<()> {
+    run("a_killed_agent_costs_a_connection_and_no_byte", options(), |service| {
+        for host in [service.lab.backend(), service.lab.frontend()] {
+            let ending = disturb(service, |service| {
+                service.service.kill_agent(host)?;
+                std::thread::sleep(Duration::from_millis(300));
+                service.service.restart_agent(host)
+            });
+            is_honest(&ending?).with_context(|| format!("{}'s agent was killed", host.name()))?;
+            until_handed_off(service).with_context(|| format!("after {}'s agent was killed", host.name()))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_killed_server_costs_a_connection_and_no_byte() -> Result<()> {
+    run("a_killed_server_costs_a_connection_and_no_byte", options(), |service| {
+        for host in [service.lab.backend(), service.lab.frontend()] {
+            let ending = disturb(service, |service| {
+                signal_server(service, host, Signal::KILL)?;
+                std::thread::sleep(Duration::from_millis(300));
+                service.service.chain_mut().restart(host)
+            });
+            is_honest(&ending?).with_context(|| format!("{}'s server was killed", host.name()))?;
+            until_handed_off(service).with_context(|| format!("after {}'s server was killed", host.name()))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
+    run("clients_that_leave_in_the_middle_leave_nothing_behind", options(), |service| {
+        until_handed_off(service)?;
+        let server = service.service.chain().server();
+        for turn in 0..40 {
+            let mut client = Client::connect(service.lab.client(), server, None)?;
+            client.ask("/7m", "7m", 7 << 20);
+            client.read_until(turn * 150_000, LIMIT)?;
+        }
+        until_handed_off(service)?;
+        let deadline = Instant::now() + LIMIT;
+        while service.frontend_stats()?.count("agent.now.handoffs") > 0 {
+            ensure!(Instant::now() < deadline, "handoffs are left: {}", service.service.explain());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    })
+}
