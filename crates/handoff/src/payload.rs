@@ -1,6 +1,7 @@
 //! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
 //! somebody keeps for as long as they are sent.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -8,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::io::{Errno, pread, preadv};
+use rustix::net::{SendFlags, send};
 use shunt_wire::local::{Offer, Reason};
 
 /// Bytes under a descriptor that nobody changes while the value lives.
@@ -54,13 +56,39 @@ struct Range {
     end: u64,
 }
 
+/// Kept bytes that are copied at a time.
+const COPIED_AT_ONCE: usize = 128 << 10;
+
+thread_local! {
+    static COPY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Range {
     fn remaining(&self) -> u64 {
         self.end - self.offset
     }
+
+    /// Some of it. What is kept is copied: pages that `sendfile` gives away are still in a client's receive buffer, where that
+    /// is on the same machine (veth, loopback), when all has been acknowledged and their keeper uses them again.
+    fn send_to(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let most = usize::try_from(self.remaining()).unwrap_or(usize::MAX);
+        if let Source::Offered { file, .. } = &self.source {
+            return rustix::fs::sendfile(socket, file, Some(&mut self.offset), most.min(1 << 30));
+        }
+        COPY.with_borrow_mut(|copy| {
+            copy.resize(COPIED_AT_ONCE, 0);
+            let there = pread(&self.source, &mut copy[..most.min(COPIED_AT_ONCE)], self.offset)?;
+            if there == 0 {
+                return Ok(0);
+            }
+            let sent = send(socket, &copy[..there], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+            self.offset += sent as u64;
+            Ok(sent)
+        })
+    }
 }
 
-/// What is left to send of a payload. What is sent stays kept, because the kernel sends from there until it is acknowledged.
+/// What is left to send of a payload.
 #[derive(Debug)]
 pub struct Payload {
     ranges: Vec<Range>,
@@ -113,8 +141,7 @@ impl Payload {
     /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
     pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
         while let Some(range) = self.next() {
-            let most = usize::try_from(range.remaining()).unwrap_or(usize::MAX).min(1 << 30);
-            match rustix::fs::sendfile(&socket, &range.source, Some(&mut range.offset), most) {
+            match range.send_to(socket.as_fd()) {
                 Ok(0) => return Err(Reason::FileChanged),
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return self.still_good(false),
@@ -272,6 +299,22 @@ mod tests {
             assert_eq!(read.is_ok(), at <= 7, "from {at}");
             assert!(read.is_err() || [&first[..], &second].concat() == got[at..]);
         }
+    }
+
+    #[test]
+    fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let sends = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut reads, _) = listener.accept().unwrap();
+        let file = file_of(&[b'a'; 40_000]);
+        let kept: Box<dyn Kept> = Box::new(file.try_clone().unwrap());
+        let mut payload = Payload::of_kept([(kept, 0, 40_000)]);
+        sends.set_nonblocking(true).unwrap();
+        assert_eq!(payload.send_to(&sends), Ok(true));
+        std::os::unix::fs::FileExt::write_all_at(&file, &[b'b'; 40_000], 0).unwrap();
+        let mut got = vec![0; 40_000];
+        std::io::Read::read_exact(&mut reads, &mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == b'a'));
     }
 
     #[test]
