@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::FromBytes;
 
 use crate::channel::{Bench, Channel};
-use crate::hold::Returns;
-use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::hold::{Return, Returns};
+use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
 use crate::store::client::Connection;
 use crate::store::messages::{Answer, FETCH, RETURN, Request};
 use crate::store::session::{ANSWERS_MAX, request};
+use crate::touched::Touched;
 
 /// A holder that could not be reached is not asked again for so long: what waits for it fails at once.
 const RETRY_MS: u64 = 1000;
@@ -180,7 +181,8 @@ impl Holders {
 
     fn try_fetch(&self, stream: &mut Stream, holder: Holder, batch: &mut [&mut Wanted<'_>]) -> Result<(), FetchError> {
         let outcome = self.ready(stream, holder).and_then(|(channel, bench)| {
-            let requests: Vec<_> = batch.iter().map(|wanted| request(FETCH, &wanted.reference)).collect();
+            let requests: Vec<_> =
+                batch.iter().map(|wanted| request(FETCH, &wanted.reference, Touched::default())).collect();
             send(channel, bench, &requests)?;
             let mut gone = None;
             for wanted in batch.iter_mut() {
@@ -222,8 +224,9 @@ impl Holders {
     /// Sends back the shares that nobody has a use for. Those whose holder cannot be reached end with their lease.
     pub fn send_returns(&self, returns: &Returns) {
         let mut by_holder: HashMap<Holder, Vec<_>> = HashMap::new();
-        for (payload, weight) in returns.take() {
-            by_holder.entry(payload.holder).or_default().push(request(RETURN, &whole(payload, weight)));
+        for Return { payload, weight, touched } in returns.take() {
+            let about = Reference { payload, weight, offset: 0, length: 1 };
+            by_holder.entry(payload.holder).or_default().push(request(RETURN, &about, touched));
         }
         for (holder, requests) in by_holder {
             let stream = self.stream(holder);
@@ -252,11 +255,6 @@ impl Still<'_> {
         self.streams.clear();
         *self.local = Local::default();
     }
-}
-
-/// A reference that is only about the share.
-fn whole(payload: PayloadId, weight: Weight) -> Reference {
-    Reference { payload, weight, offset: 0, length: 1 }
 }
 
 fn send(channel: &mut Channel, bench: &mut Bench, requests: &[[u8; size_of::<Request>()]]) -> io::Result<()> {

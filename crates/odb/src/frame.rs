@@ -256,6 +256,12 @@ impl Receiving {
         if known { self.saw_reference(COUNTS) } else { Ok(None) }
     }
 
+    /// Whether the reference that is next comes straight from its payload's writer: whoever passes one on halves its share.
+    #[must_use]
+    pub fn is_from_writer(&self) -> bool {
+        Reference::parse(&self.reference).is_some_and(|reference| reference.weight == Weight::WHOLE)
+    }
+
     /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left. Returns the share of the
     /// payload that goes with them, and whether the reference is used up: then its last byte is taken from the socket. No share: what is left of the weight cannot be divided; then have the
     /// bytes fetched.

@@ -5,19 +5,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::now_ms;
+use crate::touched::{Touched, Touching};
+
+/// A share that goes back, and what whoever had it needed of the payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Return {
+    pub payload: PayloadId,
+    pub weight: Weight,
+    pub touched: Touched,
+}
 
 /// Shares that nobody has a use for any more, until somebody sends them to their holders.
 #[derive(Debug, Default)]
-pub struct Returns(Mutex<Vec<(PayloadId, Weight)>>);
+pub struct Returns(Mutex<Vec<Return>>);
 
 impl Returns {
-    /// Takes a share back.
+    /// Takes a share back of which nobody needed anything.
     pub fn give(&self, payload: PayloadId, weight: Weight) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((payload, weight));
+        self.give_touched(payload, weight, Touched::default());
+    }
+
+    /// Takes a share back.
+    pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Return { payload, weight, touched });
     }
 
     /// All that has come, for sending.
-    pub fn take(&self) -> Vec<(PayloadId, Weight)> {
+    pub fn take(&self) -> Vec<Return> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -36,7 +50,7 @@ impl Returns {
 
 /// [`Returns::hold_still`].
 #[derive(Debug)]
-pub struct Still<'a>(MutexGuard<'a, Vec<(PayloadId, Weight)>>);
+pub struct Still<'a>(MutexGuard<'a, Vec<Return>>);
 
 impl Still<'_> {
     /// In the child: the parent gives these back.
@@ -52,6 +66,9 @@ pub struct Hold {
     weight_log2: AtomicU8,
     of_bytes: AtomicU64,
     since_ms: u64,
+    /// Where it has come straight from the payload's writer, who sends for real what is needed here. To others a payload
+    /// has passed by somebody, and its reference was worth it, whatever they do.
+    touching: Option<Touching>,
     returns: Arc<Returns>,
 }
 
@@ -60,7 +77,25 @@ impl Hold {
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
         let (weight_log2, of_bytes) = (AtomicU8::new(weight.log2()), AtomicU64::new(of_bytes));
-        Self { payload, weight_log2, of_bytes, since_ms: now_ms(), returns: Arc::clone(returns) }
+        Self { payload, weight_log2, of_bytes, since_ms: now_ms(), touching: None, returns: Arc::clone(returns) }
+    }
+
+    /// The same, straight from the payload's writer.
+    #[must_use]
+    pub fn from_writer(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
+        let mut hold = Self::new(payload, weight, of_bytes, returns);
+        hold.touching = Some(Touching::default());
+        hold
+    }
+
+    /// These bytes of the payload are needed here.
+    pub fn touch(&self, offset: u64, bytes: u64) {
+        self.touching.iter().for_each(|touching| touching.touch(offset, bytes));
+    }
+
+    /// So many bytes are fetched because the memory that they are for cannot be absent, whoever looks at them.
+    pub fn fetched(&self, bytes: u64) {
+        self.touching.iter().for_each(|touching| touching.fetched(bytes));
     }
 
     /// How much of the payload the process has heard of: what it has of that is a part.
@@ -99,7 +134,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(weight) = Weight::from_log2(*self.weight_log2.get_mut()) {
-            self.returns.give(self.payload, weight);
+            let touched = self.touching.as_ref().map(Touching::found).unwrap_or_default();
+            self.returns.give_touched(self.payload, weight, touched);
         }
     }
 }

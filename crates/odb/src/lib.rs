@@ -4,6 +4,8 @@
 //! * [`frame`]: references and real bytes in a connection;
 //! * [`absent`]: which memory of a process stands for which bytes;
 //! * [`hold`]: the shares that a process has, and their return;
+//! * [`touched`], [`learnt`], [`content`]: what receivers have looked at, what writers send for real because of that, and what
+//!   they go by;
 //! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
 //! * [`link`]: how a program has other machines send to its clients;
 //! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
@@ -13,11 +15,14 @@
 
 pub mod absent;
 pub mod channel;
+pub mod content;
 pub mod fetch;
 pub mod frame;
 pub mod hold;
+pub mod learnt;
 pub mod link;
 pub mod records;
 pub mod reference;
 pub mod segment;
 pub mod store;
+pub mod touched;

@@ -15,7 +15,7 @@
 //! A store that ends says so in the head; one that is killed no longer says that it is there. Either way the program
 //! soon writes no more payloads that nobody could have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,7 +27,9 @@ use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 
+use crate::learnt::{Note, Report};
 use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::touched::Touched;
 
 /// Payloads of a segment.
 pub const SLOTS: usize = 1024;
@@ -47,6 +49,9 @@ const SECRET: usize = 8;
 const OFFSET: usize = 16;
 const LENGTH: usize = 24;
 const BORN_MS: usize = 32;
+/// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
+const TOUCHED: [usize; 2] = [40, 48];
+const UNKNOWN: u64 = u64::MAX;
 
 const FREE: u32 = 0;
 const USED: u32 = 1;
@@ -78,6 +83,12 @@ pub struct Writer {
     /// Pages of each slot's payload; empty: the slot is free.
     runs: Vec<Range<usize>>,
     next_slot: usize,
+    /// Of each slot's payload: its bytes, and what to tell with what has become of it.
+    notes: Vec<Option<(u32, Note)>>,
+    /// Slots with notes, in the order in which they are looked at; some have none any more.
+    noted: VecDeque<usize>,
+    /// Of payloads that have come back.
+    reports: Vec<Report>,
 }
 
 impl Writer {
@@ -93,7 +104,9 @@ impl Writer {
         rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
         let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
         let free = BTreeMap::from([(0, pages)]);
-        Ok(Self { memory, holder, segment, key, made: 0, free, runs: vec![0..0; SLOTS], next_slot: 0 })
+        let (runs, notes) = (vec![0..0; SLOTS], vec![None; SLOTS]);
+        let (noted, reports) = (VecDeque::new(), Vec::new());
+        Ok(Self { memory, holder, segment, key, made: 0, free, runs, next_slot: 0, notes, noted, reports })
     }
 
     /// Whether anybody could have what is put here now.
@@ -147,7 +160,8 @@ impl Writer {
         self.made += 1;
         let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
         let slot_at = slot_at(slot);
-        for (field, value) in [(SECRET, secret), (OFFSET, at as u64), (LENGTH, length as u64), (BORN_MS, now_ms())] {
+        let fields = [(SECRET, secret), (OFFSET, at as u64), (LENGTH, length as u64), (BORN_MS, now_ms())];
+        for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
             self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
         }
         self.memory.word(slot_at + STATE).store(USED, Ordering::Release);
@@ -161,6 +175,26 @@ impl Writer {
         if reference.payload.segment == self.segment && slot < SLOTS {
             self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
+    }
+
+    /// Asks to be told what becomes of a payload ([`Self::reports`]).
+    pub fn note(&mut self, reference: &Reference, note: Note) {
+        let slot = reference.payload.slot as usize;
+        if reference.payload.segment == self.segment && slot < SLOTS {
+            self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
+            self.noted.push_back(slot);
+        }
+    }
+
+    /// What has become of some payloads, each once. Looks at a few at a time, the oldest first.
+    pub fn reports(&mut self) -> impl Iterator<Item = Report> {
+        const AT_ONCE: usize = 4;
+        for slot in self.noted.drain(..AT_ONCE.min(self.noted.len())).collect::<Vec<_>>() {
+            if self.notes[slot].is_some() && !self.reclaim_slot(slot) {
+                self.noted.push_back(slot);
+            }
+        }
+        self.reports.drain(..)
     }
 
     fn free_slot(&mut self) -> Option<usize> {
@@ -201,15 +235,28 @@ impl Writer {
     /// Takes back the pages of payloads that nobody has a reference to any more.
     fn reclaim(&mut self) {
         for slot in 0..SLOTS {
-            let state = self.memory.word(slot_at(slot) + STATE);
-            if !self.runs[slot].is_empty() && state.load(Ordering::Acquire) == RETURNED {
-                state.store(FREE, Ordering::Relaxed);
-                // What is put there from now on is written after that: see `Mapped::copy`.
-                fence(Ordering::Release);
-                let run = std::mem::take(&mut self.runs[slot]);
-                self.give_pages(run);
-            }
+            self.reclaim_slot(slot);
         }
+    }
+
+    /// False: its payload is still out.
+    fn reclaim_slot(&mut self, slot: usize) -> bool {
+        let state = self.memory.word(slot_at(slot) + STATE);
+        if self.runs[slot].is_empty() || state.load(Ordering::Acquire) != RETURNED {
+            return false;
+        }
+        let said = TOUCHED.map(|field| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed));
+        if let Some((bytes, note)) = self.notes[slot].take()
+            && said != [UNKNOWN; 2]
+        {
+            self.reports.push(Report { note, bytes, touched: Touched::from_longs(said) });
+        }
+        state.store(FREE, Ordering::Relaxed);
+        // What is put there from now on is written after that: see `Mapped::copy`.
+        fence(Ordering::Release);
+        let run = std::mem::take(&mut self.runs[slot]);
+        self.give_pages(run);
+        true
     }
 
     /// Payloads that somebody may still ask for.
@@ -264,6 +311,15 @@ impl Reader {
     /// The store ends.
     pub fn end(&self) {
         self.0.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
+    }
+
+    /// What was needed of a payload, before its slot is free.
+    pub fn report(&self, slot: u32, touched: Touched) {
+        let slot = slot as usize;
+        if slot < SLOTS {
+            let values = TOUCHED.into_iter().zip(touched.to_longs());
+            values.for_each(|(field, value)| self.0.long(slot_at(slot) + field).store(value, Ordering::Relaxed));
+        }
     }
 
     /// The program may use the slot again.

@@ -19,6 +19,7 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::{DATA_BYTES_FROM, Reader, now_ms};
+use crate::touched::Touched;
 
 /// Where programs find the store of their machine, if it is not elsewhere.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
@@ -47,13 +48,20 @@ impl Default for Limits {
 #[derive(Debug)]
 struct Leased {
     reader: Reader,
-    /// By slot: the secret of the payload that it is about, and the weight that has come back.
-    returned: HashMap<u32, (u64, u64)>,
+    returned: HashMap<u32, Returned>,
     /// By slot: answers under way.
     pins: HashMap<u32, u32>,
     /// The user whose program writes it, whose other programs may map it.
     user: u32,
     writer_lives: bool,
+}
+
+/// What has come back of the payload in a slot.
+#[derive(Debug, Default)]
+struct Returned {
+    secret: u64,
+    units: u64,
+    touched: Touched,
 }
 
 /// All payloads of a machine. No I/O but memory.
@@ -143,28 +151,29 @@ impl Store {
         Self::free_if_whole(leased, payload);
     }
 
-    /// A share has come back.
-    pub fn give_back(&mut self, payload: &PayloadId, weight: Weight) {
+    /// A share has come back, from somebody who needed this of the payload.
+    pub fn give_back(&mut self, payload: &PayloadId, weight: Weight, touched: Touched) {
         let Some(leased) = self.segments.get_mut(&payload.segment) else { return };
         let whole = Reference { payload: *payload, weight, offset: 0, length: 1 };
         if leased.reader.find(&whole).is_none() {
             return;
         }
-        let (secret, units) = leased.returned.entry(payload.slot).or_insert((payload.secret, 0));
-        if *secret != payload.secret {
-            (*secret, *units) = (payload.secret, 0);
+        let returned = leased.returned.entry(payload.slot).or_default();
+        if returned.secret != payload.secret {
+            *returned = Returned { secret: payload.secret, ..Returned::default() };
         }
-        *units = units.saturating_add(weight.units());
+        returned.units = returned.units.saturating_add(weight.units());
+        returned.touched = returned.touched.and(&touched);
         Self::free_if_whole(leased, payload);
     }
 
     fn free_if_whole(leased: &mut Leased, payload: &PayloadId) {
-        let whole = (payload.secret, Weight::WHOLE.units());
-        let returned = leased.returned.get(&payload.slot);
-        if returned.is_some_and(|(secret, units)| *secret == whole.0 && *units >= whole.1)
-            && !leased.pins.contains_key(&payload.slot)
-        {
-            leased.returned.remove(&payload.slot);
+        let is_whole =
+            |returned: &Returned| returned.secret == payload.secret && returned.units >= Weight::WHOLE.units();
+        if leased.returned.get(&payload.slot).is_some_and(is_whole) && !leased.pins.contains_key(&payload.slot) {
+            if let Some(returned) = leased.returned.remove(&payload.slot) {
+                leased.reader.report(payload.slot, returned.touched);
+            }
             leased.reader.free(payload.slot);
         }
     }

@@ -448,7 +448,7 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let (mut idle, theirs) = UnixStream::pair().unwrap();
     bed.orders.serve(theirs.into(), Sealing::new_zeroed());
-    let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit()].concat();
+    let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit(), &[0; 16]].concat();
     for _ in 0..100 {
         idle.write_all(&request).unwrap();
     }

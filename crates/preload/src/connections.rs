@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
 use shunt_odb::frame::{Receiving, Sending};
+use shunt_odb::learnt::TABLE_BYTES;
 use shunt_sys::odb;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
@@ -29,9 +30,12 @@ const SENDING: usize = RECEIVING + size_of::<Receiving>();
 const SHOWN: usize = SENDING + size_of::<Sending>();
 /// Bytes that the program knows are there (FIONREAD, MSG_PEEK), and has not read since.
 const TOLD: usize = SHOWN + size_of::<u32>();
+/// Whether the other end has said something since this one did.
+const HEARD: usize = TOLD + size_of::<u32>();
+const SAID: usize = HEARD + size_of::<u32>();
 /// Bytes of a state.
 const STATE_BYTES: usize = 256;
-const _: () = assert!(TOLD + size_of::<u32>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
+const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
 
 const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
@@ -40,7 +44,7 @@ const NEVER: u32 = 2;
 /// In place of a cookie, while a state is made.
 const TAKEN: u64 = u64::MAX;
 
-/// All states: an open hash table by cookie.
+/// All states: an open hash table by cookie, with what programs have learnt behind it ([`crate::learning`]).
 pub struct Connections {
     table: SharedMemory,
     /// A TCP socket to ask the kernel with; without one, states of killed processes stay.
@@ -54,6 +58,23 @@ pub struct Connection<'a> {
     at: usize,
 }
 
+/// What this end is saying, since the other last said something.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Said {
+    /// Whom to, as a number; at first, which end has made the connection.
+    pub upstream: u32,
+    /// Its content type, as a number; 0: not known.
+    pub content: u32,
+    /// How much.
+    pub bytes: u32,
+}
+
+impl Said {
+    pub const ACCEPTED: u32 = 0;
+    pub const CONNECTED: u32 = 1;
+}
+
 /// One direction's lock. Other processes wait for it, too.
 pub struct Locked<'a>(&'a AtomicU32);
 
@@ -63,7 +84,7 @@ impl Connections {
     }
 
     fn places(&self) -> usize {
-        self.table.len() / STATE_BYTES
+        (self.table.len() - TABLE_BYTES) / STATE_BYTES
     }
 
     pub fn at(&self, place: u32) -> Connection<'_> {
@@ -92,6 +113,7 @@ impl Connections {
         self.table.write(place as usize * STATE_BYTES + 8, &[0; STATE_BYTES - 8]);
         if frames {
             self.at(place).begin_frames();
+            self.at(place).set_said(&Said { upstream: Said::CONNECTED, ..Said::default() });
         }
         self.cookie(place).store(cookie, Ordering::Release);
         Ok(place)
@@ -214,6 +236,30 @@ impl<'a> Connection<'a> {
         let left = before.saturating_sub(u32::try_from(bytes).unwrap_or(u32::MAX));
         told.store(left, Ordering::Relaxed);
         left == 0
+    }
+
+    /// What this end is saying: something new, where the other has said something meanwhile.
+    pub fn said(&self) -> Said {
+        let mut said = Said::default();
+        self.table.read(self.at + SAID, said.as_mut_bytes());
+        let heard = self.table.word(self.at + HEARD);
+        if heard.load(Ordering::Relaxed) != 0 {
+            heard.store(0, Ordering::Relaxed);
+            said = Said { upstream: said.upstream, ..Said::default() };
+        }
+        said
+    }
+
+    pub fn set_said(&self, said: &Said) {
+        self.table.write(self.at + SAID, said.as_bytes());
+    }
+
+    /// The other end has said something.
+    pub fn heard(&self) {
+        let heard = self.table.word(self.at + HEARD);
+        if heard.load(Ordering::Relaxed) == 0 {
+            heard.store(1, Ordering::Relaxed);
+        }
     }
 
     /// Keeps an error for the next call.

@@ -2,6 +2,7 @@
 //! (pthreads(7)) while a connection's state is half changed.
 
 use std::arch::asm;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, c_long, iovec, msghdr};
 
@@ -41,6 +42,14 @@ pub fn send(fd: c_int, iov: &[iovec], flags: c_int) -> Result<usize, Errno> {
     let message = message(iov);
     // SAFETY: the kernel reads the message and its parts; parts that cannot be read are EFAULT.
     unsafe { call(libc::SYS_sendmsg, [fd as usize, &raw const message as usize, flags as usize, 0, 0, 0]) }
+}
+
+/// sendfile(2), from a place in the file.
+pub fn send_file(fd: c_int, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<usize, Errno> {
+    let mut from = from;
+    let (file, at) = (file.as_raw_fd() as usize, &raw mut from as usize);
+    // SAFETY: the kernel reads and writes the place, for the call.
+    unsafe { call(libc::SYS_sendfile, [fd as usize, file, at, bytes, 0, 0]) }
 }
 
 /// recvmsg(2).

@@ -7,6 +7,7 @@
 //! * [`send`], [`receive`], [`peek`], [`available`], [`pipe`]: what a write, a read, a look (MSG_PEEK), FIONREAD and a
 //!   splice of a connection do; [`ahead`]: what is in its socket; [`kernel`]: by which calls;
 //! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
+//! * [`learning`]: what of a write is not left in the store, because it would be looked at;
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`store`]: where this process leaves what it writes;
 //! * [`allocator`]: memory of the library's own.
@@ -25,6 +26,7 @@ mod descriptors;
 mod faults;
 mod hooks;
 mod kernel;
+mod learning;
 mod memory;
 mod outside;
 mod peek;

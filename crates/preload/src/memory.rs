@@ -98,6 +98,9 @@ impl Touches {
     }
 }
 
+/// Memory of ours that holds bytes of the program's for one call.
+pub type Copies = Vec<Vec<u8>>;
+
 /// The whole pages of a range.
 pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
     let start = range.start.checked_next_multiple_of(PAGE_BYTES).unwrap_or(range.end / PAGE_BYTES * PAGE_BYTES);
@@ -126,11 +129,12 @@ impl Memory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A share of a payload that this process keeps from here on.
-    pub fn hold(&self, reference: &Reference, share: Weight) -> Arc<Hold> {
+    /// A share of a payload that this process keeps from here on. `from_writer`: see [`Hold::from_writer`].
+    pub fn hold(&self, reference: &Reference, share: Weight, from_writer: bool) -> Arc<Hold> {
+        let new = if from_writer { Hold::from_writer } else { Hold::new };
         // Of the whole payload up to there: what was taken before came in the same reference.
         let of_bytes = reference.offset + reference.length;
-        let hold = Arc::new(Hold::new(reference.payload, share, of_bytes, &self.returns));
+        let hold = Arc::new(new(reference.payload, share, of_bytes, &self.returns));
         if let Ok(mut recent) = self.recent.try_lock() {
             *recent = Arc::downgrade(&hold);
         }
@@ -202,6 +206,25 @@ impl Memory {
         pieces
     }
 
+    /// A range without what of it is in pages that stand for something else beside it: that comes as a copy, because a touch
+    /// would have the page fetched. In order.
+    pub fn readable(&self, range: &Range<usize>, copies: &mut Copies, mut each: impl FnMut(Range<usize>)) {
+        let mut at = range.start;
+        if ANY_BLOCKS.load(Ordering::Relaxed)
+            && blocks::contains(range.start)
+            && blocks::any(&pages_around(range), blocks::PageState::Missing)
+        {
+            for (place, bytes) in self.lock().saved_within(range) {
+                each(at..place.start);
+                at = place.end;
+                let start = bytes.as_ptr() as usize;
+                each(start..start + bytes.len());
+                copies.push(bytes);
+            }
+        }
+        each(at..range.end);
+    }
+
     /// The program has no more use for what a range holds.
     pub fn forget(&self, range: &Range<usize>) {
         if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
@@ -230,6 +253,17 @@ impl Memory {
         drop(state);
         drop(removed);
         self.return_shares();
+    }
+
+    /// How many bytes from an address on are in a page that stands for something before it; they can be written
+    /// ([`Self::write`]), but not touched.
+    pub fn behind_absent(&self, address: usize) -> usize {
+        let inside = address % PAGE_BYTES;
+        let is_shared = inside > 0
+            && ANY_BLOCKS.load(Ordering::Relaxed)
+            && blocks::contains(address)
+            && blocks::state(address) == blocks::PageState::Missing;
+        if is_shared { PAGE_BYTES - inside } else { 0 }
     }
 
     /// Puts bytes into the program's memory, in place of what it stands for.
@@ -267,6 +301,10 @@ impl Memory {
     /// # Errors
     /// As [`Self::fetch_range`].
     pub fn fetch_ranges(&self, ranges: &[Range<usize>]) -> Result<(), FetchError> {
+        self.fetch_all(ranges, |piece| piece.hold.touch(piece.offset, piece.addresses.len() as u64))
+    }
+
+    fn fetch_all(&self, ranges: &[Range<usize>], each: impl Fn(&Piece)) -> Result<(), FetchError> {
         if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
@@ -276,7 +314,10 @@ impl Memory {
                 return Ok(());
             }
             count(Counted::Fetched, pieces.iter().map(|piece| piece.addresses.len()).sum());
+            pieces.iter().for_each(&each);
             self.fetch_pieces(&pieces)?;
+            drop(pieces);
+            self.return_shares();
         }
     }
 
@@ -400,10 +441,12 @@ impl Memory {
             };
             count(Counted::Faults, 1);
             count(Counted::FetchedByFault, piece.addresses.len());
+            piece.hold.touch(piece.offset, piece.addresses.len() as u64);
             let served = self.fetch_pieces(&[piece]);
             // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
+                self.return_shares();
                 return served;
             }
         }
@@ -457,7 +500,7 @@ impl Memory {
             self.lock().absent.all().filter(is_old).map(|piece| piece.addresses.clone()).collect();
         for addresses in old {
             // Where it cannot be had now, a touch may still find it.
-            let _ = self.fetch_range(&addresses);
+            let _ = self.fetch_all(std::slice::from_ref(&addresses), |_| ());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Writes where no references go: to clients, to files, to programs that are not under Shunt. What is absent is fetched into
 //! memory of our own and written from there.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 
 use libc::iovec;
@@ -11,6 +12,7 @@ use smallvec::smallvec;
 use crate::counts::count;
 use crate::hooks::{errno, outside, real};
 use crate::kernel;
+use crate::memory::Copies;
 use crate::memory::scratch::Buffer;
 use crate::runtime::Runtime;
 use crate::send::{Errno, Parts, addresses, length, of, split};
@@ -72,19 +74,26 @@ struct Fetched<'a> {
     iov: Parts,
     /// Of `iov`, where it is ours: where the program has it, and the bytes.
     ours: Vec<(usize, Parts, Buffer<'a>)>,
+    /// What else of `iov` is ours.
+    _copies: Copies,
 }
 
 impl<'a> Fetched<'a> {
     /// `None`: it cannot be had.
     fn new(runtime: &'a Runtime, memory: &[iovec]) -> Option<Self> {
         let mut wanted: Vec<(Parts, Option<Reference>)> = Vec::new();
+        let mut copies = Copies::new();
+        let mut present = |wanted: &mut Vec<(Parts, Option<Reference>)>, range: &Range<usize>| {
+            runtime.memory.readable(range, &mut copies, |range| wanted.push((smallvec![of(&range)], None)));
+        };
         for part in memory {
             let all = addresses(part);
             let mut at = all.start;
             for piece in runtime.memory.absent_within(&all) {
-                wanted.push((smallvec![of(&(at..piece.addresses.start))], None));
+                present(&mut wanted, &(at..piece.addresses.start));
                 at = piece.addresses.end;
                 let (payload, bytes) = (piece.hold.payload(), piece.addresses.len() as u64);
+                piece.hold.touch(piece.offset, bytes);
                 match wanted.iter_mut().rev().find(|(memory, _)| length(memory) > 0) {
                     Some((before, Some(reference)))
                         if reference.payload == payload && reference.offset + reference.length == piece.offset =>
@@ -99,9 +108,9 @@ impl<'a> Fetched<'a> {
                     }
                 }
             }
-            wanted.push((smallvec![of(&(at..all.end))], None));
+            present(&mut wanted, &(at..all.end));
         }
-        let mut fetched = Self { iov: Parts::new(), ours: Vec::new() };
+        let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies };
         for (memory, reference) in wanted.into_iter().filter(|(memory, _)| length(memory) > 0) {
             let Some(reference) = reference else {
                 fetched.iov.extend(memory);

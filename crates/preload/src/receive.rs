@@ -204,6 +204,9 @@ impl<'a> Read<'a> {
 
     /// Ends it: others go on from here.
     pub fn keep(&self) {
+        if self.got > 0 && self.flags & libc::MSG_PEEK == 0 {
+            self.connection.heard();
+        }
         self.connection.set_receiving(&self.receiving);
     }
 
@@ -349,12 +352,18 @@ impl<'a> Read<'a> {
             now.iter().for_each(|part| self.runtime.memory.overwriting(&addresses(part)));
         }
         let room = length(&now);
+        // Where the first page stands for something before them, the kernel's touch would have it fetched.
+        let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);
+        let mut edge = vec![0; at_edge];
         let (mut ours, mut next) = ([0; LOOK_BYTES], [0; HEADER_BYTES]);
         let mut parts = Parts::new();
         if seen > 0 {
             parts.extend(own(&mut ours[..seen]));
         }
-        parts.extend_from_slice(&now);
+        if at_edge > 0 {
+            parts.extend(own(&mut edge));
+        }
+        parts.extend(split(&now, at_edge).1);
         // The next frame's header, where this one ends here: of itself it is nothing that the program could read.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {
@@ -364,6 +373,7 @@ impl<'a> Read<'a> {
         let got = self.take(&parts, 1)?;
         let Some(behind) = got.checked_sub(seen) else { return Err(Stop::Failed(libc::ECONNRESET)) };
         let real = behind.min(room);
+        self.place(&now, &edge[..at_edge.min(real)]);
         self.receiving.took_real(real as u64);
         self.got += real;
         self.real_end = end_of(&now, real);
@@ -525,6 +535,7 @@ impl<'a> Read<'a> {
 
     /// Accounts for bytes of a reference that the program gets; some, or all, as absent memory, which is given.
     pub fn took(&mut self, left: &Reference, bytes: usize, absent: &[Range<usize>]) -> Result<(), Stop> {
+        let from_writer = self.receiving.is_from_writer();
         let memory = &self.runtime.memory;
         let used_up = bytes as u64 >= left.length;
         // Kept until the bytes are there, or stand there: while it is, nobody can free them.
@@ -536,18 +547,27 @@ impl<'a> Read<'a> {
                 }
                 Some(hold)
             }
-            None => self.receiving.took_reference(left, bytes as u64).0.map(|share| memory.hold(left, share)),
+            None => {
+                self.receiving.took_reference(left, bytes as u64).0.map(|share| memory.hold(left, share, from_writer))
+            }
         };
+        let mut fetched = bytes - absent.iter().map(Range::len).sum::<usize>();
         let mut offset = left.offset;
         for addresses in absent {
             let length = addresses.len() as u64;
             let made = hold.as_ref().is_some_and(|hold| memory.make_absent(addresses.clone(), hold, offset));
-            if !made && let Err(stop) = self.fetch(&Reference { offset, length, ..*left }, addresses.start) {
-                // Taken, and not there: a program that reads on must not get what follows.
-                self.receiving.break_off();
-                return Err(stop);
+            if !made {
+                fetched += addresses.len();
+                if let Err(stop) = self.fetch(&Reference { offset, length, ..*left }, addresses.start) {
+                    // Taken, and not there: a program that reads on must not get what follows.
+                    self.receiving.break_off();
+                    return Err(stop);
+                }
             }
             offset += length;
+        }
+        if let Some(hold) = hold.filter(|_| fetched > 0 && self.flags & libc::MSG_TRUNC == 0) {
+            hold.fetched(fetched as u64);
         }
         self.got += bytes;
         if used_up { self.drain_reference() } else { Ok(()) }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use shunt_odb::learnt::Table;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
@@ -26,6 +27,7 @@ pub struct Runtime {
     pub memory: Memory,
     pub store: Store,
     pub bypass: Bypass,
+    pub learnt: Option<Table>,
 }
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
@@ -110,11 +112,13 @@ impl Runtime {
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
         let store = PathBuf::from(value(text, "store")?);
+        let learnt = table.try_clone().ok().and_then(|table| Table::new(SharedMemory::open(table).ok()?));
         Some(Self {
             connections: Connections::new(SharedMemory::open(table).ok()?, asking.ok()),
             memory: Memory::new(faults, store.clone()),
             bypass: Bypass::new(store.clone()),
             store: Store::new(store),
+            learnt,
         })
     }
 }

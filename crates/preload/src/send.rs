@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use libc::iovec;
+use rustix::fs::FileType;
 use shunt_odb::frame::Sending;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
@@ -14,6 +15,8 @@ use smallvec::{SmallVec, smallvec};
 use crate::connections::Connection;
 use crate::counts::count;
 use crate::kernel;
+use crate::learning::Message;
+use crate::memory::Copies;
 use crate::outside;
 use crate::pipe;
 use crate::runtime::Runtime;
@@ -72,12 +75,15 @@ enum Part {
 }
 
 /// Cuts a write into what is present and what is absent.
-fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>) {
+fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>, copies: &mut Copies) {
+    let mut present = |parts: &mut SmallVec<[Part; 4]>, range: &Range<usize>| {
+        runtime.memory.readable(range, copies, |range| add_present(parts, range));
+    };
     for part in iov.iter().filter(|part| part.iov_len > 0) {
         let all = addresses(part);
         let mut at = all.start;
         for piece in runtime.memory.absent_within(&all) {
-            add_present(parts, at..piece.addresses.start);
+            present(parts, &(at..piece.addresses.start));
             at = piece.addresses.end;
             let memory = of(&piece.addresses);
             let bytes = piece.addresses.len() as u64;
@@ -94,7 +100,7 @@ fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>) {
                 add_present(parts, piece.addresses);
             }
         }
-        add_present(parts, at..all.end);
+        present(parts, &(at..all.end));
     }
 }
 
@@ -183,8 +189,14 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     }
     let _locked = connection.lock_sending();
     let mut write = Write::new(runtime, connection, fd, flags)?;
-    let mut frames = Frames::new();
-    let outcome = cut(runtime, iov, write.sending.promised() as usize, &mut frames).and_then(|()| write.all(&frames));
+    let mut message = Message::new(runtime, connection, fd);
+    let (mut frames, mut copies) = (Frames::new(), Copies::new());
+    let promised = write.sending.promised() as usize;
+    let outcome = cut(runtime, iov, promised, &mut frames, &mut message, &mut copies).and_then(|()| write.all(&frames));
+    if let (1.., Some(Frame::Promised(memory) | Frame::Real(memory))) = (write.sent, frames.first()) {
+        message.look(memory);
+    }
+    message.end(write.sent);
     write.end(outcome)
 }
 
@@ -200,21 +212,17 @@ pub fn write_file(
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_sending();
     let mut write = Write::new(runtime, connection, fd, 0)?;
+    let mut message = Message::new(runtime, connection, fd);
     // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
     let mut outcome = Ok(());
     while write.sent < bytes && outcome.is_ok() {
-        let (at, left) = (from + write.sent as u64, bytes - write.sent);
-        let stored = (left >= STORED_MIN && write.sending.takes_reference())
-            .then(|| runtime.store.put_file(file, at, left.min(STORED_MAX)))
-            .flatten();
-        outcome = match stored {
-            Some(reference) => write.all(&[Frame::Stored(reference)]),
-            None => match write.file_for_real(file, at, left.min(REAL_AT_ONCE)) {
-                Ok(0) => break,
-                other => other.map(|_| ()),
-            },
-        };
+        let before = write.sent;
+        outcome = write.file(file, from + before as u64, bytes - before, &mut message);
+        if write.sent == before {
+            break;
+        }
     }
+    message.end(write.sent);
     write.end(outcome)
 }
 
@@ -238,14 +246,21 @@ pub fn from_pipe(
 type Frames = SmallVec<[Frame; 4]>;
 
 /// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
-fn cut(runtime: &Runtime, iov: &[iovec], mut promised: usize, frames: &mut Frames) -> Result<(), Stop> {
+fn cut(
+    runtime: &Runtime,
+    iov: &[iovec],
+    mut promised: usize,
+    frames: &mut Frames,
+    message: &mut Message<'_>,
+    copies: &mut Copies,
+) -> Result<(), Stop> {
     let is_short = (1..STORED_MIN).contains(&length(iov));
     if promised == 0 && is_short && !iov.iter().any(|part| runtime.memory.meets(&addresses(part))) {
         frames.push(Frame::Real(Parts::from_slice(iov)));
         return Ok(());
     }
     let mut all = SmallVec::new();
-    parts(runtime, iov, &mut all);
+    parts(runtime, iov, &mut all, copies);
     for part in all {
         match part {
             Part::Present(memory) => {
@@ -254,7 +269,7 @@ fn cut(runtime: &Runtime, iov: &[iovec], mut promised: usize, frames: &mut Frame
                 if !owed.is_empty() {
                     frames.push(Frame::Promised(owed));
                 }
-                present(runtime, &rest, frames);
+                present(runtime, &rest, frames, message);
             }
             Part::Absent(memory, mut reference) => {
                 let (owed, rest) = split(&memory, promised);
@@ -285,7 +300,10 @@ fn cut(runtime: &Runtime, iov: &[iovec], mut promised: usize, frames: &mut Frame
 }
 
 /// Bytes that are there: real where they are few or are framing, else through the store.
-fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames) {
+fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &mut Message<'_>) {
+    if length(memory) >= STORED_MIN {
+        message.look(memory);
+    }
     let mut rest = memory;
     while let Some(first) = rest.first() {
         let is_framing = |part: &iovec| part.iov_len < FRAMING_MAX;
@@ -295,22 +313,39 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames) {
         let mut left = Parts::from_slice(run);
         while length(&left) >= STORED_MIN {
             let (now, behind) = split(&left, STORED_MAX);
-            let Some(reference) = runtime.store.put(&slices(&now)) else { break };
+            let begins = frames.is_empty() && message.begins();
+            let Some(telling) = message.plan(length(&now), begins) else {
+                real(now, frames);
+                left = behind;
+                continue;
+            };
+            let (head, body) = split(&now, telling.head);
+            let (body, tail) = split(&body, length(&body) - telling.tail);
+            let Some(reference) = runtime.store.put(&slices(&body)) else { break };
+            message.stored(&reference, &telling);
+            real(head, frames);
             frames.push(Frame::Stored(reference));
+            real(tail, frames);
             left = behind;
         }
-        while !left.is_empty() {
-            let (now, behind) = split(&left, REAL_AT_ONCE);
-            match frames.last_mut() {
-                Some(Frame::Real(before)) if length(before) + length(&now) <= REAL_AT_ONCE => before.extend(now),
-                _ => frames.push(Frame::Real(now)),
-            }
-            left = behind;
-        }
+        real(left, frames);
     }
 }
 
-fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
+/// Bytes that go themselves.
+fn real(memory: Parts, frames: &mut Frames) {
+    let mut left = memory;
+    while !left.is_empty() {
+        let (now, behind) = split(&left, REAL_AT_ONCE);
+        match frames.last_mut() {
+            Some(Frame::Real(before)) if length(before) + length(&now) <= REAL_AT_ONCE => before.extend(now),
+            _ => frames.push(Frame::Real(now)),
+        }
+        left = behind;
+    }
+}
+
+pub fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
     // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
     // with write(2). It is only copied.
     let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
@@ -467,8 +502,49 @@ impl<'a> Write<'a> {
         frames.len()
     }
 
-    /// Some of a file's bytes, not through the store. Returns how many the file had.
-    fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<usize, Stop> {
+    /// Some of a file's bytes, if it has any.
+    fn file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize, message: &mut Message<'_>) -> Result<(), Stop> {
+        let before = self.sent;
+        let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
+        let begins = before == 0 && message.begins();
+        let telling = can_be_stored.then(|| message.plan(bytes.min(STORED_MAX), begins)).flatten();
+        let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
+        // A file's end is no frame of the program's own, which somebody would look at.
+        if telling.head > 0 {
+            self.file_for_real(file, from, telling.head)?;
+        }
+        let head = self.sent - before;
+        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(STORED_MAX));
+        match stored {
+            Some(reference) => {
+                message.stored(&reference, &telling);
+                self.all(&[Frame::Stored(reference)])
+            }
+            None => self.file_for_real(file, from + head as u64, (bytes - head).min(REAL_AT_ONCE)),
+        }
+    }
+
+    /// The same, not through the store.
+    fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        // As much as there is, because a frame promises it.
+        let status = rustix::fs::fstat(file).ok();
+        let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
+        let Some(status) = status else { return self.copy_of_file(file, from, bytes) };
+        let there = u64::try_from(status.st_size).unwrap_or(0).saturating_sub(from).min(bytes as u64);
+        if there == 0 {
+            return Ok(());
+        }
+        let promised = self.sending.real(there as usize);
+        self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
+        let moved = kernel::send_file(self.fd, file, from, promised).map_err(Stop::Failed)?;
+        self.sent += self.sending.sent(moved);
+        count(Counted::SentReal, moved);
+        // Less may have another reason than a full socket: the next call says.
+        Ok(())
+    }
+
+    /// The same of what has no size.
+    fn copy_of_file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
         let mut buffer = vec![0u8; bytes];
         let got = loop {
             match rustix::io::pread(file, &mut buffer[..], from) {
@@ -479,7 +555,6 @@ impl<'a> Write<'a> {
         let memory = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: got };
         let (owed, rest) = split(&[memory], self.sending.promised() as usize);
         let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
-        self.all(&frames.collect::<Frames>())?;
-        Ok(got)
+        self.all(&frames.collect::<Frames>())
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use shunt_odb::learnt::{Note, Report};
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
 use shunt_odb::store::client::Connection;
@@ -40,6 +41,20 @@ impl Store {
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
         let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
         leased.writer(&self.path)?.put_file(file, from, bytes)
+    }
+
+    /// Asks to be told what becomes of a payload.
+    pub fn note(&self, reference: &Reference, note: Note) {
+        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(writer) = &mut leased.writer {
+            writer.note(reference, note);
+        }
+    }
+
+    /// Tells what has become of some.
+    pub fn reports(&self, tell: impl FnMut(Report)) {
+        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        leased.writer.iter_mut().flat_map(Writer::reports).for_each(tell);
     }
 
     /// Takes back what was not sent.

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use shunt_agent::config::{Config, ConfigError};
+use shunt_odb::learnt::TABLE_BYTES;
 use shunt_odb::store::STORE_SOCKET;
 use shunt_odb::store::client::Connection;
 use shunt_sys::shared::SharedMemory;
@@ -125,7 +126,7 @@ impl Launch {
         let faults = userfaultfd::open_device().context(
             "cannot open /dev/userfaultfd; run this as root, or let the user read and write that file (Linux 6.1)",
         )?;
-        let table = SharedMemory::create("shunt-connections", CONNECTIONS * CONNECTION_BYTES)
+        let table = SharedMemory::create("shunt-connections", CONNECTIONS * CONNECTION_BYTES + TABLE_BYTES)
             .context("cannot make memory that programs share")?;
         let (table, faults) = (inherited(table.as_fd())?, inherited(faults.as_fd())?);
         let environment =

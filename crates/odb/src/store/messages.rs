@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::records::Sealing;
 use crate::reference::{Holder, REFERENCE_BYTES};
+use crate::touched::TouchedLayout;
 
 /// What a program asks.
 pub mod ask {
@@ -62,7 +63,7 @@ pub struct Told {
 
 /// Asks for the bytes of a reference. Its weight stays where it is.
 pub const FETCH: u32 = 1;
-/// Gives a reference's weight back. No answer.
+/// Gives a reference's weight back, and says what was needed of its payload. No answer.
 pub const RETURN: u32 = 2;
 
 /// What a reader says.
@@ -72,6 +73,8 @@ pub struct Request {
     pub kind: U32,
     pub zero: U32,
     pub reference: [u8; REFERENCE_BYTES],
+    /// Of FETCH: zeros.
+    pub touched: TouchedLayout,
 }
 
 /// What goes before the bytes.

@@ -13,6 +13,7 @@ use super::messages::{Answer, FETCH, RETURN, Request};
 use super::pinned::{Pinned, Shelf};
 use crate::channel::{Bench, CONTENT_AT_ONCE, Channel};
 use crate::reference::Reference;
+use crate::touched::Touched;
 
 /// Answers that wait for a slow reader; while there are as many, its requests wait in its socket.
 pub(crate) const ANSWERS_MAX: usize = 32;
@@ -157,7 +158,7 @@ impl Session {
         match request.kind.get() {
             RETURN => {
                 counters.returned.fetch_add(1, Ordering::Relaxed);
-                shelf.lock().give_back(&reference.payload, reference.weight);
+                shelf.lock().give_back(&reference.payload, reference.weight, request.touched.into());
             }
             FETCH => {
                 let pinned = shelf.pin(&reference);
@@ -213,8 +214,8 @@ impl Session {
 }
 
 /// One request, for whoever sends it.
-pub(crate) fn request(kind: u32, reference: &Reference) -> [u8; REQUEST_BYTES] {
-    let request = Request { kind: kind.into(), zero: 0.into(), reference: reference.emit() };
+pub(crate) fn request(kind: u32, reference: &Reference, touched: Touched) -> [u8; REQUEST_BYTES] {
+    let request = Request { kind: kind.into(), zero: 0.into(), reference: reference.emit(), touched: touched.into() };
     let mut bytes = [0; REQUEST_BYTES];
     bytes.copy_from_slice(request.as_bytes());
     bytes

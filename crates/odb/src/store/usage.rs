@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use shunt_sys::shared::SharedMemory;
 
 /// What there is to count: names, and what each counts.
-pub const COUNTED: [(&str, &str); 8] = [
+pub const COUNTED: [(&str, &str); 10] = [
     ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
     ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
     ("passed_on", "bytes that it has had absent and sent on as references: they have bypassed it"),
@@ -17,6 +17,8 @@ pub const COUNTED: [(&str, &str); 8] = [
     ("fetched", "bytes that were fetched because a call needed them: to write them elsewhere, as a rule"),
     ("fetched_by_fault", "bytes that were fetched because it has touched them, and what lies behind those"),
     ("faults", "touches of absent memory"),
+    ("sent_real_touched", "of `sent_real`: bytes that would else have gone by reference, and been looked at"),
+    ("probes", "payloads sent by reference only to see whether they are still looked at"),
 ];
 /// Index in [`COUNTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub enum Counted {
     Fetched,
     FetchedByFault,
     Faults,
+    SentRealTouched,
+    Probes,
 }
 
 /// A program's counts.

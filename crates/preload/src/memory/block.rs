@@ -155,6 +155,18 @@ impl State {
         removed
     }
 
+    /// What a range holds in missing pages, beside what those stand for.
+    pub(super) fn saved_within(&self, range: &Range<usize>) -> Vec<(Range<usize>, Vec<u8>)> {
+        let first = range.start / PAGE_BYTES * PAGE_BYTES;
+        let saved = self.saved.range(first..range.end);
+        let missing = saved.filter(|(page, _)| blocks::state(**page) == PageState::Missing);
+        let parts = missing.map(|(page, copy)| {
+            let here = range.start.max(*page)..range.end.min(page + PAGE_BYTES);
+            (here.clone(), copy[here.start - page..here.end - page].to_vec())
+        });
+        parts.collect()
+    }
+
     /// A missing page that stands for nothing gets what it holds.
     fn fill_page(&mut self, faults: &Userfaultfd, page: usize) {
         let filled = match self.saved.remove(&page) {

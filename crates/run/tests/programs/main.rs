@@ -7,6 +7,7 @@ mod chain;
 mod chains;
 mod edges;
 mod http;
+mod learning;
 mod loss;
 mod mix;
 mod nginx;

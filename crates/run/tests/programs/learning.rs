@@ -1,0 +1,157 @@
+//! What writers learn of receivers, over real chains: by what the programs count of themselves. Nothing here is a time.
+
+use std::fs;
+use std::net::SocketAddr;
+
+use shunt_odb::store::Limits;
+
+use crate::backends;
+use crate::bed::{Bed, bytes};
+use crate::http::Client;
+use crate::mix::files;
+use crate::nginx::{Tier, proxy_to, tier};
+
+const SIZE: usize = 65_536;
+const ENOUGH: usize = 150;
+
+/// nginx - nginx - nginx; the intermediate has more locations. Its name, what is before that, and what is in it.
+fn chain(bed: &Bed, backend: &str, locations: &str) -> [Tier; 3] {
+    let server = format!("root {}; sendfile off; {backend}", files(bed).display());
+    let backend = tier(bed, "backend", "", &server, true);
+    let (http, server) = proxy_to(backend.address, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    let cache = "proxy_cache_path cache keys_zone=here:1m;";
+    let intermediate = tier(bed, "intermediate", &format!("{http} {cache}"), &format!("{server} {locations}"), true);
+    let (http, server) = proxy_to(intermediate.address, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    [tier(bed, "frontend", &http, &server, true), intermediate, backend]
+}
+
+/// A location of the intermediate below which it does more to what the backend has.
+fn location(name: &str, more: &str) -> String {
+    let proxy = "proxy_pass http://next/; proxy_http_version 1.1; proxy_set_header Connection '';";
+    format!("location {name} {{ {proxy} proxy_buffers 32 64k; proxy_max_temp_file_size 0; {more} }}")
+}
+
+/// What was counted meanwhile.
+#[derive(Debug)]
+struct Meanwhile {
+    /// By the backend: payloads that went for real, and those that went by reference to see.
+    real: u64,
+    probes: u64,
+    /// By the intermediate.
+    passed_on: u64,
+    faults: u64,
+    fetched: u64,
+}
+
+/// Fetches a body so often and compares it.
+fn ask(bed: &Bed, to: SocketAddr, path: impl Fn(usize) -> String, size: usize, times: usize) -> Meanwhile {
+    let (backend, between) = (bed.machine_of("backend"), bed.machine_of("intermediate"));
+    let counts = || {
+        let at_backend = ["sent_real_touched", "probes"].map(|name| backend.program_counted("nginx", name));
+        let names = ["passed_on", "faults", "fetched"];
+        (at_backend, names.map(|name| between.program_counted("nginx", name)))
+    };
+    let (at_backend, at_intermediate) = counts();
+    let mut client = Client::new(to);
+    for turn in 0..times {
+        let (head, body) = client.get(&path(turn));
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(body == bytes(size as u64, size), "request {turn}: the body differs");
+    }
+    let ([real, probes], [passed_on, faults, fetched]) = counts();
+    let meanwhile = Meanwhile {
+        real: real - at_backend[0],
+        probes: probes - at_backend[1],
+        passed_on: passed_on - at_intermediate[0],
+        faults: faults - at_intermediate[1],
+        fetched: fetched - at_intermediate[2],
+    };
+    println!("{}, {times} times: {meanwhile:?}", path(0));
+    meanwhile
+}
+
+/// So much in so many bodies, but for a few.
+fn most(times: usize) -> u64 {
+    (times * SIZE) as u64 / 10 * 9
+}
+
+fn is_followed(more: &str) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let tiers = chain(&bed, "", &location("/read/", more));
+    let to = tiers[0].address;
+    let untouched = |_| format!("/{SIZE}");
+    let touched = |turn| format!("/read/{SIZE}?{turn}");
+    for round in 0..2 {
+        // The first round knows nothing. Later ones have to see what has changed: one payload in 64 tells, some time after.
+        let patience = if round == 0 { 1 } else { 200 };
+        let known = (0..patience).any(|_| ask(&bed, to, untouched, SIZE, 20).real == 0);
+        assert!(known, "nobody looks at anything, and it still goes for real");
+        let by_reference = ask(&bed, to, untouched, SIZE, 50);
+        assert!(by_reference.passed_on >= most(50), "what nobody looks at goes by reference: {by_reference:?}");
+        assert_eq!(by_reference.real, 0, "{by_reference:?}");
+        // A name of its own for each: a cache has none of them.
+        ask(&bed, to, |turn| format!("{}.{round}", touched(turn)), SIZE, 40);
+        let real = ask(&bed, to, |turn| format!("{}.{round}.again", touched(turn)), SIZE, ENOUGH);
+        assert!(real.real >= most(ENOUGH), "what the intermediate reads goes for real: {real:?}");
+        assert!((1..=8).contains(&real.probes), "{real:?}");
+        let most_fetched = real.probes * SIZE as u64;
+        assert!(real.faults <= 6 * real.probes && real.fetched <= most_fetched, "only probes are fetched: {real:?}");
+    }
+}
+
+#[test]
+fn what_a_filter_reads_goes_for_real_as_long_as_it_does() {
+    is_followed("sub_filter_types *; sub_filter 'no body has these words' '';");
+}
+
+#[test]
+fn what_a_cache_keeps_goes_for_real_as_long_as_it_does() {
+    is_followed("proxy_cache here; proxy_cache_valid any 10m;");
+}
+
+#[test]
+fn one_content_type_is_learnt_without_another() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let types = "types { text/html html; application/octet-stream bin; }";
+    // sub_filter reads text/html.
+    let tiers = chain(&bed, types, &location("/some/", "sub_filter 'no body has these words' '';"));
+    for name in ["page.html", "file.bin"] {
+        fs::write(files(&bed).join(name), bytes(SIZE as u64, SIZE)).unwrap();
+    }
+    let ask = |name: &str, times| ask(&bed, tiers[0].address, |_| format!("/some/{name}"), SIZE, times);
+    for _ in 0..10 {
+        ask("page.html", 5);
+        ask("file.bin", 5);
+    }
+    for _ in 0..3 {
+        let page = ask("page.html", 20);
+        assert!(page.real >= most(19) && page.passed_on <= page.probes * SIZE as u64, "{page:?}");
+        let file = ask("file.bin", 20);
+        assert!(file.real == 0 && file.passed_on >= most(20), "{file:?}");
+    }
+}
+
+/// The paper's Table 4.1, in which PHP's framing costs one, one, two and no faults.
+#[test]
+fn framing_costs_no_faults() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let (php, fields) = backends::php(&bed);
+    // A new connection for each request, as nginx has it without being told otherwise.
+    let http = format!("upstream php {{ server {}; }}", php.address);
+    let server = format!("location / {{ {fields} fastcgi_buffer_size 16k; fastcgi_buffers 32 64k; }}");
+    let intermediate = tier(&bed, "intermediate", &http, &server, true);
+    let (http, server) = proxy_to(intermediate.address, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    let frontend = tier(&bed, "frontend", &http, &server, true);
+    let ask = |how: &str, size| ask(&bed, frontend.address, |_| format!("/{how}/{size}"), size, 20);
+    for how in ["plain", "whole"] {
+        for size in [4096, 8192, 12_289] {
+            let meanwhile = ask(how, size);
+            assert_eq!(meanwhile.faults, 0, "from the first on: {how}, {size} bytes: {meanwhile:?}");
+        }
+        // A large write is in records whose headers come apart, beside the body: that has to be found out.
+        for size in [16_384, SIZE] {
+            let known = (0..50).map(|_| ask(how, size)).any(|round| round.faults == 0 && round.passed_on > 0);
+            assert!(known, "{how}, {size} bytes: it still costs faults");
+        }
+    }
+}
