@@ -514,6 +514,10 @@ impl<'a> Write<'a> {
             self.file_for_real(file, from, telling.head)?;
         }
         let head = self.sent - before;
+        if !self.sending.takes_reference() {
+            // The socket took a part of the head: the rest of it is for another write.
+            return Ok(());
+        }
         let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(STORED_MAX));
         match stored {
             Some(reference) => {
