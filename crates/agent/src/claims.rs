@@ -1,10 +1,13 @@
 //! This machine as a backend: claims of its offers, and of bytes of its store.
 
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use shunt_handoff::payload::{Kept, Payload};
 use shunt_handoff::sender::{Claimant, Failure, Progress};
 use shunt_odb::reference::{PayloadId, Reference, Weight};
+use shunt_odb::store::pinned::Pinned;
 use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
 use shunt_wire::parts::{Part, Parts};
@@ -13,6 +16,22 @@ use tracing::field::display;
 
 use crate::agent::Agent;
 use crate::poll::{Interest, Source};
+
+/// Bytes of this machine's store.
+#[derive(Debug)]
+struct Stored(Pinned);
+
+impl AsFd for Stored {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Kept for Stored {
+    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        Kept::send(self.0.memory(), offset, bytes, socket)
+    }
+}
 
 impl Agent {
     /// `parts`: of this machine's store, in place of an offer.
@@ -89,7 +108,7 @@ impl Agent {
             let reference = Reference { payload, weight: Weight::WHOLE, offset: offset.get(), length: length.get() };
             let pinned = store.shelf.pin(&reference).ok_or(Reason::UnknownOffer)?;
             let place = pinned.place();
-            Ok((Box::new(pinned) as Box<dyn Kept>, place.start as u64, place.len() as u64))
+            Ok((Box::new(Stored(pinned)) as Box<dyn Kept>, place.start as u64, place.len() as u64))
         };
         Ok(Payload::of_kept(parts.as_slice().iter().map(kept).collect::<Result<Vec<_>, Reason>>()?))
     }

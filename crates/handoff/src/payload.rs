@@ -1,21 +1,34 @@
 //! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
 //! somebody keeps for as long as they are sent.
 
-use std::cell::RefCell;
 use std::fmt::Debug;
 use std::fs::File;
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
 use rustix::io::{Errno, pread, preadv};
-use rustix::net::{SendFlags, send};
+use shunt_sys::shared::SharedMemory;
 use shunt_wire::local::{Offer, Reason};
 
 /// Bytes under a descriptor that nobody changes while the value lives.
-pub trait Kept: AsFd + Debug + Send {}
+pub trait Kept: AsFd + Debug + Send {
+    /// Gives a socket a copy of some of them, from an offset on: how many it took.
+    ///
+    /// A copy: pages that `sendfile` gives away are still in a client's receive buffer, where that is on the same machine
+    /// (veth, loopback), when all has been acknowledged and their keeper uses them again.
+    ///
+    /// # Errors
+    /// The kernel's: `WouldBlock` where the socket takes nothing.
+    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize>;
+}
 
-impl<T: AsFd + Debug + Send> Kept for T {}
+impl Kept for SharedMemory {
+    fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        Self::send(self, offset, bytes, socket)
+    }
+}
 
 #[derive(Debug)]
 enum Source {
@@ -56,35 +69,23 @@ struct Range {
     end: u64,
 }
 
-/// Kept bytes that are copied at a time.
-const COPIED_AT_ONCE: usize = 128 << 10;
-
-thread_local! {
-    static COPY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 impl Range {
     fn remaining(&self) -> u64 {
         self.end - self.offset
     }
 
-    /// Some of it. What is kept is copied: pages that `sendfile` gives away are still in a client's receive buffer, where that
-    /// is on the same machine (veth, loopback), when all has been acknowledged and their keeper uses them again.
+    /// Some of it.
     fn send_to(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let most = usize::try_from(self.remaining()).unwrap_or(usize::MAX);
-        if let Source::Offered { file, .. } = &self.source {
-            return rustix::fs::sendfile(socket, file, Some(&mut self.offset), most.min(1 << 30));
-        }
-        COPY.with_borrow_mut(|copy| {
-            copy.resize(COPIED_AT_ONCE, 0);
-            let there = pread(&self.source, &mut copy[..most.min(COPIED_AT_ONCE)], self.offset)?;
-            if there == 0 {
-                return Ok(0);
+        let most = usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30);
+        match &self.source {
+            Source::Offered { file, .. } => rustix::fs::sendfile(socket, file, Some(&mut self.offset), most),
+            Source::Kept(kept) => {
+                let sent = kept.send(self.offset, most, socket);
+                let sent = sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                self.offset += sent as u64;
+                Ok(sent)
             }
-            let sent = send(socket, &copy[..there], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-            self.offset += sent as u64;
-            Ok(sent)
-        })
+        }
     }
 }
 
@@ -269,6 +270,12 @@ mod tests {
         file
     }
 
+    fn memory_of(bytes: &[u8]) -> SharedMemory {
+        let memory = SharedMemory::create("kept", bytes.len()).unwrap();
+        memory.write(0, bytes);
+        memory
+    }
+
     #[test]
     fn sends_just_its_range() {
         let file = file_of(b"0123456789");
@@ -283,7 +290,7 @@ mod tests {
     #[test]
     fn ranges_come_one_after_the_other() {
         let whole = || {
-            let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(file_of(bytes)) };
+            let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(memory_of(bytes)) };
             Payload::of_kept([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
         };
         let (ours, mut theirs) = UnixStream::pair().unwrap();
@@ -306,9 +313,9 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let sends = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut reads, _) = listener.accept().unwrap();
-        let file = file_of(&[b'a'; 40_000]);
-        let kept: Box<dyn Kept> = Box::new(file.try_clone().unwrap());
-        let mut payload = Payload::of_kept([(kept, 0, 40_000)]);
+        let memory = memory_of(&[b'a'; 40_000]);
+        let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
+        let mut payload = Payload::of_kept([(Box::new(memory) as Box<dyn Kept>, 0, 40_000)]);
         sends.set_nonblocking(true).unwrap();
         assert_eq!(payload.send_to(&sends), Ok(true));
         std::os::unix::fs::FileExt::write_all_at(&file, &[b'b'; 40_000], 0).unwrap();

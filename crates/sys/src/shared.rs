@@ -131,6 +131,18 @@ impl SharedMemory {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Gives a socket a copy of some of it (send(2)), as much as it takes now: how many bytes.
+    ///
+    /// # Errors
+    /// The kernel's: `WouldBlock` where it takes nothing.
+    pub fn send(&self, offset: usize, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        let from = self.at(offset, bytes);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the kernel reads at most `bytes` bytes at `from`, which are mapped.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), from.cast(), bytes, flags) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
     /// A word of it. To be loaded only, where the memory is only to be read.
     ///
     /// # Panics
