@@ -425,6 +425,18 @@ pub struct State {
     pub pad: [u8; 7],
 }
 
+impl State {
+    /// The client's end.
+    pub fn client(&self) -> Endpoint {
+        Endpoint { address: self.client_address, port_be: self.client_port }
+    }
+
+    /// The frontend's end.
+    pub fn server(&self) -> Endpoint {
+        Endpoint { address: self.server_address, port_be: self.server_port }
+    }
+}
+
 impl Handoff {
     /// Of a region that has just begun.
     pub fn of(state: &State, peer: u32, epoch: u32, length: u64) -> Self {

@@ -15,8 +15,9 @@ use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all};
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
-use shunt_wire::Endpoint;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use shunt_wire::local::Event;
+pub use shunt_wire::local::{Begin, State};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::host::{Hosts, cgroup, ifindex, root};
 use super::programs::{event, key};
@@ -30,18 +31,7 @@ pub const SHUNT_APPEND: i32 = 5;
 pub const SHUNT_UNDO: i32 = 6;
 pub const PEER: u32 = 2;
 pub const RING: u32 = 0;
-const SHUNT_EVENT_STATE: u32 = 3;
 const PORT: u16 = 7001;
-
-/// `struct shunt_begin`.
-#[derive(IntoBytes, Immutable)]
-#[repr(C)]
-pub struct Begin {
-    pub peer: u32,
-    pub ring: u32,
-    pub handoff: u64,
-    pub length: u64,
-}
 
 /// `struct shunt_move`.
 #[derive(IntoBytes, Immutable)]
@@ -51,49 +41,6 @@ pub struct Move {
     pub ring: u32,
     pub handoff: u64,
     pub from: u64,
-}
-
-/// `struct shunt_state`.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct State {
-    pub handoff: u64,
-    pub acked: u64,
-    pub kind: u32,
-    pub status: u32,
-    pub regions: u32,
-    pub client_address: [u8; 16],
-    pub server_address: [u8; 16],
-    pub client_port: u16,
-    pub server_port: u16,
-    pub start: u32,
-    pub rcv_nxt: u32,
-    pub tsval: u32,
-    pub ts_recent: u32,
-    pub snd_wnd: u32,
-    pub snd_cwnd: u32,
-    pub snd_ssthresh: u32,
-    pub srtt_us: u32,
-    pub ack_spacing: u32,
-    pub mss: u16,
-    pub snd_wscale: u8,
-    pub rcv_wscale: u8,
-    pub options: u8,
-    pub pad: [u8; 7],
-}
-
-impl State {
-    pub fn client(&self) -> Endpoint {
-        endpoint(self.client_address, self.client_port)
-    }
-
-    pub fn server(&self) -> Endpoint {
-        endpoint(self.server_address, self.server_port)
-    }
-}
-
-fn endpoint(address: [u8; 16], port_be: u16) -> Endpoint {
-    Endpoint { address: shunt_wire::Address(address), port_be: port_be.to_ne_bytes() }
 }
 
 pub fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32) -> std::io::Result<T> {
@@ -287,7 +234,7 @@ impl Steered {
     /// What SHUNT_BEGIN or SHUNT_STATE has left in the ring.
     pub fn answer(&self) -> State {
         let record = self.record(Duration::ZERO);
-        assert_eq!(event(&record).2, SHUNT_EVENT_STATE);
+        assert_eq!(event(&record).2, Event::STATE);
         State::read_from_bytes(&record).expect("a struct shunt_state")
     }
 

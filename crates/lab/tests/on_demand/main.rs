@@ -1,5 +1,6 @@
 //! Unmodified nginx on every tier, under `shunt run`: bodies go from the backend to the client, past all tiers between.
 
+mod descriptors;
 mod lost;
 #[path = "../service/mod.rs"]
 mod service;

@@ -30,8 +30,9 @@ const ORPHAN_MS: u64 = 60_000;
 
 /// One handoff.
 pub struct Handing {
+    /// By which it was written to last: the number may be another's by now.
     pub fd: RawFd,
-    /// Of the connection (SO_COOKIE): the descriptor may be another's by now.
+    /// Of the connection (SO_COOKIE).
     pub cookie: u64,
     pub message: Handoff,
     parts: Vec<Part>,
@@ -52,8 +53,9 @@ pub struct Handings {
     begun: Vec<Handing>,
     /// Under way, by name.
     told: HashMap<u64, Handing>,
-    /// The newest under way on a descriptor.
-    on: HashMap<RawFd, u64>,
+    /// The newest under way on a connection, by its cookie: a program may close a descriptor and get its number again in one
+    /// turn.
+    on: HashMap<u64, u64>,
     failed: Vec<Failed>,
     /// Those that an agent knew of that is gone, and when that was noticed.
     orphans: HashMap<u64, (Handing, u64)>,
@@ -103,16 +105,19 @@ impl Handings {
     /// be fetched. `is_long`: they are worth a handoff of their own.
     pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], is_long: bool, flags: i32) -> bool {
         self.settle();
-        let bytes = run.iter().map(|piece| piece.addresses.len() as u64).sum();
-        if let Some(at) = self.begun.iter().rposition(|handing| handing.fd == fd) {
-            return self.grow(at, run, bytes);
+        if !is_long && self.begun.is_empty() {
+            return false;
         }
-        if !is_long || self.on.contains_key(&fd) || !self.connect(runtime) {
+        let bytes = run.iter().map(|piece| piece.addresses.len() as u64).sum();
+        let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return false };
+        if let Some(at) = self.begun.iter().rposition(|handing| handing.cookie == cookie) {
+            return self.grow(at, fd, run, bytes);
+        }
+        if !is_long || self.on.contains_key(&cookie) || !self.connect(runtime) {
             return false;
         }
         let (Some(link), Some(first)) = (&mut self.link, run.first()) else { return false };
         let Some(sender) = link.sender(first.hold.payload().holder) else { return false };
-        let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return false };
         prepare(fd);
         let Ok(message) = link.begin(borrow(fd), sender, bytes) else {
             refuse(fd);
@@ -131,11 +136,12 @@ impl Handings {
         true
     }
 
-    fn grow(&mut self, at: usize, run: &[Piece], bytes: u64) -> bool {
+    fn grow(&mut self, at: usize, fd: RawFd, run: &[Piece], bytes: u64) -> bool {
         let (Some(link), handing) = (&self.link, &mut self.begun[at]) else { return false };
-        if !handing.can_take(run, bytes) || link.grow(borrow(handing.fd), &mut handing.message, bytes).is_err() {
+        if !handing.can_take(run, bytes) || link.grow(borrow(fd), &mut handing.message, bytes).is_err() {
             return false;
         }
+        handing.fd = fd;
         handing.take(run);
         true
     }
@@ -173,7 +179,7 @@ impl Handings {
                 _ => false,
             };
             if told {
-                self.on.insert(handing.fd, handing.message.handoff);
+                self.on.insert(handing.cookie, handing.message.handoff);
                 self.told.insert(handing.message.handoff, handing);
             } else {
                 self.failed.push(Failed { handing, reason: Reason::Limit });
@@ -193,8 +199,8 @@ impl Handings {
                 continue;
             };
             link.over(&handing.message);
-            if self.on.get(&handing.fd) == Some(&handoff) {
-                self.on.remove(&handing.fd);
+            if self.on.get(&handing.cookie) == Some(&handoff) {
+                self.on.remove(&handing.cookie);
             }
             if let Outcome::Ended(reason) = outcome {
                 self.failed.push(Failed { handing, reason });

@@ -1,0 +1,63 @@
+//! A program that closes a descriptor and gets its number again in one turn: each client gets what was written to it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Contents, Host, OnDemand, Process};
+
+use crate::service::Running;
+use crate::{intermediate, options, run};
+
+const PROGRAM: &str = include_str!("same_number.py");
+const LENGTH: usize = 1 << 20;
+
+/// The program on the frontend, under Shunt.
+fn start(service: &Running<'_>, host: &Host, at: SocketAddr) -> Result<Process> {
+    let file = host.dir().join("same_number.py");
+    std::fs::write(&file, PROGRAM)?;
+    let of = SocketAddr::new(intermediate(service)?.address().into(), service.service.chain().server().port());
+    let mut command: Command = OnDemand::default().command(host)?;
+    command.arg("python3").arg(file).arg(at.to_string()).arg(of.to_string()).arg("/1m").arg(LENGTH.to_string());
+    host.serve(command, at)
+}
+
+/// Two clients at once, in the order in which they are accepted.
+fn ask(at: SocketAddr) -> Result<[Vec<u8>; 2]> {
+    let mut clients = [TcpStream::connect(at)?, TcpStream::connect(at)?];
+    clients[0].write_all(b"both")?;
+    let mut got = [Vec::new(), Vec::new()];
+    for (client, got) in clients.iter_mut().zip(&mut got) {
+        client.set_read_timeout(Some(Duration::from_secs(20)))?;
+        client.read_to_end(got).with_context(|| "a client's bytes")?;
+    }
+    Ok(got)
+}
+
+#[test]
+fn a_number_that_is_used_again_is_another_connection() -> Result<()> {
+    run("a_number_that_is_used_again_is_another_connection", options(), |service| {
+        let frontend = service.lab.frontend();
+        let at = SocketAddr::new(service.service.chain().server().ip(), 8000);
+        let program = start(service, frontend, at)?;
+        for turn in 0..20 {
+            let got = service.lab.client().run(|| ask(at))?.with_context(|| format!("turn {turn}"))?;
+            let mut contents = Contents::of("1m");
+            for half in &got {
+                ensure!(half.len() == LENGTH / 2, "turn {turn}: {} bytes: {}", half.len(), program.log());
+                ensure!(contents.compare(half).is_ok(), "turn {turn}: other bytes: {}", program.log());
+            }
+        }
+        let log = program.log();
+        let again = log.lines().filter(|line| {
+            let mut numbers = line.split(|letter: char| !letter.is_ascii_digit()).filter(|number| !number.is_empty());
+            numbers.next() == numbers.next()
+        });
+        ensure!(again.count() >= 15, "numbers were not used again: {log}");
+        let handed = service.frontend_stats()?.count("store.by_program.python3.handed_off");
+        ensure!(handed >= 15 * LENGTH as u64, "{handed} bytes were handed off: {log}");
+        Ok(())
+    })
+}
