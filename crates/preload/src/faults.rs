@@ -54,7 +54,7 @@ fn serve(memory: &Memory, faults: &Userfaultfd) {
             match event {
                 Event::Fault(address) => {
                     if let Err(error) = memory.serve_fault(faults, address) {
-                        end_process_with(&error);
+                        end_without_bytes("touched", &error);
                     }
                 }
                 Event::Remap { from, to, bytes } => memory.moved(from, to, bytes),
@@ -64,14 +64,15 @@ fn serve(memory: &Memory, faults: &Userfaultfd) {
     }
 }
 
-fn end_process_with(error: &FetchError) -> ! {
-    end_process(&format!("touched: {error}"))
+/// `how`: what needed them.
+pub fn end_without_bytes(how: &str, error: &FetchError) -> ! {
+    end_process(&format!("bytes that this process has read cannot be fetched any more ({how}: {error})"))
 }
 
 /// A program must not go on with bytes that are not the right ones, and there is no error that a load from memory
 /// could return.
 pub fn end_process(why: &str) -> ! {
-    let text = format!("shunt: bytes that this process has read cannot be fetched any more ({why}); it ends here\n");
+    let text = format!("shunt: {why}; it ends here\n");
     let _ = rustix::io::write(crate::descriptors::borrow(libc::STDERR_FILENO), text.as_bytes());
     // SAFETY: takes no pointers that are kept: SIGBUS is what a lost page of a file is, too; with its default action,
     // because a handler that jumps back would go on.

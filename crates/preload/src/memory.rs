@@ -10,6 +10,7 @@
 
 mod block;
 mod elsewhere;
+mod filling;
 pub mod scratch;
 
 use std::collections::BTreeMap;
@@ -400,7 +401,7 @@ impl Memory {
                         drop(unsafe { state.place(now.addresses.start, bytes) });
                     } else {
                         // Where it fails, the memory has been unmapped, and the event about it is on its way.
-                        let _ = faults.fill(now.addresses.start, bytes);
+                        let _ = filling::fill(&faults, now.addresses.start, bytes);
                         state.absent.remove(&now.addresses);
                     }
                     needed = true;
@@ -428,7 +429,7 @@ impl Memory {
                         state.fill_meaningless(faults, page);
                     } else {
                         // Registered memory that stands for nothing, or that was filled a moment ago.
-                        let _ = faults.fill_zeros(whole.clone());
+                        let _ = filling::fill_zeros(faults, whole.clone());
                     }
                     // Whoever waits looks again, whatever has become of the page.
                     let _ = faults.wake(whole);

@@ -162,8 +162,8 @@ pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut 
         && let Some(runtime) = runtime()
     {
         let _inside = Inside::enter();
-        if runtime.memory.fetch_range(&(at as usize..at as usize + before)).is_err() {
-            crate::faults::end_process("realloc");
+        if let Err(error) = runtime.memory.fetch_range(&(at as usize..at as usize + before)) {
+            crate::faults::end_without_bytes("realloc", &error);
         }
     }
     if !ours {

@@ -9,7 +9,7 @@ use shunt_odb::absent::Pieces;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 use smallvec::SmallVec;
 
-use super::{State, pages_around, whole_pages};
+use super::{State, filling, pages_around, whole_pages};
 use crate::blocks::{self, PageState};
 
 fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -133,7 +133,7 @@ impl State {
         let Some(faults) = self.faults.clone() else { return removed };
         let whole = runs(&whole_pages(&range), |state| state == PageState::Missing);
         for run in &whole {
-            if faults.fill(run.start, &bytes[run.start - at..run.end - at]).is_ok() {
+            if filling::fill(&faults, run.start, &bytes[run.start - at..run.end - at]) {
                 blocks::set(run, PageState::Filled);
             }
         }
@@ -170,10 +170,10 @@ impl State {
     /// A missing page that stands for nothing gets what it holds.
     fn fill_page(&mut self, faults: &Userfaultfd, page: usize) {
         let filled = match self.saved.remove(&page) {
-            Some(copy) => faults.fill(page, &copy[..]),
-            None => faults.fill_zeros(page..page + PAGE_BYTES),
+            Some(copy) => filling::fill(faults, page, &copy[..]),
+            None => filling::fill_zeros(faults, page..page + PAGE_BYTES),
         };
-        if filled.is_ok() {
+        if filled {
             blocks::set(&(page..page + PAGE_BYTES), PageState::Filled);
         }
     }
@@ -183,7 +183,7 @@ impl State {
         if blocks::state(page) != PageState::Missing {
             // Filled a moment ago, or emptied by the program itself.
             if faults.is_absent(page) {
-                let _ = faults.fill_zeros(page..page + PAGE_BYTES);
+                let _ = filling::fill_zeros(faults, page..page + PAGE_BYTES);
             }
             return;
         }

@@ -13,5 +13,6 @@ mod mix;
 mod nginx;
 mod peers;
 mod processes;
+mod scarce;
 mod stores;
 mod tls;

@@ -1,0 +1,102 @@
+//! Where the kernel has no memory for what a program has read: the program ends, and never goes on with zeros.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Program, free_address};
+
+const SENDS: &str = "
+import socket, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listening', flush=True)
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+for part in range(24):
+    sock.sendall(b'x' * (1 << 20))
+sock.recv(1)
+";
+
+/// Receives 24 MiB, gets a limit of 4 MiB of memory more, and looks at all of them.
+const LOOKS: &str = "
+import os, signal, socket, sys
+signal.alarm(60)
+group = sys.argv[2]
+def say(file, what):
+    with open(file, 'w') as to: to.write(str(what))
+say(f'{group}/cgroup.procs', os.getpid())
+sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock.sendall(b'go')
+parts = []
+for part in range(24):
+    parts.append(bytearray(1 << 20))
+    view, at = memoryview(parts[-1]), 0
+    while at < 1 << 20:
+        at += sock.recv_into(view[at:])
+assert parts[0] == b'x' * (1 << 20)
+# Nobody is killed: who needs memory is refused it, or waits.
+if os.path.exists(f'{group}/memory.oom_control'):
+    say(f'{group}/memory.oom_control', 1)
+    used, limit = 'memory.usage_in_bytes', 'memory.limit_in_bytes'
+else:
+    say('/proc/self/oom_score_adj', -1000)
+    used, limit = 'memory.current', 'memory.max'
+say(f'{group}/{limit}', int(open(f'{group}/{used}').read()) + (4 << 20))
+print('looks', flush=True)
+for part in parts:
+    for at in range(0, len(part), 4096):
+        if part[at] != 120:
+            print('another byte', flush=True)
+print('went on')
+";
+
+/// A group whose memory can be limited, of either version.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> Option<Self> {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let second = shunt_sys::cgroup::root().ok()?;
+        let limits = |root: &Path| fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
+        let root = if first.join("memory.limit_in_bytes").exists() {
+            first
+        } else if limits(&second).contains("memory") {
+            &second
+        } else {
+            eprintln!("SKIPPED: no control group here limits memory");
+            return None;
+        };
+        let group = root.join(name);
+        fs::create_dir(&group).unwrap();
+        Some(Self(group))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_program_without_memory_for_what_it_has_read_ends() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let Some(group) = Group::new(&bed.path().file_name().unwrap().to_string_lossy()) else { return };
+    let port = free_address().port().to_string();
+    let start = |text: &str, arguments: &[&str]| {
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", text, &port]).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut sends = Program(start(SENDS, &[]));
+    let mut line = [0; 10];
+    std::io::Read::read_exact(sends.0.stdout.as_mut().unwrap(), &mut line).unwrap();
+    let looks = start(LOOKS, &[&group.0.to_string_lossy()]).wait_with_output().unwrap();
+    let (said, why) = (String::from_utf8_lossy(&looks.stdout), String::from_utf8_lossy(&looks.stderr));
+    assert_eq!(said, "looks\n", "{}: {why}", looks.status);
+    assert!(why.contains("no memory for bytes that this process has read"), "{}: {why}", looks.status);
+    assert_eq!(looks.status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{why}");
+}
