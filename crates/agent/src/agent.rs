@@ -26,6 +26,7 @@ use crate::callers::Callers;
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsError};
 use crate::fetches::FetchOut;
+use crate::handoffs::Canceller;
 use crate::host;
 use crate::incoming::{OncePerSecond, Waiting};
 use crate::limits::Pressure;
@@ -107,6 +108,8 @@ pub struct Agent {
     pub(crate) pressure: Pressure,
     /// Handoffs to end at the end of this turn: peer, worker, handoff.
     pub(crate) given_up: HashSet<(u32, u32, u64)>,
+    /// Handoffs to cancel then.
+    pub(crate) cancelled: HashSet<(Canceller, u64)>,
     pub(crate) peers: Vec<Peer>,
     pub(crate) credentials: Credentials,
     pub(crate) incoming: Waiting,
@@ -190,6 +193,7 @@ impl Agent {
             next_worker: 1,
             pressure,
             given_up: HashSet::new(),
+            cancelled: HashSet::new(),
             credentials,
             incoming: Waiting::default(),
             callers,
@@ -270,6 +274,7 @@ impl Agent {
                 self.handle(*source);
             }
             self.abort_given_up();
+            self.cancel_handoffs();
             if self.pressure.is_look_due() {
                 self.look_at_limits();
             }

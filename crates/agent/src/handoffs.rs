@@ -10,6 +10,17 @@ use tracing::field::display;
 
 use crate::agent::Agent;
 
+/// Who has a handoff cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Canceller {
+    /// Who was to send it.
+    Peer(u32),
+    /// The server that hears of its completion by this ring.
+    Ring(u32),
+    /// Any server, where nobody has its ring any more: an agent that is gone gave that out.
+    Anybody,
+}
+
 impl Agent {
     /// `parts`: of the peer's store, in place of an offer.
     pub(crate) fn hand_off(&mut self, server: usize, handoff: &Handoff, parts: Option<&Parts>) {
@@ -58,16 +69,26 @@ impl Agent {
         tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
         match self.server_of(ended.worker.get()) {
             Some(server) => self.pass_on_end(server, peer as u32, ended.handoff.get(), reason),
-            None => self.cancel_handoff(ended.handoff.get()),
+            None => self.cancel_handoff(Canceller::Peer(peer as u32), ended.handoff.get()),
         }
     }
 
-    /// Nobody sends it, and no server has its connection: whoever holds that still, which is the kernel alone, is to end it.
-    pub(crate) fn cancel_handoff(&mut self, handoff: u64) {
-        let Some(frontend) = &self.frontend else { return };
-        let its = frontend.active_regions(None).into_iter().find(|region| region.handoff == handoff);
-        if let Some(region) = its.filter(|region| region.queues) {
-            frontend.cancel(&region);
+    /// Ends at the end of this turn what nobody sends, and whose connection no server has: whoever holds that still is the
+    /// kernel alone. Those that are not the canceller's stay.
+    pub(crate) fn cancel_handoff(&mut self, by: Canceller, handoff: u64) {
+        self.cancelled.insert((by, handoff));
+    }
+
+    /// With one look at all flows, however many were cancelled.
+    pub(crate) fn cancel_handoffs(&mut self) {
+        let cancelled = std::mem::take(&mut self.cancelled);
+        let Some(frontend) = self.frontend.as_ref().filter(|_| !cancelled.is_empty()) else { return };
+        for region in frontend.active_regions(None).into_iter().filter(|region| region.queues) {
+            let owner = if frontend.has_ring(region.ring) { Canceller::Ring(region.ring) } else { Canceller::Anybody };
+            let may = [Canceller::Peer(region.peer), owner];
+            if may.into_iter().any(|by| cancelled.contains(&(by, region.handoff))) {
+                frontend.cancel(&region);
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use crate::agent::Agent;
 use crate::board::WorkerCounters;
 use crate::callers::{Caller, May};
+use crate::handoffs::Canceller;
 use crate::packets::{self, Received};
 use crate::poll::{Interest, Source};
 
@@ -191,8 +192,10 @@ impl Agent {
                 self.hand_off(index, &handoff, Some(&parts));
                 Ok(())
             }
-            (Request::Cancel(cancel), Role::Control { .. }) => {
-                self.cancel_handoff(cancel.handoff);
+            (Request::Cancel(cancel), &Role::Control { ring, .. }) => {
+                for by in [Canceller::Ring(ring), Canceller::Anybody] {
+                    self.cancel_handoff(by, cancel.handoff);
+                }
                 Ok(())
             }
             (Request::Abort(abort), Role::Control { .. }) => {

@@ -159,7 +159,8 @@ fn meddle(service: &mut Running<'_>, session: &mut Connection) -> Result<()> {
             session.send(&frames).with_context(|| format!("the session ended: {}", service.service.explain()))?;
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        reader.join().expect("the reader's thread")
+        let fetched = reader.join().expect("the reader's thread");
+        fetched.with_context(|| service.service.explain())
     })?;
     service.whole(&fetched)?;
     let stats = service.frontend_stats()?;

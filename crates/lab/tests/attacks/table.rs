@@ -45,9 +45,11 @@ fn every_test_that_is_named_exists() {
         let (module, test) = name.split_once("::").unwrap_or(("", name));
         let is_in = |path: &Path| module.is_empty() || path.ends_with(format!("{module}.rs"));
         let is_test = |text: &str| {
-            test == "*" && text.contains("#[test]\n")
-                || text.contains(&format!("#[test]\nfn {test}("))
-                || text.contains(&format!("    #[test]\n    fn {test}("))
+            let mut lines = text.lines().map(str::trim_start).skip_while(|line| *line != "#[test]");
+            test == "*" && lines.next().is_some() || {
+                let mut behind = text.lines().map(str::trim_start).skip_while(|line| *line != "#[test]").skip(1);
+                behind.any(|line| line.starts_with(&format!("fn {test}(")))
+            }
         };
         let found = |(path, text): &(PathBuf, String)| {
             is_in(path) && (is_test(text) || text.contains(&format!("    def {test}(self):")))
