@@ -14,8 +14,8 @@ use shunt_sys::own::OwnFd;
 use shunt_sys::ringbuf::RingBuffer;
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::local::{
-    Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Hello, MAX_PACKET_BYTES, Reason,
-    State, VERSION, Welcome, closed, kind,
+    Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Hello, MAX_PACKET_BYTES, NO_PEER,
+    Reason, State, VERSION, Welcome, closed, kind,
 };
 use shunt_wire::parts::Parts;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -37,7 +37,20 @@ pub enum Outcome {
     /// The client has reset its connection.
     Reset,
     /// Nobody sends it.
-    Ended(Reason),
+    Ended {
+        /// Why.
+        reason: Reason,
+        /// Which peer says so; [`NO_PEER`]: this machine's agent.
+        by: u32,
+    },
+}
+
+impl Outcome {
+    /// Whether it can be the outcome of a handoff that `peer` was to send: another has no say in it.
+    #[must_use]
+    pub fn concerns(self, peer: u32) -> bool {
+        !matches!(self, Self::Ended { by, .. } if by != peer && by != NO_PEER)
+    }
 }
 
 /// A machine that can send.
@@ -227,7 +240,7 @@ impl Link {
             let Ok((ended, _)) = Ended::read_from_prefix(&packet[..got]) else { continue };
             if ended.header.kind == kind::ENDED {
                 let reason = Reason::from_number(ended.reason).unwrap_or(Reason::Malformed);
-                self.outcomes.push((ended.handoff, Outcome::Ended(reason)));
+                self.outcomes.push((ended.handoff, Outcome::Ended { reason, by: ended.peer }));
             }
         }
     }

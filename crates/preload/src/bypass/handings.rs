@@ -191,9 +191,13 @@ impl Handings {
     fn settle(&mut self) {
         let Some(link) = &mut self.link else { return };
         for (handoff, outcome) in link.outcomes() {
+            let known = self.told.get(&handoff).or_else(|| self.orphans.get(&handoff).map(|(handing, _)| handing));
+            if !known.is_some_and(|handing| outcome.concerns(handing.message.peer)) {
+                continue;
+            }
             let Some(handing) = self.told.remove(&handoff) else {
                 // That one was counted with the agent before.
-                if let (Some((handing, _)), Outcome::Ended(reason)) = (self.orphans.remove(&handoff), outcome) {
+                if let (Some((handing, _)), Outcome::Ended { reason, .. }) = (self.orphans.remove(&handoff), outcome) {
                     self.failed.push(Failed { handing, reason });
                 }
                 continue;
@@ -202,7 +206,7 @@ impl Handings {
             if self.on.get(&handing.cookie) == Some(&handoff) {
                 self.on.remove(&handing.cookie);
             }
-            if let Outcome::Ended(reason) = outcome {
+            if let Outcome::Ended { reason, .. } = outcome {
                 self.failed.push(Failed { handing, reason });
             }
         }
