@@ -29,7 +29,11 @@ impl AsFd for Stored {
 
 impl Kept for Stored {
     fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        Kept::send(self.0.memory(), offset, bytes, socket)
+        self.0.place().send(offset, bytes, socket)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        self.0.place().is_unchanged()
     }
 }
 
@@ -107,8 +111,8 @@ impl Agent {
             let payload = PayloadId { holder: store.holder, segment, slot, secret };
             let reference = Reference { payload, weight: Weight::WHOLE, offset: offset.get(), length: length.get() };
             let pinned = store.shelf.pin(&reference).ok_or(Reason::UnknownOffer)?;
-            let place = pinned.place();
-            Ok((Box::new(Stored(pinned)) as Box<dyn Kept>, place.start as u64, place.len() as u64))
+            let (from, length) = (pinned.place().from(), pinned.place().length());
+            Ok((Box::new(Stored(pinned)) as Box<dyn Kept>, from, length))
         };
         Ok(Payload::of_kept(parts.as_slice().iter().map(kept).collect::<Result<Vec<_>, Reason>>()?))
     }

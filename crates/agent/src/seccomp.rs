@@ -37,6 +37,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_ppoll,
     libc::SYS_pread64,
     libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_pwrite64,
     libc::SYS_read,
     libc::SYS_readv,

@@ -220,6 +220,7 @@ impl Agent {
             "bytes": value(&counters.bytes),
             "bytes_limit": store.config.memory_bytes,
             "segments": value(&counters.segments),
+            "files": value(&counters.files),
             "programs": value(&counters.programs),
             "readers": value(&counters.readers),
             "fetches": value(&counters.fetches),

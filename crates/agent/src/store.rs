@@ -10,8 +10,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::Resource;
 use shunt_negotiation::NegotiationError;
 use shunt_odb::reference::Holder;
+use shunt_odb::store::Limits;
 use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{self, Counters, Orders, Server};
 use shunt_odb::store::usage::Usage;
@@ -112,6 +114,14 @@ pub fn detach(config: &Config) -> io::Result<()> {
     shunt_negotiation::detach(&pins(config))
 }
 
+/// What the store may take; of the descriptors that this process may have, an eighth for programs' files.
+fn limits(store: &StoreConfig) -> Limits {
+    let most = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX) / 8;
+    let limits = store.limits();
+    let files = limits.files.min(usize::try_from(most).unwrap_or(usize::MAX));
+    Limits { files, files_of_a_user: limits.files_of_a_user.min(files), ..limits }
+}
+
 impl Store {
     /// All that takes root's power.
     ///
@@ -132,7 +142,7 @@ impl Store {
         let (give, wishes) = channel();
         let link = Link { callers, wishes: give, wake: Arc::clone(&wake) };
         let holder = Holder::named(&config.name);
-        let (server, orders) = Server::new(store.limits(), programs, holder, link)?;
+        let (server, orders) = Server::new(limits(store), programs, holder, link)?;
         let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         let server = Some(server);
         Ok(Self { orders, counters, usage, shelf, holder, config: store.clone(), wishes, wake, server, thread: None })

@@ -11,22 +11,29 @@ use rustix::io::{Errno, pread, preadv};
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::local::{Offer, Reason};
 
-/// Bytes under a descriptor that nobody changes while the value lives.
+/// Bytes under a descriptor that stay there while the value lives, unless others change them.
 pub trait Kept: AsFd + Debug + Send {
-    /// Gives a socket a copy of some of them, from an offset on: how many it took.
+    /// Gives a socket some of them, from an offset on: how many it took; 0: there are no more.
     ///
-    /// A copy: pages that `sendfile` gives away are still in a client's receive buffer, where that is on the same machine
-    /// (veth, loopback), when all has been acknowledged and their keeper uses them again.
+    /// A copy, where their place is used for others: pages that `sendfile` gives away are still in a client's receive buffer, where
+    /// that is on the same machine (veth, loopback), when all has been acknowledged and their keeper uses them again.
     ///
     /// # Errors
     /// The kernel's: `WouldBlock` where the socket takes nothing.
     fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize>;
+
+    /// Whether they are still what they were: asked before any count, and after they were read or sent.
+    fn is_unchanged(&self) -> bool;
 }
 
 impl Kept for SharedMemory {
     fn send(&self, offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let offset = usize::try_from(offset).map_err(io::Error::other)?;
         Self::send(self, offset, bytes, socket)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        true
     }
 }
 
@@ -52,7 +59,10 @@ impl AsFd for Source {
 
 impl Source {
     fn is_unchanged(&self) -> bool {
-        let Self::Offered { file, mtime_ns, size } = self else { return true };
+        let (file, mtime_ns, size) = match self {
+            Self::Offered { file, mtime_ns, size } => (file, mtime_ns, size),
+            Self::Kept(kept) => return kept.is_unchanged(),
+        };
         let Ok(meta) = file.metadata() else {
             return false;
         };
@@ -121,7 +131,8 @@ impl Payload {
         self.ranges.iter().map(Range::remaining).sum()
     }
 
-    /// Whether an offer's file still has the size and modification time that its header told the client.
+    /// Whether an offer's file still has the size and modification time that its header told the client, and what is kept
+    /// the bytes that it had.
     ///
     /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right.
     pub fn is_unchanged(&self) -> bool {
@@ -322,6 +333,44 @@ mod tests {
         let mut got = vec![0; 40_000];
         std::io::Read::read_exact(&mut reads, &mut got).unwrap();
         assert!(got.iter().all(|byte| *byte == b'a'));
+    }
+
+    /// Kept in a file of so many bytes, as long as it has them.
+    #[derive(Debug)]
+    struct InFile(File, u64);
+
+    impl AsFd for InFile {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+    }
+
+    impl Kept for InFile {
+        fn send(&self, mut offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+            Ok(rustix::fs::sendfile(socket, &self.0, Some(&mut offset), bytes)?)
+        }
+
+        fn is_unchanged(&self) -> bool {
+            self.0.metadata().is_ok_and(|now| now.len() == self.1)
+        }
+    }
+
+    #[test]
+    fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
+        let mut file = file_of(b"0123456789");
+        let kept = |file: &File| {
+            let kept: Box<dyn Kept> = Box::new(InFile(file.try_clone().unwrap(), 10));
+            Payload::of_kept([(kept, 2, 5)])
+        };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        assert_eq!(kept(&file).send_to(&ours), Ok(true));
+        let mut got = [0; 5];
+        theirs.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"23456");
+        file.write_all(b"x").unwrap();
+        assert_eq!(kept(&file).send_to(&ours), Err(Reason::FileChanged));
+        assert_eq!(kept(&file).read(&mut got), Err(Reason::FileChanged));
+        assert!(!kept(&file).is_unchanged());
     }
 
     #[test]

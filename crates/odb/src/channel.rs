@@ -38,6 +38,11 @@ impl Bench {
     pub fn of(bytes: usize) -> Self {
         Self { place: vec![0; bytes + OVERHEAD_BYTES as usize].into_boxed_slice(), used: 0 }
     }
+
+    /// Takes off what is on it: it is not to be sent after all, and the next that it serves is another connection.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
 }
 
 /// One end.

@@ -6,11 +6,13 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use zerocopy::FromBytes;
 
 use crate::channel::{Bench, Channel};
 use crate::hold::{Return, Returns};
+use crate::place::SentFile;
 use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
 use crate::store::client::Connection;
@@ -21,8 +23,19 @@ use crate::touched::Touched;
 /// A holder that could not be reached is not asked again for so long: what waits for it fails at once.
 const RETRY_MS: u64 = 1000;
 
-/// How often a connection may break under the same fetch before that fails.
-const RETRIES: usize = 3;
+/// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
+/// all of them, and may do so many times in a row.
+const RETRIES: u32 = 20;
+/// From the third try on a fetch waits first, each time so much longer: for a second in all.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What is in a file of this machine is read there for so long after it was sent; later the store is asked, which keeps
+/// what is asked for.
+const READ_HERE_MS: u64 = 10_000;
+/// Files of this machine that are open to be read.
+const FILES_MAX: usize = 64;
+/// How long one stays open that nobody reads.
+const FILE_IDLE_MS: u64 = 2_000;
 
 /// A reader's ways to all stores.
 #[derive(Debug)]
@@ -40,6 +53,8 @@ struct Local {
     connection: Option<Connection>,
     /// By segment; `None`: this program may not.
     mapped: HashMap<u32, Option<Arc<Mapped>>>,
+    /// By segment and number, and when it was last read.
+    files: HashMap<(u32, u32), (Arc<SentFile>, u64)>,
 }
 
 #[derive(Debug, Default)]
@@ -110,12 +125,39 @@ impl Holders {
         debug_assert_eq!(wanted.into.len() as u64, wanted.reference.length);
         let segment = wanted.reference.payload.segment;
         let Some(mapped) = self.mapped(&wanted.reference.payload) else { return Some(wanted) };
-        if mapped.copy(&wanted.reference, wanted.into) {
+        if mapped.copy(&wanted.reference, wanted.into) || self.read_file(&mapped, wanted) {
             return None;
+        }
+        // A file that is to be had from the store, after a while: so it knows that somebody still reads there.
+        if mapped.is_still_there(&wanted.reference) {
+            return Some(wanted);
         }
         // Gone, or of a store before this one: the store says.
         lock(&self.local).mapped.remove(&segment);
         Some(wanted)
+    }
+
+    /// Reads from a file of this machine. False: it is not to be had so, or has changed.
+    fn read_file(&self, mapped: &Mapped, wanted: &mut Wanted<'_>) -> bool {
+        let reference = &wanted.reference;
+        let Some((number, from)) = mapped.in_file(reference, READ_HERE_MS) else { return false };
+        let Some(file) = self.file(reference.payload.segment, number) else { return false };
+        file.read(from, wanted.into).is_ok() && file.is_unchanged() && mapped.is_still_there(reference)
+    }
+
+    fn file(&self, segment: u32, number: u32) -> Option<Arc<SentFile>> {
+        let (mut local, now) = (lock(&self.local), now_ms());
+        if let Some((file, used_ms)) = local.files.get_mut(&(segment, number)) {
+            *used_ms = now;
+            return Some(Arc::clone(file));
+        }
+        local.forget_files(now);
+        if local.files.len() >= FILES_MAX {
+            return None;
+        }
+        let file = Arc::new(local.connection.as_ref()?.open_file(segment, number).ok()??);
+        local.files.insert((segment, number), (Arc::clone(&file), now));
+        Some(file)
     }
 
     fn mapped(&self, payload: &PayloadId) -> Option<Arc<Mapped>> {
@@ -168,7 +210,10 @@ impl Holders {
         let Some(holder) = batch.first().map(|wanted| wanted.reference.payload.holder) else { return Ok(()) };
         let stream = self.stream(holder);
         let mut stream = lock(&stream);
-        for _ in 0..RETRIES {
+        for turn in 0..RETRIES {
+            if turn > 1 {
+                std::thread::sleep(PAUSE * turn);
+            }
             let fetched = self.try_fetch(&mut stream, holder, batch);
             // A connection that could be had and then broke: the store may have been started again, have closed an idle one,
             // or its agent all of them, because it has read its certificates again.
@@ -239,6 +284,17 @@ impl Holders {
             }
         }
         lock(&self.local).mapped.retain(|_, mapped| mapped.as_ref().is_none_or(|mapped| mapped.is_live()));
+    }
+
+    /// Closes files that were not read for a while: somebody may have deleted them to make room.
+    pub fn close_idle_files(&self) {
+        lock(&self.local).forget_files(now_ms());
+    }
+}
+
+impl Local {
+    fn forget_files(&mut self, now_ms: u64) {
+        self.files.retain(|_, (_, used_ms)| now_ms < *used_ms + FILE_IDLE_MS);
     }
 }
 

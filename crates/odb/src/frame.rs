@@ -97,15 +97,39 @@ pub struct Receiving {
     left: u64,
     /// Of a reference: bytes that the program has had.
     taken: u64,
-    /// Of a reference that is partly taken: what is left of its weight.
-    weight_log2: u32,
+    /// Of a reference that is partly taken: what is left of its weight, which need be no power of two.
+    units: u64,
     /// Bytes of `reference` that are there. The byte behind them, which says whether it counts, stays in the socket,
     /// which is readable by it, until the program has had all. No more than that one: a kernel whose receive buffer is
     /// nearly full sends no window for the rest of a reference while its beginning is not taken. [`REFERENCE_KNOWN`]: it
     /// was seen, and the reference counts.
     reference_bytes: u32,
     reference: [u8; REFERENCE_BYTES],
-    zero: [u8; 4],
+}
+
+/// What has become of a reference by a read ([`Receiving::took_reference`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Took {
+    /// The share of the payload that goes with the bytes that were read. `None`: what is left cannot be divided; then have
+    /// the bytes fetched.
+    pub share: Option<Weight>,
+    /// What is left over when the reference is used up, to be given back.
+    pub over: u64,
+    /// Whether it is: then its last byte is taken from the socket.
+    pub used_up: bool,
+}
+
+/// Of a reference that so many reads as long as this one take, each gets half of what is left: then nothing is left over.
+const FEW_READS: u64 = 16;
+
+/// What a read of some of a reference's bytes gets of its weight. Of a long one as many reads as there are bytes can get
+/// some: each gets at least a quarter of what is its due.
+fn share(units: u64, bytes: u64, of: u64) -> Option<Weight> {
+    let due = match of / bytes.max(1) {
+        0..FEW_READS => units / 2,
+        _ => (u128::from(units) * u128::from(bytes) / u128::from(of) / 2) as u64,
+    };
+    Weight::most_of(due.max(1)).filter(|_| units > 1)
 }
 
 impl Default for Receiving {
@@ -116,10 +140,9 @@ impl Default for Receiving {
             header: [0; 8],
             left: 0,
             taken: 0,
-            weight_log2: 0,
+            units: 0,
             reference_bytes: 0,
             reference: [0; REFERENCE_BYTES],
-            zero: [0; 4],
         }
     }
 }
@@ -238,8 +261,7 @@ impl Receiving {
         if self.taken == 0 {
             return Ok(Some(whole));
         }
-        let weight = u8::try_from(self.weight_log2).ok().and_then(Weight::from_log2);
-        match (whole.length.checked_sub(self.taken), weight) {
+        match (whole.length.checked_sub(self.taken), Weight::most_of(self.units)) {
             (Some(length @ 1..), Some(weight)) => {
                 Ok(Some(Reference { weight, offset: whole.offset + self.taken, length, ..whole }))
             }
@@ -262,31 +284,34 @@ impl Receiving {
         Reference::parse(&self.reference).is_some_and(|reference| reference.weight == Weight::WHOLE)
     }
 
-    /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left. Returns the share of the
-    /// payload that goes with them, and whether the reference is used up: then its last byte is taken from the socket. No share: what is left of the weight cannot be divided; then have the
-    /// bytes fetched.
-    pub fn took_reference(&mut self, left: &Reference, bytes: u64) -> (Option<Weight>, bool) {
+    /// The program has got the first `bytes` of what [`Self::saw_reference`] said was left.
+    pub fn took_reference(&mut self, left: &Reference, bytes: u64) -> Took {
         debug_assert!(self.stage == WANT_REFERENCE && bytes <= left.length);
+        let units = if self.taken == 0 { left.weight.units() } else { self.units };
         if bytes >= left.length {
             self.stage = WANT_HEADER;
             self.taken = 0;
-            return (Some(left.weight), true);
+            let share = Weight::most_of(units);
+            return Took { share, over: units - share.map_or(0, Weight::units), used_up: true };
         }
         self.taken += bytes;
-        let half = left.weight.half();
-        self.weight_log2 = u32::from(half.unwrap_or(left.weight).log2());
-        (half, false)
+        let share = share(units, bytes, left.length);
+        self.units = units - share.map_or(0, Weight::units);
+        Took { share, over: 0, used_up: false }
     }
 
-    /// The same for whoever has a share of this payload already: what is left keeps all of the weight, and the reference,
-    /// once it is used up, returns it. `None`: it is not.
-    pub fn took_more(&mut self, left: &Reference, bytes: u64) -> Option<Weight> {
+    /// The same for whoever has a share of this payload already: what is left keeps all of the weight, which is left over
+    /// once the reference is used up.
+    pub fn took_more(&mut self, left: &Reference, bytes: u64) -> Took {
         if bytes >= left.length {
-            return self.took_reference(left, bytes).0;
+            let Took { share, over, used_up } = self.took_reference(left, bytes);
+            return Took { share: None, over: over + share.map_or(0, Weight::units), used_up };
+        }
+        if self.taken == 0 {
+            self.units = left.weight.units();
         }
         self.taken += bytes;
-        self.weight_log2 = u32::from(left.weight.log2());
-        None
+        Took { share: None, over: 0, used_up: false }
     }
 
     /// The last byte of a reference that does not count was taken from the socket.

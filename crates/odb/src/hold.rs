@@ -1,6 +1,6 @@
 //! The shares of payloads that a process has, and their way back.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::reference::{PayloadId, Reference, Weight};
@@ -28,6 +28,14 @@ impl Returns {
     /// Takes a share back.
     pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Return { payload, weight, touched });
+    }
+
+    /// Takes back so many units of a payload's weight, as shares, and what whoever had them needed.
+    pub fn give_units(&self, payload: PayloadId, mut units: u64, mut touched: Touched) {
+        while let Some(weight) = Weight::most_of(units) {
+            self.give_touched(payload, weight, std::mem::take(&mut touched));
+            units -= weight.units();
+        }
     }
 
     /// All that has come, for sending.
@@ -63,7 +71,10 @@ impl Still<'_> {
 #[derive(Debug)]
 pub struct Hold {
     payload: PayloadId,
-    weight_log2: AtomicU8,
+    /// What is left of the weight.
+    units: AtomicU64,
+    /// How often some of it was passed on.
+    passed_on: AtomicU32,
     of_bytes: AtomicU64,
     since_ms: u64,
     /// Where it has come straight from the payload's writer, who sends for real what is needed here. To others a payload
@@ -76,8 +87,10 @@ impl Hold {
     /// A share that came in a reference to so many bytes.
     #[must_use]
     pub fn new(payload: PayloadId, weight: Weight, of_bytes: u64, returns: &Arc<Returns>) -> Self {
-        let (weight_log2, of_bytes) = (AtomicU8::new(weight.log2()), AtomicU64::new(of_bytes));
-        Self { payload, weight_log2, of_bytes, since_ms: now_ms(), touching: None, returns: Arc::clone(returns) }
+        let (units, passed_on, of_bytes) =
+            (AtomicU64::new(weight.units()), AtomicU32::new(0), AtomicU64::new(of_bytes));
+        let (since_ms, returns) = (now_ms(), Arc::clone(returns));
+        Self { payload, units, passed_on, of_bytes, since_ms, touching: None, returns }
     }
 
     /// The same, straight from the payload's writer.
@@ -121,21 +134,47 @@ impl Hold {
         self.payload
     }
 
-    /// A reference to some of its bytes for somebody else, with half of the share. `None` when it cannot be
-    /// halved any more.
+    /// A reference to some of its bytes for somebody else, with half of the share, or, of one that is passed on in many
+    /// parts, with less. `None` when it cannot be divided any more.
     #[must_use]
     pub fn refer(&self, offset: u64, length: u64) -> Option<Reference> {
-        let before = self.weight_log2.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |log2| log2.checked_sub(1));
-        let weight = Weight::from_log2(before.ok()? - 1)?;
-        Some(Reference { payload: self.payload, weight, offset, length })
+        /// With so many halves nothing is left over that takes more than one message to give back.
+        const HALVES: u32 = 8;
+        let part = if self.passed_on.fetch_add(1, Ordering::Relaxed) < HALVES { 2 } else { 64 };
+        let share = |units: u64| Weight::most_of((units / part).max(1)).filter(|_| units > 1);
+        let less = |units| Some(units - share(units)?.units());
+        let before = self.units.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(Reference { payload: self.payload, weight: share(before)?, offset, length })
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some(weight) = Weight::from_log2(*self.weight_log2.get_mut()) {
-            let touched = self.touching.as_ref().map(Touching::found).unwrap_or_default();
-            self.returns.give_touched(self.payload, weight, touched);
+        let touched = self.touching.as_ref().map(Touching::found).unwrap_or_default();
+        self.returns.give_units(self.payload, *self.units.get_mut(), touched);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reference::Holder;
+
+    #[test]
+    fn a_body_that_is_passed_on_in_a_thousand_parts_is_whole_again_when_all_have_come_back() {
+        let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
+        let returns = Arc::new(Returns::default());
+        let first = Hold::from_writer(payload, Weight::WHOLE, 1000, &returns);
+        for part in 0..1000 {
+            let passed = first.refer(part, 1).unwrap_or_else(|| panic!("part {part}"));
+            let next = Hold::new(payload, passed.weight, 1, &returns);
+            assert!(part > 500 || next.refer(part, 1).map(|last| returns.give(payload, last.weight)).is_some());
         }
+        first.touch(7, 3);
+        drop(first);
+        let returned = returns.take();
+        assert_eq!(returned.iter().map(|share| share.weight.units()).sum::<u64>(), Weight::WHOLE.units());
+        let touched = returned.iter().fold(Touched::default(), |sum, share| sum.and(&share.touched));
+        assert_eq!(touched, Touched { first: 7, end: 10, bytes: 3, fetches: 1 });
     }
 }

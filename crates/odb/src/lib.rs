@@ -6,6 +6,7 @@
 //! * [`hold`]: the shares that a process has, and their return;
 //! * [`touched`], [`learnt`], [`content`]: what receivers have looked at, what writers send for real because of that, and what
 //!   they go by;
+//! * [`place`]: a range of memory or of a file, where the bytes of a reference are;
 //! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
 //! * [`link`]: how a program has other machines send to its clients;
 //! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
@@ -21,6 +22,7 @@ pub mod frame;
 pub mod hold;
 pub mod learnt;
 pub mod link;
+pub mod place;
 pub mod records;
 pub mod reference;
 pub mod segment;

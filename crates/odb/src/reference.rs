@@ -25,6 +25,12 @@ impl Weight {
         if log2 <= Self::WHOLE.0 { Some(Self(log2)) } else { None }
     }
 
+    /// The largest that is not more than so many units; `None` of none.
+    #[must_use]
+    pub fn most_of(units: u64) -> Option<Self> {
+        units.checked_ilog2().map(|log2| Self(Self::WHOLE.0.min(log2 as u8)))
+    }
+
     /// Its binary logarithm.
     #[must_use]
     pub fn log2(self) -> u8 {

@@ -1,7 +1,7 @@
 //! A segment: memory of the store that one program writes payloads into (the paper's odb_buff).
 //!
 //! ```text
-//!   head      one page: whether the store that leased it is still there
+//!   head      one page: whether the store that leased it is still there, and which files it has open
 //!   slots     SLOTS times 64 bytes: which payloads there are
 //!   data      their bytes, each payload from a page's start on
 //! ```
@@ -9,14 +9,18 @@
 //! A slot is the program's while FREE, and the store's from USED to RETURNED. So neither waits for the other, and
 //! neither has to tell the other anything: the store looks into a slot when somebody asks for it by reference.
 //!
+//! A payload may also be in a file that the program has given to the store ([`crate::place`]): then its slot has the file's
+//! number, and the place is one in that file.
+//!
 //! The store believes nothing that is written here but the payload's own place, which it checks: a program can only
 //! spoil its own payloads.
 //!
 //! A store that ends says so in the head; one that is killed no longer says that it is there. Either way the program
 //! soon writes no more payloads that nobody could have.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, IoSlice};
+mod files;
+mod writer;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -25,11 +29,12 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::shared::SharedMemory;
-use siphasher::sip::SipHasher24;
 
-use crate::learnt::{Note, Report};
-use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::reference::Reference;
 use crate::touched::Touched;
+
+pub use files::Way;
+pub use writer::Writer;
 
 /// Payloads of a segment.
 pub const SLOTS: usize = 1024;
@@ -44,7 +49,21 @@ const ENDED: u64 = 0;
 /// A store that was not seen for so long is taken for lost. It says that it is there four times a second.
 const LOST_AFTER_MS: u64 = 2_000;
 
+/// In the head: a word for each place of a file.
+const FILES_AT: usize = 64;
+/// Files of one segment. A file's number tells its place, and is never another's again.
+pub const FILES: u32 = 256;
+/// In place of a file's number: the store has closed it.
+const CLOSED: u32 = 0;
+/// In a slot: the payload is in the segment.
+const NO_FILE: u32 = 0;
+
+fn file_at(file: u32) -> usize {
+    FILES_AT + (file % FILES) as usize * 4
+}
+
 const STATE: usize = 0;
+const FILE: usize = 4;
 const SECRET: usize = 8;
 const OFFSET: usize = 16;
 const LENGTH: usize = 24;
@@ -69,202 +88,25 @@ fn slot_at(slot: usize) -> usize {
     PAGE_BYTES + slot * SLOT_BYTES
 }
 
-/// The program's end of a segment.
-#[derive(Debug)]
-pub struct Writer {
-    memory: SharedMemory,
-    holder: Holder,
-    segment: u32,
-    /// Makes secrets that others cannot guess.
-    key: [u8; 16],
-    made: u64,
-    /// First page to pages, of data that no payload has.
-    free: BTreeMap<usize, usize>,
-    /// Pages of each slot's payload; empty: the slot is free.
-    runs: Vec<Range<usize>>,
-    next_slot: usize,
-    /// Of each slot's payload: its bytes, and what to tell with what has become of it.
-    notes: Vec<Option<(u32, Note)>>,
-    /// Slots with notes, in the order in which they are looked at; some have none any more.
-    noted: VecDeque<usize>,
-    /// Of payloads that have come back.
-    reports: Vec<Report>,
+/// Where a payload's bytes are, as its slot says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// In the segment.
+    Here(Range<usize>),
+    /// In the file of that number.
+    InFile { number: u32, bytes: Range<u64> },
 }
 
-impl Writer {
-    /// For memory that the store at `holder` has leased as `segment`.
-    ///
-    /// # Errors
-    /// Where the memory is too small for a segment, or the kernel has no random bytes.
-    pub fn new(memory: SharedMemory, holder: Holder, segment: u32) -> io::Result<Self> {
-        if memory.len() < DATA_BYTES_FROM + PAGE_BYTES {
-            return Err(io::Error::other("the store leased a segment that is too small"));
-        }
-        let mut key = [0; 16];
-        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
-        let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
-        let free = BTreeMap::from([(0, pages)]);
-        let (runs, notes) = (vec![0..0; SLOTS], vec![None; SLOTS]);
-        let (noted, reports) = (VecDeque::new(), Vec::new());
-        Ok(Self { memory, holder, segment, key, made: 0, free, runs, next_slot: 0, notes, noted, reports })
-    }
-
-    /// Whether anybody could have what is put here now.
-    #[must_use]
-    pub fn is_served(&self) -> bool {
-        let seen_ms = self.memory.long(SEEN_MS).load(Ordering::Relaxed);
-        seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
-    }
-
-    /// Keeps a copy of some bytes. `None`: there is no room now.
-    pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
-        let length = bytes.iter().map(|slice| slice.len()).sum();
-        self.place(length, |memory, mut at| {
-            for slice in bytes {
-                memory.write(at, slice);
-                at += slice.len();
-            }
-            Some(length)
-        })
-    }
-
-    /// Keeps a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
-    /// nothing there.
-    pub fn put_file(&mut self, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
-        self.place(length, |memory, at| {
-            let mut got = 0;
-            while got < length {
-                match memory.read_file(at + got, length - got, file, from + got as u64) {
-                    Ok(0) | Err(_) => break,
-                    Ok(more) => got += more,
-                }
-            }
-            (got > 0).then_some(got)
-        })
-    }
-
-    /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
-    fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
-        if room == 0 {
-            return None;
-        }
-        let slot = self.free_slot()?;
-        let run = self.take_pages(room.div_ceil(PAGE_BYTES))?;
-        let at = DATA_BYTES_FROM + run.start * PAGE_BYTES;
-        let Some(length) = fill(&self.memory, at) else {
-            self.give_pages(run);
-            return None;
-        };
-        self.runs[slot] = run;
-        self.next_slot = (slot + 1) % SLOTS;
-        self.made += 1;
-        let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
-        let slot_at = slot_at(slot);
-        let fields = [(SECRET, secret), (OFFSET, at as u64), (LENGTH, length as u64), (BORN_MS, now_ms())];
-        for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
-            self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
-        }
-        self.memory.word(slot_at + STATE).store(USED, Ordering::Release);
-        let payload = PayloadId { holder: self.holder, segment: self.segment, slot: u32::try_from(slot).ok()?, secret };
-        Some(Reference { payload, weight: Weight::WHOLE, offset: 0, length: length as u64 })
-    }
-
-    /// Takes back what never left this process.
-    pub fn withdraw(&mut self, reference: &Reference) {
-        let slot = reference.payload.slot as usize;
-        if reference.payload.segment == self.segment && slot < SLOTS {
-            self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
-        }
-    }
-
-    /// Asks to be told what becomes of a payload ([`Self::reports`]).
-    pub fn note(&mut self, reference: &Reference, note: Note) {
-        let slot = reference.payload.slot as usize;
-        if reference.payload.segment == self.segment && slot < SLOTS {
-            self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
-            self.noted.push_back(slot);
-        }
-    }
-
-    /// What has become of some payloads, each once. Looks at a few at a time, the oldest first.
-    pub fn reports(&mut self) -> impl Iterator<Item = Report> {
-        const AT_ONCE: usize = 4;
-        for slot in self.noted.drain(..AT_ONCE.min(self.noted.len())).collect::<Vec<_>>() {
-            if self.notes[slot].is_some() && !self.reclaim_slot(slot) {
-                self.noted.push_back(slot);
-            }
-        }
-        self.reports.drain(..)
-    }
-
-    fn free_slot(&mut self) -> Option<usize> {
-        if self.next_slot == 0 || !self.runs[self.next_slot].is_empty() {
-            self.reclaim();
-        }
-        let from = self.next_slot;
-        (from..SLOTS).chain(0..from).find(|slot| self.runs[*slot].is_empty())
-    }
-
-    fn take_pages(&mut self, pages: usize) -> Option<Range<usize>> {
-        let fits = |free: &BTreeMap<usize, usize>| free.iter().find(|(_, have)| **have >= pages).map(|(at, _)| *at);
-        let at = fits(&self.free).or_else(|| {
-            self.reclaim();
-            fits(&self.free)
-        })?;
-        let have = self.free.remove(&at)?;
-        if have > pages {
-            self.free.insert(at + pages, have - pages);
-        }
-        Some(at..at + pages)
-    }
-
-    fn give_pages(&mut self, run: Range<usize>) {
-        let (mut start, mut end) = (run.start, run.end);
-        if let Some((before, pages)) = self.free.range(..start).next_back().map(|(at, pages)| (*at, *pages))
-            && before + pages == start
-        {
-            self.free.remove(&before);
-            start = before;
-        }
-        if let Some(pages) = self.free.remove(&end) {
-            end += pages;
-        }
-        self.free.insert(start, end - start);
-    }
-
-    /// Takes back the pages of payloads that nobody has a reference to any more.
-    fn reclaim(&mut self) {
-        for slot in 0..SLOTS {
-            self.reclaim_slot(slot);
-        }
-    }
-
-    /// False: its payload is still out.
-    fn reclaim_slot(&mut self, slot: usize) -> bool {
-        let state = self.memory.word(slot_at(slot) + STATE);
-        if self.runs[slot].is_empty() || state.load(Ordering::Acquire) != RETURNED {
-            return false;
-        }
-        let said = TOUCHED.map(|field| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed));
-        if let Some((bytes, note)) = self.notes[slot].take()
-            && said != [UNKNOWN; 2]
-        {
-            self.reports.push(Report { note, bytes, touched: Touched::from_longs(said) });
-        }
-        state.store(FREE, Ordering::Relaxed);
-        // What is put there from now on is written after that: see `Mapped::copy`.
-        fence(Ordering::Release);
-        let run = std::mem::take(&mut self.runs[slot]);
-        self.give_pages(run);
-        true
-    }
-
-    /// Payloads that somebody may still ask for.
-    #[must_use]
-    pub fn payloads(&mut self) -> usize {
-        self.reclaim();
-        self.runs.iter().filter(|run| !run.is_empty()).count()
-    }
+/// A slot in use.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    pub slot: u32,
+    /// The payload's.
+    pub secret: u64,
+    /// When it came into use ([`now_ms`]).
+    pub born_ms: u64,
+    /// The file that the payload is in.
+    pub file: Option<u32>,
 }
 
 /// The store's end of a segment.
@@ -284,23 +126,57 @@ impl Reader {
         &self.0
     }
 
-    /// Where in the memory the bytes of a reference are. `None`: there is no such payload, or not so many bytes of it.
+    /// Where the bytes of a reference are. `None`: there is no such payload, or not so many bytes of it.
     #[must_use]
-    pub fn find(&self, reference: &Reference) -> Option<Range<usize>> {
-        let slot = usize::try_from(reference.payload.slot).ok().filter(|slot| *slot < SLOTS)?;
-        let at = slot_at(slot);
+    pub fn find(&self, reference: &Reference) -> Option<Found> {
+        let used = self.slot(reference.payload.slot)?;
+        let field = |field: usize| self.0.long(slot_at(used.slot as usize) + field).load(Ordering::Relaxed);
+        let (place, length) = (field(OFFSET), field(LENGTH));
+        let end = reference.offset.checked_add(reference.length)?;
+        if used.secret != reference.payload.secret || end > length {
+            return None;
+        }
+        let bytes = place.checked_add(reference.offset)?..place.checked_add(end)?;
+        if let Some(number) = used.file {
+            return Some(Found::InFile { number, bytes });
+        }
+        let (start, end) = (usize::try_from(bytes.start).ok()?, usize::try_from(bytes.end).ok()?);
+        (start >= DATA_BYTES_FROM && end <= self.0.len()).then_some(Found::Here(start..end))
+    }
+
+    fn slot(&self, slot: u32) -> Option<Used> {
+        let at = slot_at(usize::try_from(slot).ok().filter(|slot| *slot < SLOTS)?);
         if self.0.word(at + STATE).load(Ordering::Acquire) != USED {
             return None;
         }
         let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
-        let (secret, place, length) = (field(SECRET), field(OFFSET), field(LENGTH));
-        let end = reference.offset.checked_add(reference.length)?;
-        if secret != reference.payload.secret || end > length || place < DATA_BYTES_FROM as u64 {
-            return None;
+        let file = self.0.word(at + FILE).load(Ordering::Relaxed);
+        let file = (file != NO_FILE).then_some(file);
+        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file })
+    }
+
+    /// When the payload of a reference came into use.
+    #[must_use]
+    pub fn born_ms(&self, reference: &Reference) -> Option<u64> {
+        self.slot(reference.payload.slot).map(|used| used.born_ms)
+    }
+
+    /// The store has a file under that number: the program may refer to it.
+    pub fn open_file(&self, number: u32) {
+        self.0.word(file_at(number)).store(number, Ordering::SeqCst);
+    }
+
+    /// Has the program refer no more to a file that no slot refers to. False: one does by now, and it stays open.
+    pub fn close_file(&self, number: u32) -> bool {
+        let word = self.0.word(file_at(number));
+        word.store(CLOSED, Ordering::SeqCst);
+        // A slot that was filled before the program could see that is seen here: see `Writer::refer_to_file`.
+        fence(Ordering::SeqCst);
+        let is_used = self.used().any(|used| used.file == Some(number));
+        if is_used {
+            word.store(number, Ordering::SeqCst);
         }
-        let (start, end) = (place.checked_add(reference.offset)?, place.checked_add(end)?);
-        let (start, end) = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
-        (end <= self.0.len()).then_some(start..end)
+        !is_used
     }
 
     /// The store is there, at `now_ms`, and the program may go on.
@@ -330,14 +206,9 @@ impl Reader {
         }
     }
 
-    /// Slots in use, with their secrets and when they came into use ([`now_ms`]).
-    pub fn used(&self) -> impl Iterator<Item = (u32, u64, u64)> {
-        (0..SLOTS).filter_map(|slot| {
-            let at = slot_at(slot);
-            let used = self.0.word(at + STATE).load(Ordering::Acquire) == USED;
-            let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
-            used.then(|| (slot as u32, field(SECRET), field(BORN_MS)))
-        })
+    /// Slots in use.
+    pub fn used(&self) -> impl Iterator<Item = Used> {
+        (0..SLOTS as u32).filter_map(|slot| self.slot(slot))
     }
 }
 
@@ -352,14 +223,35 @@ impl Mapped {
         Self(Reader::new(memory))
     }
 
-    /// Copies the bytes of a reference. False: they are not here, or not any more, and `into` holds anything.
+    /// Copies the bytes of a reference that are in the segment. False: they are not here, or not any more, and `into`
+    /// holds anything.
     #[must_use]
     pub fn copy(&self, reference: &Reference, into: &mut [u8]) -> bool {
-        let Some(place) = self.0.find(reference).filter(|place| place.len() == into.len()) else { return false };
+        let Some(Found::Here(place)) = self.0.find(reference) else { return false };
+        if place.len() != into.len() {
+            return false;
+        }
         self.0.memory().read(place.start, into);
-        // Had the lease ended meanwhile, and the pages been used again, then that came before whatever was copied of it.
+        self.is_still_there(reference)
+    }
+
+    /// Whether what was read meanwhile, here or in a file, is the payload's. Had the lease ended meanwhile, and the pages
+    /// been used again, then that came before whatever was copied of it.
+    #[must_use]
+    pub fn is_still_there(&self, reference: &Reference) -> bool {
         fence(Ordering::Acquire);
         self.0.find(reference).is_some()
+    }
+
+    /// The file that the bytes of a reference are in, and where, if the payload is not older than `age_ms`.
+    #[must_use]
+    pub fn in_file(&self, reference: &Reference, age_ms: u64) -> Option<(u32, u64)> {
+        match self.0.find(reference)? {
+            Found::InFile { number, bytes } if now_ms().saturating_sub(self.0.born_ms(reference)?) < age_ms => {
+                Some((number, bytes.start))
+            }
+            _ => None,
+        }
     }
 
     /// Whether the store may still lease its pages out: a reader that maps it longer keeps them from everybody.

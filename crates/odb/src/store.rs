@@ -3,7 +3,9 @@
 //! Bounded: a program that asks for a segment when there is no room gets none, and sends real bytes instead.
 
 pub mod client;
+mod files;
 pub(crate) mod messages;
+pub(crate) mod packets;
 pub mod pinned;
 mod programs;
 pub mod server;
@@ -12,14 +14,15 @@ pub mod usage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 
 use shunt_sys::shared::SharedMemory;
 
+use crate::place::{Place, SentFile};
 use crate::reference::{PayloadId, Reference, Weight};
-use crate::segment::{DATA_BYTES_FROM, Reader, now_ms};
+use crate::segment::{DATA_BYTES_FROM, Found, Reader, now_ms};
 use crate::touched::Touched;
+use files::Files;
 
 /// Where programs find the store of their machine, if it is not elsewhere.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
@@ -37,11 +40,23 @@ pub struct Limits {
     pub readers: usize,
     /// Connections of programs of one user; a program has two.
     pub programs_of_a_user: usize,
+    /// Files that are open because programs have sent them.
+    pub files: usize,
+    /// Of those, by programs of one user.
+    pub files_of_a_user: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { bytes: 256 << 20, segment_bytes: 32 << 20, lease_ms: 120_000, readers: 1024, programs_of_a_user: 1024 }
+        Self {
+            bytes: 256 << 20,
+            segment_bytes: 32 << 20,
+            lease_ms: 120_000,
+            readers: 1024,
+            programs_of_a_user: 1024,
+            files: 2048,
+            files_of_a_user: 1024,
+        }
     }
 }
 
@@ -54,6 +69,7 @@ struct Leased {
     /// The user whose program writes it, whose other programs may map it.
     user: u32,
     writer_lives: bool,
+    files: Files,
 }
 
 /// What has come back of the payload in a slot.
@@ -111,8 +127,8 @@ impl Store {
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.bytes += bytes;
-        let (returned, pins) = (HashMap::new(), HashMap::new());
-        self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true });
+        let (returned, pins, files) = (HashMap::new(), HashMap::new(), Files::default());
+        self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true, files });
         Ok(Some(id))
     }
 
@@ -126,15 +142,45 @@ impl Store {
     /// user, from whom it could have it anyway. Other users' programs get the bytes that they have references to.
     #[must_use]
     pub fn memory_for(&self, segment: u32, user: u32) -> Option<Arc<SharedMemory>> {
+        Some(Arc::clone(self.leased_for(segment, user)?.reader.memory()))
+    }
+
+    fn leased_for(&self, segment: u32, user: u32) -> Option<&Leased> {
         const ROOT: u32 = 0;
-        let leased = self.segments.get(&segment)?;
-        (leased.user == user || user == ROOT).then(|| Arc::clone(leased.reader.memory()))
+        self.segments.get(&segment).filter(|leased| leased.user == user || user == ROOT)
+    }
+
+    /// Takes a file that the program of a segment sends, under a number of the program's choice; what had its place before
+    /// nobody gets any more. `None`: there are too many.
+    pub fn open_file(&mut self, segment: u32, number: u32, file: SentFile) -> Option<Arc<SentFile>> {
+        let user = self.segments.get(&segment)?.user;
+        let of_user = self.segments.values().filter(|leased| leased.user == user).map(|leased| leased.files.len());
+        if self.files() >= self.limits.files || of_user.sum::<usize>() >= self.limits.files_of_a_user {
+            return None;
+        }
+        let leased = self.segments.get_mut(&segment)?;
+        Some(leased.files.open(&leased.reader, number, file, now_ms()))
+    }
+
+    /// A file of a segment, as in [`Self::memory_for`].
+    #[must_use]
+    pub fn file_for(&self, segment: u32, number: u32, user: u32) -> Option<Arc<SentFile>> {
+        Some(Arc::clone(self.leased_for(segment, user)?.files.file(number)?))
+    }
+
+    /// Files of all segments.
+    #[must_use]
+    pub fn files(&self) -> usize {
+        self.segments.values().map(|leased| leased.files.len()).sum()
     }
 
     /// Where the bytes of a reference are. They stay there until [`Self::unpin`]. `None`: nobody can have them.
-    pub fn pin(&mut self, reference: &Reference) -> Option<Range<usize>> {
+    pub fn pin(&mut self, reference: &Reference) -> Option<Place> {
         let leased = self.segments.get_mut(&reference.payload.segment)?;
-        let place = leased.reader.find(reference)?;
+        let place = match leased.reader.find(reference)? {
+            Found::Here(place) => Place::of_segment(leased.reader.memory(), place.start as u64, place.len() as u64),
+            Found::InFile { number, bytes } => leased.files.place(number, bytes, now_ms())?,
+        };
         *leased.pins.entry(reference.payload.slot).or_default() += 1;
         Some(place)
     }
@@ -191,18 +237,17 @@ impl Store {
         let lease_ms = self.limits.lease_ms;
         for leased in self.segments.values_mut() {
             leased.reader.seen(now_ms);
-            let ended: Vec<u32> = leased
-                .reader
-                .used()
-                .filter(|(slot, _, born_ms)| {
-                    now_ms.saturating_sub(*born_ms) > lease_ms && !leased.pins.contains_key(slot)
-                })
-                .map(|(slot, ..)| slot)
-                .collect();
+            let Leased { reader, pins, files, .. } = leased;
+            let ended = reader.used().filter(|used| {
+                let since_ms = files.last_of_use(used, lease_ms);
+                now_ms.saturating_sub(since_ms) > lease_ms && !pins.contains_key(&used.slot)
+            });
+            let ended: Vec<u32> = ended.map(|used| used.slot).collect();
             for slot in ended {
                 leased.returned.remove(&slot);
                 leased.reader.free(slot);
             }
+            leased.files.close_idle(&leased.reader, now_ms);
         }
         self.sweep();
     }

@@ -52,12 +52,12 @@ fn look(mut read: Read<'_>) -> Result<usize, Errno> {
         Err(libc::EAGAIN) => return Ok(0),
         Err(errno) => return Err(errno),
     };
-    let mut total = 0;
+    let mut total = 0_usize;
     walk(&mut read.state(), seen, |piece| {
-        total += match piece {
+        total = total.saturating_add(match piece {
             Piece::Real(bytes) => bytes.len(),
             Piece::Reference(left) => left.length as usize,
-        };
+        });
         true
     });
     Ok(total)

@@ -49,6 +49,7 @@ fn serve(memory: &Memory, faults: &Userfaultfd) {
         if looked.elapsed() > OLD_EVERY {
             looked = Instant::now();
             memory.fetch_old();
+            memory.holders.close_idle_files();
         }
         while let Ok(Some(event)) = faults.next_event() {
             match event {

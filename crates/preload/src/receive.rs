@@ -6,8 +6,9 @@ use std::os::fd::RawFd;
 
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use shunt_odb::frame::{Beginning, HEADER_BYTES, PREAMBLE, Receiving, Want};
+use shunt_odb::frame::{Beginning, HEADER_BYTES, PREAMBLE, Receiving, Took, Want};
 use shunt_odb::reference::{REFERENCE_BYTES, Reference};
+use shunt_odb::touched::Touched;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 use smallvec::SmallVec;
 
@@ -37,6 +38,9 @@ pub struct Read<'a> {
 
 /// How far to look ahead in a socket: a response's header and the references behind it, as a rule.
 const LOOK_BYTES: usize = 512;
+
+/// The most that is fetched in one piece into the program's memory.
+const FETCHED_AT_ONCE: usize = 1 << 20;
 
 /// What comes next in a connection.
 pub enum Frame {
@@ -537,20 +541,15 @@ impl<'a> Read<'a> {
     pub fn took(&mut self, left: &Reference, bytes: usize, absent: &[Range<usize>]) -> Result<(), Stop> {
         let from_writer = self.receiving.is_from_writer();
         let memory = &self.runtime.memory;
-        let used_up = bytes as u64 >= left.length;
         // Kept until the bytes are there, or stand there: while it is, nobody can free them.
-        let hold = match memory.recent_hold(&left.payload) {
-            Some(hold) => {
-                hold.reaches(left.offset + left.length);
-                if let Some(share) = self.receiving.took_more(left, bytes as u64) {
-                    memory.returns.give(left.payload, share);
-                }
-                Some(hold)
-            }
-            None => {
-                self.receiving.took_reference(left, bytes as u64).0.map(|share| memory.hold(left, share, from_writer))
-            }
+        let recent = memory.recent_hold(&left.payload);
+        recent.iter().for_each(|hold| hold.reaches(left.offset + left.length));
+        let Took { share, over, used_up } = match recent {
+            Some(_) => self.receiving.took_more(left, bytes as u64),
+            None => self.receiving.took_reference(left, bytes as u64),
         };
+        let hold = recent.or_else(|| share.map(|share| memory.hold(left, share, from_writer)));
+        memory.returns.give_units(left.payload, over, Touched::default());
         let mut fetched = bytes - absent.iter().map(Range::len).sum::<usize>();
         let mut offset = left.offset;
         for addresses in absent {
@@ -575,10 +574,16 @@ impl<'a> Read<'a> {
 
     /// Fetches bytes into program memory.
     fn fetch(&self, reference: &Reference, start: usize) -> Result<(), Stop> {
-        // Into our own memory first: the program's may be absent, and its faults are served over the same connection.
-        let bytes = self.fetched(reference, reference.length)?;
-        // SAFETY: memory that the program has given to read into, as long as this.
-        unsafe { self.runtime.memory.write(start, &bytes) };
+        let mut done = 0;
+        while done < reference.length {
+            let length = (reference.length - done).min(FETCHED_AT_ONCE as u64);
+            let part = Reference { offset: reference.offset + done, length, ..*reference };
+            // Into our own memory first: the program's may be absent, and its faults are served over the same connection.
+            let bytes = self.fetched(&part, length)?;
+            // SAFETY: memory that the program has given to read into, as long as this.
+            unsafe { self.runtime.memory.write(start + done as usize, &bytes) };
+            done += length;
+        }
         Ok(())
     }
 

@@ -20,6 +20,7 @@ use crate::memory::Copies;
 use crate::outside;
 use crate::pipe;
 use crate::runtime::Runtime;
+use crate::store::COPIED_MAX;
 
 /// Less than this is sent for real.
 const STORED_MIN: usize = 8 << 10;
@@ -27,8 +28,6 @@ const STORED_MIN: usize = 8 << 10;
 const FRAMING_MAX: usize = 512;
 /// What one real frame promises at most: all of it has to be real, whatever the socket takes now.
 const REAL_AT_ONCE: usize = 256 << 10;
-/// The most that one reference stands for.
-const STORED_MAX: usize = 1 << 20;
 
 /// Parts of one write to the kernel, with room for one of ours.
 pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
@@ -312,7 +311,7 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &m
         rest = after;
         let mut left = Parts::from_slice(run);
         while length(&left) >= STORED_MIN {
-            let (now, behind) = split(&left, STORED_MAX);
+            let (now, behind) = split(&left, COPIED_MAX);
             let begins = frames.is_empty() && message.begins();
             let Some(telling) = message.plan(length(&now), begins) else {
                 real(now, frames);
@@ -507,7 +506,7 @@ impl<'a> Write<'a> {
         let before = self.sent;
         let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
         let begins = before == 0 && message.begins();
-        let telling = can_be_stored.then(|| message.plan(bytes.min(STORED_MAX), begins)).flatten();
+        let telling = can_be_stored.then(|| message.plan(bytes.min(COPIED_MAX), begins)).flatten();
         let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
         // A file's end is no frame of the program's own, which somebody would look at.
         if telling.head > 0 {
@@ -518,7 +517,7 @@ impl<'a> Write<'a> {
             // The socket took a part of the head: the rest of it is for another write.
             return Ok(());
         }
-        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(STORED_MAX));
+        let stored = self.runtime.store.put_file(file, from + head as u64, bytes - head);
         match stored {
             Some(reference) => {
                 message.stored(&reference, &telling);
@@ -553,6 +552,8 @@ impl<'a> Write<'a> {
         let got = loop {
             match rustix::io::pread(file, &mut buffer[..], from) {
                 Err(rustix::io::Errno::INTR) => {}
+                // A directory (sendfile(2)).
+                Err(rustix::io::Errno::ISDIR) => return Err(Stop::Failed(libc::EINVAL)),
                 other => break other.map_err(|error| Stop::Failed(error.raw_os_error()))?,
             }
         };

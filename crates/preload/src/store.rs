@@ -6,12 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use shunt_odb::learnt::{Note, Report};
+use shunt_odb::place::Version;
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
 use shunt_odb::store::client::Connection;
 
 /// After the store refused, or was not there: how long until it is asked again.
 const RETRY_MS: u64 = 1000;
+
+/// The most that one reference stands for: of a copy, and of a file.
+pub const COPIED_MAX: usize = 1 << 20;
+const REFERRED_MAX: usize = 1 << 30;
 
 pub struct Store {
     path: PathBuf,
@@ -37,10 +42,15 @@ impl Store {
         leased.writer(&self.path)?.put(bytes)
     }
 
-    /// Keeps a copy of a file's bytes. `None`: there is no room now, or the file has nothing there.
+    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of some. `None`: there is no room now, or
+    /// the file has nothing there.
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
+        let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
-        leased.writer(&self.path)?.put_file(file, from, bytes)
+        leased.writer(&self.path)?;
+        version
+            .and_then(|version| leased.refer_to_file(file, &version, from, bytes.min(REFERRED_MAX)))
+            .or_else(|| leased.writer.as_mut()?.put_file(file, from, bytes.min(COPIED_MAX)))
     }
 
     /// Asks to be told what becomes of a payload.
@@ -102,5 +112,17 @@ impl Leased {
             }
         }
         self.writer.as_mut()
+    }
+
+    fn refer_to_file(&mut self, file: BorrowedFd<'_>, version: &Version, from: u64, most: usize) -> Option<Reference> {
+        let (connection, writer) = (self.connection.as_ref()?, self.writer.as_mut()?);
+        match connection.refer_to_file(writer, file, version, from, most as u64) {
+            Ok(reference) => reference,
+            Err(_) => {
+                // Nobody knows what it would answer next.
+                *self = Self { asked_ms: now_ms(), ..Self::default() };
+                None
+            }
+        }
     }
 }

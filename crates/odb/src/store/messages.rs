@@ -3,6 +3,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::place::Version;
 use crate::records::Sealing;
 use crate::reference::{Holder, REFERENCE_BYTES};
 use crate::touched::TouchedLayout;
@@ -21,6 +22,10 @@ pub mod ask {
     pub const COUNT: u32 = 5;
     /// To hand off connections with clients (include/shunt.h): a connection with the agent.
     pub const HAND_OFF: u32 = 6;
+    /// Keep this file, with its descriptor: what is in it will be referred to by a number of the program's choice.
+    pub const KEEP_FILE: u32 = 7;
+    /// To look into a file that a program has sent; with a descriptor of it.
+    pub const OPEN_FILE: u32 = 8;
 }
 
 /// How it is answered.
@@ -39,10 +44,13 @@ pub mod outcome {
 #[repr(C)]
 pub struct Ask {
     pub kind: U32,
-    /// MAP: which.
+    /// MAP, KEEP_FILE, OPEN_FILE: which.
     pub segment: U32,
     /// REACH: whose.
     pub holder: Holder,
+    /// KEEP_FILE, OPEN_FILE: its number.
+    pub file: U32,
+    pub zero: U32,
 }
 
 /// The store answers.
@@ -59,6 +67,8 @@ pub struct Told {
     pub holder: Holder,
     /// REACH: how the connection goes on.
     pub sealing: Sealing,
+    /// KEEP_FILE, OPEN_FILE: what the file was when the store got it.
+    pub version: Version,
 }
 
 /// Asks for the bytes of a reference. Its weight stays where it is.

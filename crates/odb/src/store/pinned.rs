@@ -1,12 +1,10 @@
 //! Where bytes of a reference are, for as long as somebody sends them: the store's own readers, and the agent's senders.
 
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use shunt_sys::shared::SharedMemory;
-
 use super::Store;
+use crate::place::Place;
 use crate::reference::{PayloadId, Reference};
 
 /// A store that several threads look into. Nobody holds it while bytes are copied or sent.
@@ -25,40 +23,31 @@ impl Shelf {
     /// Has the bytes of a reference stay where they are until the value is dropped. `None`: nobody can have them.
     #[must_use]
     pub fn pin(&self, reference: &Reference) -> Option<Pinned> {
-        let mut store = self.lock();
-        let place = store.pin(reference)?;
-        let memory = store.memory(reference.payload.segment)?;
-        Some(Pinned { memory, place, payload: reference.payload, shelf: self.clone() })
+        let place = self.lock().pin(reference)?;
+        Some(Pinned { place, payload: reference.payload, shelf: self.clone() })
     }
 }
 
 /// Bytes of a payload that stay where they are.
 #[derive(Debug)]
 pub struct Pinned {
-    memory: Arc<SharedMemory>,
-    place: Range<usize>,
+    place: Place,
     payload: PayloadId,
     shelf: Shelf,
 }
 
 impl Pinned {
-    /// The segment.
+    /// Where they are.
     #[must_use]
-    pub fn memory(&self) -> &SharedMemory {
-        &self.memory
-    }
-
-    /// Where they are in it.
-    #[must_use]
-    pub fn place(&self) -> Range<usize> {
-        self.place.clone()
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 }
 
 impl AsFd for Pinned {
-    /// The segment's.
+    /// The segment's, or the file's.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
+        self.place.as_fd()
     }
 }
 

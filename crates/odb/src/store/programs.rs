@@ -2,18 +2,19 @@
 //! program's.
 
 use std::collections::HashMap;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 
-use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, sendmsg};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
+use super::packets::{receive, send};
 use super::server::{Agent, Caller, Server};
 use super::usage::USAGE_BYTES;
+use crate::place::SentFile;
 use crate::records::Sealing;
 use crate::reference::Holder;
 
@@ -39,26 +40,30 @@ impl Program {
         Self { socket, caller, counts: false, segments: Vec::new(), reached: HashMap::new(), waits: false }
     }
 
+    /// What it asks, and the descriptor that it passes.
+    ///
     /// # Errors
     /// It has ended, or said what makes no sense.
-    pub(crate) fn next_ask(&mut self) -> io::Result<Option<Ask>> {
+    pub(crate) fn next_ask(&mut self) -> io::Result<Option<(Ask, Option<OwnedFd>)>> {
         // One byte more, so that a longer packet is seen.
         let mut packet = [0; size_of::<Ask>() + 1];
-        let got = match rustix::net::recv(&self.socket, &mut packet, rustix::net::RecvFlags::DONTWAIT) {
-            Ok((got, _)) => got,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
+        let Some((got, descriptor)) = receive(&self.socket, &mut packet, RecvFlags::DONTWAIT)? else { return Ok(None) };
         let ask = packet.first_chunk::<{ size_of::<Ask>() }>().filter(|_| got == size_of::<Ask>());
         match ask {
-            Some(bytes) if !self.waits => Ok(Some(zerocopy::transmute!(*bytes))),
+            Some(bytes) if !self.waits => Ok(Some((zerocopy::transmute!(*bytes), descriptor))),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
     /// # Errors
     /// It does not take its answer, or has asked what makes no sense.
-    pub(crate) fn answer<A: Agent>(&mut self, number: u64, ask: &Ask, server: &mut Server<A>) -> io::Result<()> {
+    pub(crate) fn answer<A: Agent>(
+        &mut self,
+        number: u64,
+        ask: &Ask,
+        descriptor: Option<OwnedFd>,
+        server: &mut Server<A>,
+    ) -> io::Result<()> {
         let mut told = Told::new_zeroed();
         (told.kind, told.holder) = (ask.kind, server.holder);
         match ask.kind.get() {
@@ -82,6 +87,27 @@ impl Program {
             }
             ask::MAP => match server.shelf.lock().memory_for(ask.segment.get(), self.caller.user) {
                 Some(memory) => self.tell(&told, Some(memory.read_only()?.as_fd())),
+                None => {
+                    told.outcome = outcome::NOT_ALLOWED.into();
+                    self.tell(&told, None)
+                }
+            },
+            ask::KEEP_FILE if self.segments.contains(&ask.segment.get()) => {
+                let file = descriptor.ok_or(io::ErrorKind::InvalidData)?;
+                match SentFile::new(file)
+                    .map(|file| server.shelf.lock().open_file(ask.segment.get(), ask.file.get(), file))
+                {
+                    Ok(Some(file)) => told.version = *file.version(),
+                    Ok(None) => told.outcome = outcome::FULL.into(),
+                    Err(_) => told.outcome = outcome::NOT_ALLOWED.into(),
+                }
+                self.tell(&told, None)
+            }
+            ask::OPEN_FILE => match server.shelf.lock().file_for(ask.segment.get(), ask.file.get(), self.caller.user) {
+                Some(file) => {
+                    told.version = *file.version();
+                    self.tell(&told, Some(file.as_fd()))
+                }
                 None => {
                     told.outcome = outcome::NOT_ALLOWED.into();
                     self.tell(&told, None)
@@ -154,13 +180,6 @@ impl Program {
     }
 
     fn tell(&self, told: &Told, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if let Some(descriptor) = &descriptor {
-            ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(descriptor)));
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(&self.socket, &[IoSlice::new(told.as_bytes())], &mut ancillary, flags)?;
-        Ok(())
+        send(&self.socket, told.as_bytes(), descriptor, SendFlags::DONTWAIT)
     }
 }

@@ -349,11 +349,11 @@ impl<A: Agent> Server<A> {
 
     fn serve_program(&mut self, number: u64) -> io::Result<()> {
         while let Some(Peer::Program(program)) = self.peers.get_mut(&number)
-            && let Some(ask) = program.next_ask()?
+            && let Some((ask, descriptor)) = program.next_ask()?
         {
             // Taken out, so that the rest of the store can be asked; it comes back whatever happens.
             let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
-            let answered = program.answer(number, &ask, self);
+            let answered = program.answer(number, &ask, descriptor, self);
             self.peers.insert(number, Peer::Program(program));
             answered?;
         }

@@ -12,6 +12,7 @@ use super::Store;
 use super::messages::{Answer, FETCH, RETURN, Request};
 use super::pinned::{Pinned, Shelf};
 use crate::channel::{Bench, CONTENT_AT_ONCE, Channel};
+use crate::place::Changed;
 use crate::reference::Reference;
 use crate::touched::Touched;
 
@@ -37,9 +38,10 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Segments that programs asked for when there was no room.
     pub full: AtomicU64,
-    /// Now: bytes of all segments, and how many segments, programs' connections and readers there are.
+    /// Now: bytes of all segments, and how many segments, files, programs' connections and readers there are.
     pub bytes: AtomicU64,
     pub segments: AtomicU64,
+    pub files: AtomicU64,
     pub programs: AtomicU64,
     pub readers: AtomicU64,
 }
@@ -49,7 +51,7 @@ impl Counters {
     #[must_use]
     pub fn descriptors(&self) -> usize {
         // A program's connection may stand for some that the store keeps to end them.
-        let all = [(&self.segments, 1), (&self.programs, 2), (&self.readers, 1)];
+        let all = [(&self.segments, 1), (&self.files, 1), (&self.programs, 2), (&self.readers, 1)];
         all.iter().map(|(counter, each)| each * counter.load(Ordering::Relaxed) as usize).sum()
     }
 
@@ -62,7 +64,7 @@ impl Counters {
     }
 
     pub(crate) fn publish(&self, store: &Store, readers: usize, programs: usize) {
-        let now = [(&self.bytes, store.bytes()), (&self.segments, store.segments())];
+        let now = [(&self.bytes, store.bytes()), (&self.segments, store.segments()), (&self.files, store.files())];
         let peers = [(&self.readers, readers), (&self.programs, programs)];
         now.iter().chain(&peers).for_each(|(counter, value)| counter.store(*value as u64, Ordering::Relaxed));
     }
@@ -71,10 +73,26 @@ impl Counters {
 struct Outgoing {
     answer: [u8; ANSWER_BYTES],
     /// Of answer and bytes, how much is sealed.
-    done: usize,
+    done: u64,
     /// Answer and bytes.
-    total: usize,
+    total: u64,
     bytes: Option<Pinned>,
+}
+
+impl Outgoing {
+    /// A part of answer and bytes, from byte `at` of them on.
+    fn fill(&self, mut at: u64, mut into: &mut [u8]) -> Result<(), Changed> {
+        if at < ANSWER_BYTES as u64 {
+            let rest = &self.answer[at as usize..];
+            let head = rest.len().min(into.len());
+            into[..head].copy_from_slice(&rest[..head]);
+            (into, at) = (&mut into[head..], at + head as u64);
+        }
+        match &self.bytes {
+            Some(pinned) if !into.is_empty() => pinned.place().read(at - ANSWER_BYTES as u64, into),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One reader.
@@ -131,7 +149,7 @@ impl Session {
             if sent >= TURN_BYTES {
                 return Ok(Turn::Later);
             }
-            sent += self.answer(bench)?;
+            sent += self.answer(bench).inspect_err(|_| bench.clear())?;
         }
     }
 
@@ -162,17 +180,17 @@ impl Session {
             }
             FETCH => {
                 let pinned = shelf.pin(&reference);
-                let length = pinned.as_ref().map_or(0, |pinned| pinned.place().len());
+                let length = pinned.as_ref().map_or(0, |pinned| pinned.place().length());
                 counters.fetches.fetch_add(1, Ordering::Relaxed);
-                counters.fetched_bytes.fetch_add(length as u64, Ordering::Relaxed);
+                counters.fetched_bytes.fetch_add(length, Ordering::Relaxed);
                 counters.gone.fetch_add(u64::from(pinned.is_none()), Ordering::Relaxed);
                 let mut answer = Answer::new_zeroed();
                 answer.found = u32::from(pinned.is_some()).into();
-                answer.length = (length as u64).into();
+                answer.length = length.into();
                 self.outgoing.push_back(Outgoing {
                     answer: zerocopy::transmute!(answer),
                     done: 0,
-                    total: ANSWER_BYTES + length,
+                    total: ANSWER_BYTES as u64 + length,
                     bytes: pinned,
                 });
             }
@@ -189,21 +207,18 @@ impl Session {
         while room > 0
             && let Some(outgoing) = self.outgoing.front_mut()
         {
-            let now = (outgoing.total - outgoing.done).min(room);
-            let (from, answer, pinned) = (outgoing.done, outgoing.answer, &outgoing.bytes);
-            self.channel.put(bench, now, |at, mut into| {
-                let mut at = from + at;
-                if at < ANSWER_BYTES {
-                    let head = (ANSWER_BYTES - at).min(into.len());
-                    into[..head].copy_from_slice(&answer[at..at + head]);
-                    (into, at) = (&mut into[head..], at + head);
-                }
-                if let Some(pinned) = pinned {
-                    pinned.memory().read(pinned.place().start + at - ANSWER_BYTES, into);
-                }
+            let now = (outgoing.total - outgoing.done).min(room as u64) as usize;
+            let mut filled = Ok(());
+            self.channel.put(bench, now, |at, into| {
+                let more = outgoing.fill(outgoing.done + at as u64, into);
+                filled = filled.and(more);
             })?;
+            if filled.is_err() || !outgoing.bytes.as_ref().is_none_or(|pinned| pinned.place().is_unchanged()) {
+                // The reader was promised bytes that there are no more: it asks again, and is told so.
+                return Err(io::Error::other(Changed));
+            }
             (room, put) = (room - now, put + now);
-            outgoing.done += now;
+            outgoing.done += now as u64;
             if outgoing.done == outgoing.total {
                 self.outgoing.pop_front();
             }

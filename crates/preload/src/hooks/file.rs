@@ -34,6 +34,9 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
     unsafe { sendfile64(to, from, offset, bytes) }
 }
 
+/// The most that one call moves (sendfile(2)).
+const AT_ONCE: usize = 0x7fff_f000;
+
 fn sends_file(
     runtime: &Runtime,
     to: RawFd,
@@ -51,9 +54,12 @@ fn sends_file(
     let file = borrow(from);
     let at = match &offset {
         Some(offset) => u64::try_from(**offset).map_err(|_| libc::EINVAL)?,
-        None => rustix::fs::tell(file).map_err(|_| libc::EINVAL)?,
+        None => rustix::fs::tell(file).map_err(|error| match error.raw_os_error() {
+            libc::ESPIPE => libc::EINVAL,
+            errno => errno,
+        })?,
     };
-    let sent = send::write_file(runtime, to, place, file, at, bytes)?;
+    let sent = send::write_file(runtime, to, place, file, at, bytes.min(AT_ONCE))?;
     match offset {
         Some(offset) => *offset += sent as off64_t,
         None => {

@@ -6,6 +6,7 @@ mod bed;
 mod chain;
 mod chains;
 mod edges;
+mod files;
 mod http;
 mod learning;
 mod loss;

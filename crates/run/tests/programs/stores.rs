@@ -149,14 +149,16 @@ fn a_revoked_agents_programs_fetch_nothing_more() {
 #[test]
 fn an_agent_may_read_its_certificates_again_under_load() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
-    let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
-    std::thread::scope(|scope| {
-        let loaded = scope.spawn(|| load(tiers[0].address, 300, 1));
-        while !loaded.is_finished() {
-            (0..3).for_each(|index| bed.machine(index).signal_agent(Signal::HUP));
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-    });
+    for backend in ["sendfile off;", "sendfile on;"] {
+        let tiers = chain(&bed, [true; 3], backend, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+        std::thread::scope(|scope| {
+            let loaded = scope.spawn(|| load(tiers[0].address, 300, 1));
+            while !loaded.is_finished() {
+                (0..3).for_each(|index| bed.machine(index).signal_agent(Signal::HUP));
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        });
+    }
 }
 
 /// Without its store a program sends bytes themselves, and with the next it leaves them there again.

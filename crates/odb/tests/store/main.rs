@@ -1,5 +1,7 @@
 //! The store as a process sees it: real sockets, real shared memory, every byte compared.
 
+mod files;
+
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,6 +17,7 @@ use shunt_odb::reference::{Holder, Reference, Weight};
 use shunt_odb::segment::Writer;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
+use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
 use shunt_odb::store::usage::{self, Counted, Usage};
 use shunt_wire::tls::{Keys, Suite};
@@ -29,6 +32,7 @@ struct Bed {
     user: Arc<Mutex<u32>>,
     wishes: mpsc::Receiver<(u64, Holder)>,
     usage: Arc<Mutex<Usage>>,
+    shelf: Shelf,
 }
 
 /// In place of an agent's event loop.
@@ -70,9 +74,9 @@ impl Bed {
         let (give, wishes) = mpsc::channel();
         let door = Door { user: Arc::clone(&user), wishes: give };
         let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
-        let (counters, usage) = (server.counters(), server.usage());
+        let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         std::thread::spawn(move || server.run().unwrap());
-        Self { dir, orders, counters, user, wishes, usage }
+        Self { dir, orders, counters, user, wishes, usage, shelf }
     }
 
     fn path(&self) -> PathBuf {
@@ -265,6 +269,26 @@ fn connections_that_an_agent_ends_are_made_again() {
         // Until it has: the next fetch is to need a new one.
         drop(ended.program());
     }
+}
+
+/// An agent that is told to read its certificates again and again: each time all connections end, and the same fetch goes on.
+#[test]
+fn a_fetch_outlives_many_connections() {
+    let (here, there) = two_machines();
+    let program = there.program();
+    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| fetch(&holders, &reference));
+        for _ in 0..15 {
+            let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("another try");
+            let (ours, ended) = UnixStream::pair().unwrap();
+            drop(ended);
+            here.orders.reached(program, holder, Some((ours.into(), sealings()[0])));
+        }
+        connect(&here, &there);
+        assert!(fetched.join().unwrap().unwrap() == bytes(3, 50_000));
+    });
 }
 
 #[test]

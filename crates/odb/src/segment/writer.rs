@@ -1,0 +1,299 @@
+//! The program's end of a segment: where payloads are put, and which files are referred to.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
+
+use shunt_sys::shared::SharedMemory;
+use siphasher::sip::SipHasher24;
+
+use super::files::{Files, Way};
+use super::{
+    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET,
+    SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
+};
+use crate::learnt::{Note, Report};
+use crate::place::Version;
+use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::touched::Touched;
+
+/// How often to look which files have no slot any more.
+const RECLAIMED_EVERY_MS: u64 = 100;
+
+/// The program's end of a segment.
+#[derive(Debug)]
+pub struct Writer {
+    memory: SharedMemory,
+    holder: Holder,
+    segment: u32,
+    /// Makes secrets that others cannot guess.
+    key: [u8; 16],
+    made: u64,
+    /// First page to pages, of data that no payload has.
+    free: BTreeMap<usize, usize>,
+    /// What each slot's payload takes.
+    taken: Vec<Taken>,
+    next_slot: usize,
+    files: Files,
+    reclaimed_ms: u64,
+    /// Of each slot's payload: its bytes, and what to tell with what has become of it.
+    notes: Vec<Option<(u32, Note)>>,
+    /// Slots with notes, in the order in which they are looked at; some have none any more.
+    noted: VecDeque<usize>,
+    /// Of payloads that have come back.
+    reports: Vec<Report>,
+}
+
+/// What a payload takes up, until its slot is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Taken {
+    Nothing,
+    /// Of data.
+    Pages(Range<usize>),
+    /// By its number.
+    File(u32),
+}
+
+impl Writer {
+    /// For memory that the store at `holder` has leased as `segment`.
+    ///
+    /// # Errors
+    /// Where the memory is too small for a segment, or the kernel has no random bytes.
+    pub fn new(memory: SharedMemory, holder: Holder, segment: u32) -> io::Result<Self> {
+        if memory.len() < DATA_BYTES_FROM + PAGE_BYTES {
+            return Err(io::Error::other("the store leased a segment that is too small"));
+        }
+        let mut key = [0; 16];
+        rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+        let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
+        let free = BTreeMap::from([(0, pages)]);
+        let (taken, notes) = (vec![Taken::Nothing; SLOTS], vec![None; SLOTS]);
+        Ok(Self {
+            memory,
+            holder,
+            segment,
+            key,
+            made: 0,
+            free,
+            taken,
+            next_slot: 0,
+            files: Files::default(),
+            reclaimed_ms: 0,
+            notes,
+            noted: VecDeque::new(),
+            reports: Vec::new(),
+        })
+    }
+
+    /// Which segment it is.
+    #[must_use]
+    pub fn segment(&self) -> u32 {
+        self.segment
+    }
+
+    /// Whether anybody could have what is put here now.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        let seen_ms = self.memory.long(SEEN_MS).load(Ordering::Relaxed);
+        seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
+    }
+
+    /// Keeps a copy of some bytes. `None`: there is no room now.
+    pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+        let length = bytes.iter().map(|slice| slice.len()).sum();
+        self.place(length, |memory, mut at| {
+            for slice in bytes {
+                memory.write(at, slice);
+                at += slice.len();
+            }
+            Some(length)
+        })
+    }
+
+    /// Keeps a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
+    /// nothing there.
+    pub fn put_file(&mut self, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
+        self.place(length, |memory, at| {
+            let mut got = 0;
+            while got < length {
+                match memory.read_file(at + got, length - got, file, from + got as u64) {
+                    Ok(0) | Err(_) => break,
+                    Ok(more) => got += more,
+                }
+            }
+            (got > 0).then_some(got)
+        })
+    }
+
+    /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
+    fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
+        if room == 0 {
+            return None;
+        }
+        let slot = self.free_slot()?;
+        let run = self.take_pages(room.div_ceil(PAGE_BYTES))?;
+        let at = DATA_BYTES_FROM + run.start * PAGE_BYTES;
+        let Some(length) = fill(&self.memory, at) else {
+            self.give_pages(run);
+            return None;
+        };
+        self.fill_slot(slot, Taken::Pages(run), at as u64, length as u64)
+    }
+
+    fn fill_slot(&mut self, slot: usize, taken: Taken, place: u64, length: u64) -> Option<Reference> {
+        let file = if let Taken::File(number) = taken { number } else { NO_FILE };
+        self.taken[slot] = taken;
+        self.next_slot = (slot + 1) % SLOTS;
+        self.made += 1;
+        let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
+        let slot_at = slot_at(slot);
+        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms())];
+        for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
+            self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
+        }
+        self.memory.word(slot_at + FILE).store(file, Ordering::Relaxed);
+        self.memory.word(slot_at + STATE).store(USED, Ordering::Release);
+        let payload = PayloadId { holder: self.holder, segment: self.segment, slot: u32::try_from(slot).ok()?, secret };
+        Some(Reference { payload, weight: Weight::WHOLE, offset: 0, length })
+    }
+
+    /// What to do about bytes of a file that is as `version` says.
+    pub fn file(&mut self, version: &Version, bytes: u64) -> Way {
+        let now = now_ms();
+        if now >= self.reclaimed_ms + RECLAIMED_EVERY_MS {
+            self.reclaim();
+        }
+        let is_open = |number| self.memory.word(file_at(number)).load(Ordering::Relaxed) == number;
+        self.files.way(version, bytes, now, is_open)
+    }
+
+    /// The store has the file under that number, which came from [`Self::file`].
+    pub fn has_given(&mut self, number: u32, version: Version) {
+        self.files.add(number, version, now_ms());
+    }
+
+    /// The store does not take a file.
+    pub fn has_not_given(&mut self) {
+        self.files.was_refused(now_ms());
+    }
+
+    /// Refers to bytes of a file that the store has. `None`: there is no slot now, or the store has closed the file.
+    pub fn refer_to_file(&mut self, number: u32, from: u64, length: u64) -> Option<Reference> {
+        if length == 0 {
+            return None;
+        }
+        let slot = self.free_slot()?;
+        let reference = self.fill_slot(slot, Taken::File(number), from, length)?;
+        self.files.refers(number);
+        // The store closes a file that no slot has: it says so first, and then looks at the slots once more.
+        fence(Ordering::SeqCst);
+        if self.memory.word(file_at(number)).load(Ordering::SeqCst) == number {
+            return Some(reference);
+        }
+        self.withdraw(&reference);
+        None
+    }
+
+    /// Takes back what never left this process.
+    pub fn withdraw(&mut self, reference: &Reference) {
+        let slot = reference.payload.slot as usize;
+        if reference.payload.segment == self.segment && slot < SLOTS {
+            self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
+        }
+    }
+
+    /// Asks to be told what becomes of a payload ([`Self::reports`]).
+    pub fn note(&mut self, reference: &Reference, note: Note) {
+        let slot = reference.payload.slot as usize;
+        if reference.payload.segment == self.segment && slot < SLOTS {
+            self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
+            self.noted.push_back(slot);
+        }
+    }
+
+    /// What has become of some payloads, each once. Looks at a few at a time, the oldest first.
+    pub fn reports(&mut self) -> impl Iterator<Item = Report> {
+        const AT_ONCE: usize = 4;
+        for slot in self.noted.drain(..AT_ONCE.min(self.noted.len())).collect::<Vec<_>>() {
+            if self.notes[slot].is_some() && !self.reclaim_slot(slot) {
+                self.noted.push_back(slot);
+            }
+        }
+        self.reports.drain(..)
+    }
+
+    fn free_slot(&mut self) -> Option<usize> {
+        if self.next_slot == 0 || self.taken[self.next_slot] != Taken::Nothing {
+            self.reclaim();
+        }
+        let from = self.next_slot;
+        (from..SLOTS).chain(0..from).find(|slot| self.taken[*slot] == Taken::Nothing)
+    }
+
+    fn take_pages(&mut self, pages: usize) -> Option<Range<usize>> {
+        let fits = |free: &BTreeMap<usize, usize>| free.iter().find(|(_, have)| **have >= pages).map(|(at, _)| *at);
+        let at = fits(&self.free).or_else(|| {
+            self.reclaim();
+            fits(&self.free)
+        })?;
+        let have = self.free.remove(&at)?;
+        if have > pages {
+            self.free.insert(at + pages, have - pages);
+        }
+        Some(at..at + pages)
+    }
+
+    fn give_pages(&mut self, run: Range<usize>) {
+        let (mut start, mut end) = (run.start, run.end);
+        if let Some((before, pages)) = self.free.range(..start).next_back().map(|(at, pages)| (*at, *pages))
+            && before + pages == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(pages) = self.free.remove(&end) {
+            end += pages;
+        }
+        self.free.insert(start, end - start);
+    }
+
+    /// Takes back the pages of payloads that nobody has a reference to any more.
+    fn reclaim(&mut self) {
+        self.reclaimed_ms = now_ms();
+        for slot in 0..SLOTS {
+            self.reclaim_slot(slot);
+        }
+    }
+
+    /// False: its payload is still out.
+    fn reclaim_slot(&mut self, slot: usize) -> bool {
+        let state = self.memory.word(slot_at(slot) + STATE);
+        if self.taken[slot] == Taken::Nothing || state.load(Ordering::Acquire) != RETURNED {
+            return false;
+        }
+        let said = TOUCHED.map(|field| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed));
+        if let Some((bytes, note)) = self.notes[slot].take()
+            && said != [UNKNOWN; 2]
+        {
+            self.reports.push(Report { note, bytes, touched: Touched::from_longs(said) });
+        }
+        state.store(FREE, Ordering::Relaxed);
+        // What is put there from now on is written after that: see `Mapped::copy`.
+        fence(Ordering::Release);
+        match std::mem::replace(&mut self.taken[slot], Taken::Nothing) {
+            Taken::Nothing => {}
+            Taken::Pages(run) => self.give_pages(run),
+            Taken::File(number) => self.files.refers_no_more(number),
+        }
+        true
+    }
+
+    /// Payloads that somebody may still ask for.
+    #[must_use]
+    pub fn payloads(&mut self) -> usize {
+        self.reclaim();
+        self.taken.iter().filter(|taken| **taken != Taken::Nothing).count()
+    }
+}

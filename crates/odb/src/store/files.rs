@@ -1,0 +1,79 @@
+//! The files that a program has given to the store with its segment: open as long as the program refers to them, and a while
+//! longer, because who sends a file often sends it again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::place::{Place, SentFile};
+use crate::segment::{FILES, Reader, Used};
+
+/// How long a file stays open that nothing refers to.
+const IDLE_MS: u64 = 5_000;
+/// What is in a file waits for a slow reader longer than a lease, as long as somebody reads that file: it takes no memory, and
+/// who sends a large file sends all of it at once. But what a reader lost when it crashed does not wait for ever.
+const LEASES: u64 = 60;
+
+#[derive(Debug)]
+struct Open {
+    number: u32,
+    file: Arc<SentFile>,
+    /// When somebody last asked for some of it.
+    used_ms: u64,
+    /// When something was last seen to refer to it.
+    referred_ms: u64,
+}
+
+/// By place ([`FILES`]).
+#[derive(Debug, Default)]
+pub(super) struct Files(BTreeMap<u32, Open>);
+
+impl Files {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// See [`super::Store::open_file`].
+    pub(super) fn open(&mut self, reader: &Reader, number: u32, file: SentFile, now_ms: u64) -> Arc<SentFile> {
+        let file = Arc::new(file);
+        let open = Open { number, file: Arc::clone(&file), used_ms: now_ms, referred_ms: now_ms };
+        self.0.insert(number % FILES, open);
+        reader.open_file(number);
+        file
+    }
+
+    pub(super) fn file(&self, number: u32) -> Option<&Arc<SentFile>> {
+        self.0.get(&(number % FILES)).filter(|open| open.number == number).map(|open| &open.file)
+    }
+
+    /// Some bytes of a file, for somebody who asks for them now. `None`: the file has not so many, or is another by now.
+    pub(super) fn place(&mut self, number: u32, bytes: Range<u64>, now_ms: u64) -> Option<Place> {
+        let open = self.0.get_mut(&(number % FILES)).filter(|open| open.number == number)?;
+        if bytes.end > open.file.version().size() || !open.file.is_unchanged() {
+            return None;
+        }
+        open.used_ms = now_ms;
+        Some(Place::of_file(&open.file, bytes.start, bytes.end - bytes.start))
+    }
+
+    /// When a payload was last of use, for the end of its lease: not before its file was.
+    pub(super) fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
+        let open = used.file.and_then(|number| self.0.get(&(number % FILES)).filter(|open| open.number == number));
+        let used_ms = open.map_or(used.born_ms, |open| open.used_ms);
+        used_ms.clamp(used.born_ms, used.born_ms.saturating_add(lease_ms.saturating_mul(LEASES)))
+    }
+
+    /// Closes what nothing has referred to for a while.
+    pub(super) fn close_idle(&mut self, reader: &Reader, now_ms: u64) {
+        if self.0.is_empty() {
+            return;
+        }
+        let in_use: BTreeSet<u32> = reader.used().filter_map(|used| used.file).collect();
+        self.0.retain(|_, open| {
+            if in_use.contains(&open.number) {
+                open.referred_ms = now_ms;
+            }
+            now_ms < open.referred_ms + IDLE_MS || !reader.close_file(open.number)
+        });
+    }
+}

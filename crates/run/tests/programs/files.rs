@@ -1,0 +1,209 @@
+//! Files that programs send with sendfile: by reference, whatever becomes of the file meanwhile.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use shunt_odb::store::Limits;
+
+use crate::bed::{Bed, Program, bytes, free_address};
+use crate::chain::{LARGE, chain};
+use crate::http::Client;
+
+/// Hardly any memory: what is copied fills it at once, and the rest goes for real.
+fn small() -> Limits {
+    Limits { bytes: 3 << 20, segment_bytes: 256 << 10, ..Limits::default() }
+}
+
+#[test]
+fn a_large_file_skips_the_intermediate_and_takes_no_room() {
+    let Some(bed) = Bed::of(3, small()) else { return };
+    let between = bed.machine_of("intermediate");
+    let tiers = chain(&bed, [true; 3], "sendfile on;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    // What has just been written is copied.
+    std::thread::sleep(Duration::from_millis(3100));
+    for _ in 0..3 {
+        let before = between.program_counted("nginx", "passed_on");
+        let (_, body) = Client::new(tiers[0].address).get(&format!("/{LARGE}"));
+        assert!(body == bytes(LARGE as u64, LARGE), "the body differs");
+        let passed_on = between.program_counted("nginx", "passed_on") - before;
+        assert!(passed_on * 100 > LARGE as u64 * 95, "{passed_on} of {LARGE} bytes were passed on");
+    }
+    assert!(bed.machine_of("backend").counted("files") > 0);
+}
+
+/// Makes a file, waits until it has not been changed for long, and listens.
+const SENDS: &str = "
+import os, signal, socket, sys, time
+signal.alarm(100)
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+path = sys.argv[2]
+with open(path, 'wb') as new:
+    new.write(b'x' * 400_000)
+time.sleep(3.2)
+file = open(path, 'rb')
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000
+";
+
+/// Looks at what it got once the other end has said that something has become of the file.
+const LOOKS: &str = "
+import os, signal, socket, sys, time
+signal.alarm(100)
+for turn in range(1000):
+    try:
+        sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+sock.sendall(b'go')
+buffer = bytearray(1 << 20)
+view, at = memoryview(buffer), 0
+while at < 400_001:
+    got = sock.recv_into(view[at:400_001])
+    assert got > 0
+    at += got
+time.sleep(float(sys.argv[2]))
+print(buffer[:400_000] == b'x' * 400_000)
+";
+
+/// Two programs on two machines, and what the second said.
+fn talk(bed: &Bed, sends: &str, looks: &str, then: &str) -> Output {
+    let port = free_address().port().to_string();
+    let program = |machine: usize, text: &str, more: &str| {
+        let mut command = bed.machine(machine).under_shunt("python3");
+        command.args(["-B", "-c", text, &port, more]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let path = bed.path().join("sent");
+    let sends = Program(program(1, sends, path.to_str().unwrap()));
+    let output = program(0, looks, then).wait_with_output().unwrap();
+    drop(sends);
+    let _ = fs::remove_file(path);
+    output
+}
+
+#[test]
+fn a_file_that_changes_before_its_bytes_are_needed_is_lost_and_never_mixed() {
+    // With room for a segment of each sender: what nobody gives back waits for its lease.
+    let Some(bed) = Bed::of(2, Limits { bytes: 1 << 30, ..Limits::default() }) else { return };
+    let fates = [
+        ("", true),
+        ("os.unlink(path)", true),
+        ("open(path + '2', 'wb').write(b'y' * 400_000); os.rename(path + '2', path)", true),
+        ("file.close()", true),
+        ("os.truncate(path, 100_000)", false),
+        ("open(path, 'wb').write(b'y' * 400_000)", false),
+        ("open(path, 'r+b').write(b'y')", false),
+        ("open(path, 'ab').write(b'y')", false),
+    ];
+    for (fate, stays) in fates {
+        let output = talk(&bed, &format!("{SENDS}{fate}\nsock.sendall(b'!'); sock.recv(1)"), LOOKS, "0");
+        let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if stays {
+            assert!(output.status.success() && said == "True\n", "{fate:?}: {} {said:?} {why}", output.status);
+        } else {
+            assert_eq!(said, "", "{fate:?}: it went on with other bytes");
+            assert!(why.contains("cannot be fetched any more"), "{fate:?}: {} {why}", output.status);
+        }
+    }
+}
+
+#[test]
+fn a_program_that_closes_its_file_and_ends_has_sent_it() {
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let sends = format!("{SENDS}sock.sendall(b'!'); file.close(); os.unlink(path); os._exit(0)");
+    let output = talk(&bed, &sends, LOOKS, "1");
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
+    let fetched = bed.machine(1).counted("fetched_bytes");
+    // All but a head, which is sent for real.
+    assert!(fetched > 400_000 - 4096, "{fetched} bytes came from the store");
+}
+
+/// Nobody looks at most of it: it passes at the price of its references.
+#[test]
+fn a_file_of_a_gib_and_a_half_passes_without_being_read() {
+    let Some(bed) = Bed::of(2, small()) else { return };
+    let sends = SENDS
+        .replace(
+            "new.write(b'x' * 400_000)",
+            "[(new.seek(at), new.write(b'mark')) for at in (0, 1 << 30, (3 << 29) - 4)]",
+        )
+        .replace(
+            "assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000",
+            "
+at = 0
+while at < 3 << 29:
+    at += os.sendfile(sock.fileno(), file.fileno(), at, (3 << 29) - at)
+sock.recv(1)",
+        );
+    let looks = LOOKS.replace("at < 400_001", "at < 3 << 29").replace("view[at:400_001]", "view").replace(
+        "    at += got\n",
+        "
+    for mark in (0, 1 << 30, (3 << 29) - 4):
+        if at <= mark < at + got:
+            assert buffer[mark - at:mark - at + 4] == b'mark', mark
+    at += got
+",
+    );
+    let looks = looks.replace("print(buffer[:400_000] == b'x' * 400_000)", "print(at == 3 << 29)");
+    let output = talk(&bed, &sends, &looks, "0");
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
+    let fetched = bed.counted("fetched_bytes");
+    assert!(fetched < 64 << 20, "{fetched} bytes were fetched, of which nobody looked at more than a few");
+}
+
+/// Every way to call sendfile, and what it returns.
+const CALLS: &str = "
+import os, socket, sys, threading
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+sock = listener.accept()[0]
+client.sendall(b'go'); assert sock.recv(2) == b'go'
+sock.sendall(b'go'); assert client.recv(2) == b'go'
+got = []
+def reads():
+    while part := client.recv(70_000): got.append(part)
+thread = threading.Thread(target=reads); thread.start()
+path = sys.argv[1]
+file = os.open(path, os.O_RDWR)
+pipe, into = os.pipe()
+os.write(into, b'piped')
+def call(name, source, offset, count):
+    try: result = os.sendfile(sock.fileno(), source, offset, count)
+    except OSError as error: result = error.errno
+    where = os.lseek(file, 0, os.SEEK_CUR)
+    print(name, result, where)
+for size in (0, 1, 20_000, 300_000, 1 << 40):
+    for offset in (0, 7, 299_999, 500_000, None):
+        call(f'{size} at {offset}', file, offset, size)
+    os.lseek(file, 100, os.SEEK_SET)
+call('negative', file, -1, 10)
+call('pipe', pipe, None, 5)
+call('pipe at 0', pipe, 0, 5)
+call('directory', os.open('/', os.O_RDONLY), None, 5)
+call('write-only', os.open(path, os.O_WRONLY), 0, 5)
+call('closed', 999, None, 5)
+call('closed at 0', 999, 0, 5)
+call('from zero', os.open('/dev/zero', os.O_RDONLY), None, 20_000)
+sock.close(); thread.join()
+import hashlib
+print(len(b''.join(got)), hashlib.sha256(b''.join(got)).hexdigest())
+";
+
+#[test]
+fn sendfile_returns_what_it_would_without() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let path = bed.path().join("file");
+    fs::write(&path, bytes(1, 300_000)).unwrap();
+    std::thread::sleep(Duration::from_millis(3100));
+    let run = |mut command: Command| {
+        let output = command.args(["-B", "-c", CALLS]).arg(&path).stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(run(bed.under_shunt("python3")), run(bed.plain("python3")));
+}
