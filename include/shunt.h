@@ -27,7 +27,7 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 2
+#define SHUNT_VERSION 3
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *
@@ -164,9 +164,10 @@ struct shunt_event {
 #define SHUNT_CLOSED_HANDOFFS 2 /* give no consents */
 
 struct shunt_board_peer {
-    shunt_u32 epoch;  /* grows by 2 with every session; odd while the entry changes */
-    shunt_u32 state;  /* SHUNT_PEER_* */
-    shunt_u32 closed; /* SHUNT_CLOSED_OFFERS: to this peer */
+    shunt_u32 epoch;    /* grows by 2 with every session; odd while the entry changes */
+    shunt_u32 state;    /* SHUNT_PEER_* */
+    shunt_u32 closed;   /* SHUNT_CLOSED_OFFERS: to this peer */
+    shunt_u32 families; /* SHUNT_FAMILY_*: of clients that it can send to; a word of its own, too */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
     shunt_u8 our_key[16];            /* tags of the offers that this machine makes to that peer */
     shunt_u8 their_key[16];          /* tags of the offers that the peer makes to this machine */

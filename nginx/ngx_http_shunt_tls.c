@@ -77,11 +77,13 @@ ngx_http_shunt_tls_refusal_t ngx_http_shunt_tls_refused(SSL *ssl, uint64_t now_m
         return SHUNT_TLS_EARLY;
     }
 
-    if (state == NULL || ngx_http_shunt_tls_key_bytes(ngx_http_shunt_tls_suite(ssl)) == 0) {
+    if (state == NULL || state->secret_bytes == 0 ||
+        ngx_http_shunt_tls_key_bytes(ngx_http_shunt_tls_suite(ssl)) == 0) {
         return SHUNT_TLS_SUITE;
     }
 
-    if (BIO_get_ktls_send(SSL_get_wbio(ssl))) {
+    /* or the program has given it another BIO since */
+    if (BIO_get_ktls_send(SSL_get_wbio(ssl)) || (state->gate && SSL_get_wbio(ssl) != state->gate)) {
         return SHUNT_TLS_KERNEL;
     }
 
@@ -118,6 +120,8 @@ int ngx_http_shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct sh
         tls_note_update(state, now_ms);
     }
 
+    state->told = state->generation;
+
     return state->waiting || ngx_http_shunt_tls_write_keys(ssl, state, keys) != 0 ? -1 : 1;
 }
 
@@ -146,6 +150,28 @@ int ngx_http_shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t p
     SSL_clear_mode(ssl, SSL_MODE_AUTO_RETRY);
 
     return 0;
+}
+
+int ngx_http_shunt_tls_go_on(SSL *ssl, const struct shunt_tls *keys, uint64_t payload,
+                             uint64_t now_ms)
+{
+    ngx_http_shunt_tls_t *state = ngx_http_shunt_tls_state(ssl);
+
+    if (state == NULL) {
+        return -1;
+    }
+
+    if (state->waiting == SHUNT_TLS_KEY_UPDATE_BYTES && state->records == 0 &&
+        state->generation == state->told + 1 && state->handed == state->told) {
+        return ngx_http_shunt_tls_seal_key_update(keys, payload, state->key_update);
+    }
+
+    if (state->generation != state->told || state->records != keys->record ||
+        ngx_http_shunt_tls_freeze(ssl, keys, payload) != 0) {
+        return -1;
+    }
+
+    return ngx_http_shunt_tls_take_back(ssl, now_ms);
 }
 
 int ngx_http_shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uint64_t *from)

@@ -11,6 +11,8 @@
  *     is_broken        meanwhile: has the client sent a fatal alert, or no TLS at all?
  *     rest             another backend goes on: the same keys, from where the client is
  *     take_back        the payload is through: OpenSSL is in the next generation
+ *     go_on            in place of the last four, where what is written behind a payload waits in
+ *                      the kernel (SHUNT_APPEND): OpenSSL is in the next generation at once
  */
 #ifndef NGX_HTTP_SHUNT_TLS_H
 #define NGX_HTTP_SHUNT_TLS_H
@@ -48,6 +50,11 @@ int ngx_http_shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uin
 /* The KeyUpdate leaves with whatever is written next. -1: something was written meanwhile that
  * nobody will see: only a reset may follow. */
 int ngx_http_shunt_tls_take_back(SSL *ssl, uint64_t now_ms);
+
+/* Again, with the same keys and a longer payload: it has grown, and nothing was written behind it.
+ * 0, or -1: only a reset may follow. */
+int ngx_http_shunt_tls_go_on(SSL *ssl, const struct shunt_tls *keys, uint64_t payload,
+                             uint64_t now_ms);
 
 /* Bytes on the wire of a payload under those keys; 0 where the keys may not protect so many. And
  * how much of the payload is whole in so many bytes on the wire. crates/wire/src/tls.rs is the

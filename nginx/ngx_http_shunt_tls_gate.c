@@ -23,7 +23,8 @@ static ssize_t tls_gate_send(ngx_http_shunt_tls_t *state, int fd, const char *by
                            {(char *) bytes, n}};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
 
-    sent = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    /* a blocking socket waits, as OpenSSL's own write would */
+    sent = sendmsg(fd, &msg, MSG_NOSIGNAL);
 
     if (sent >= 0 && (size_t) sent <= state->waiting) {
         state->waiting -= sent;
@@ -37,6 +38,16 @@ static ssize_t tls_gate_send(ngx_http_shunt_tls_t *state, int fd, const char *by
     }
 
     return sent;
+}
+
+void ngx_http_shunt_tls_flush(ngx_http_shunt_tls_t *state)
+{
+    int fd = -1;
+
+    if (state->waiting) {
+        BIO_get_fd(state->socket, &fd);
+        (void) tls_gate_send(state, fd, NULL, 0);
+    }
 }
 
 static int tls_gate_write(BIO *gate, const char *bytes, int n)
@@ -97,7 +108,8 @@ int ngx_http_shunt_tls_set_gate(SSL *ssl, ngx_http_shunt_tls_t *state)
     }
 
     if (method == NULL) {
-        method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "shunt");
+        method =
+            BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK | BIO_TYPE_DESCRIPTOR, "shunt");
 
         if (method == NULL || !BIO_meth_set_write(method, tls_gate_write) ||
             !BIO_meth_set_ctrl(method, tls_gate_ctrl)) {

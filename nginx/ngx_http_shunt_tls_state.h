@@ -33,6 +33,7 @@ typedef struct {
     BIO *socket;             /* what the gate leads to; NULL: there is no gate yet */
     unsigned frozen : 1;     /* a backend has the generation, and nothing passes the gate */
     unsigned strict : 1;     /* the client counts KeyUpdates by the clock */
+    uint64_t told;           /* the generation whose keys were told last */
     uint64_t handed;         /* the generation that a backend has or had last */
     uint64_t handed_records; /* and how much of it was written here */
     int read_ahead;          /* as it was before */
@@ -62,6 +63,8 @@ void ngx_http_shunt_tls_skip(struct shunt_tls *keys, uint64_t wire, uint64_t *fr
 
 /* Between OpenSSL and the connection's write BIO, from the first handoff on. 0, or -1. */
 int ngx_http_shunt_tls_set_gate(SSL *ssl, ngx_http_shunt_tls_t *state);
+/* Sends the KeyUpdate that waits before anything else is written, as far as the socket takes it. */
+void ngx_http_shunt_tls_flush(ngx_http_shunt_tls_t *state);
 void ngx_http_shunt_tls_free_gate(ngx_http_shunt_tls_t *state);
 
 #endif

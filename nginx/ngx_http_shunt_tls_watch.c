@@ -122,10 +122,17 @@ static void tls_message(int written, int version, int content_type, const void *
 
     state = ngx_http_shunt_tls_state(ssl);
 
+    /* used again for another connection (SSL_clear) */
+    if (state && tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
+        state->secret_bytes = 0;
+        state->waiting = 0;
+    }
+
     if (state == NULL) {
         /* Should OpenSSL have to wait with the secret, another connection may take the callback
          * away, and this one is relayed. */
-        if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED)) {
+        if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
+            SSL_CTX_get_keylog_callback(SSL_get_SSL_CTX(ssl)) == NULL) {
             SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), tls_keylog);
         }
 
@@ -140,6 +147,14 @@ static void tls_message(int written, int version, int content_type, const void *
         state->generation++;
         state->records = 0;
     }
+}
+
+/* A context may be a client's, too, which says nothing of the kind. */
+static int tls_no_record_size_limit(SSL *ssl, unsigned int type, unsigned int context,
+                                    const unsigned char **out, size_t *n, X509 *x, size_t chain,
+                                    int *alert, void *arg)
+{
+    return 0;
 }
 
 /* GnuTLS says how long its records may be, and so do few others: taken for GnuTLS, they lose no
@@ -171,7 +186,8 @@ int ngx_http_shunt_tls_watch(SSL_CTX *ctx)
     /* refused by an OpenSSL that knows it itself, or where this was called before */
     if (!SSL_CTX_has_client_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION)) {
         (void) SSL_CTX_add_custom_ext(ctx, TLS_RECORD_SIZE_LIMIT_EXTENSION, SSL_EXT_CLIENT_HELLO,
-                                      NULL, NULL, NULL, tls_record_size_limit, NULL);
+                                      tls_no_record_size_limit, NULL, NULL, tls_record_size_limit,
+                                      NULL);
         ERR_clear_error();
     }
 

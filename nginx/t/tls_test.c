@@ -358,6 +358,36 @@ static void a_key_update_that_leaves_in_pieces_is_whole(pair_t *p)
     relayed(p);
 }
 
+/* The kernel keeps what is written behind: here it is written after the payload. */
+static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
+{
+    static const size_t sizes[] = {1, 16384, 16385, 70000, 70000};
+    struct shunt_tls keys;
+    size_t i, at;
+
+    for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        CHECK(ngx_http_shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
+        CHECK(SSL_write(p->server, "HEADER", 6) == 6);
+        CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+        CHECK(keys.record == 0);
+        for (at = 0; at <= i; at++) {
+            CHECK(ngx_http_shunt_tls_go_on(p->server, &keys, sizes[at], p->now_ms) == 0);
+        }
+        at = sealed(&keys, payload, sizes[i]);
+        CHECK(write(p->wire, records, at) == (ssize_t) at);
+        client_reads(p->client, "HEADER", 6);
+        client_reads(p->client, payload, sizes[i]);
+        client_sees_nothing(p->client);
+        relayed(p);
+        if (i % 2) {
+            asks_for_an_update(p);
+        }
+    }
+    /* none grows that something was written behind */
+    CHECK(ngx_http_shunt_tls_go_on(p->server, &keys, 100000, p->now_ms) == -1);
+    relayed(p);
+}
+
 static void sizes_are_those_of_the_backend(void)
 {
     struct shunt_tls keys = {.suite = 0x1301, .content_bytes = 16384};
@@ -400,6 +430,7 @@ int main(void)
     a_resumed_connection_hands_off_too();
     a_client_that_counts_updates_by_the_clock_is_spared();
     on_a_connection(another_backend_goes_on_in_mid_record);
+    on_a_connection(a_connection_goes_on_behind_a_payload_that_grows);
     on_a_connection(a_key_update_that_leaves_in_pieces_is_whole);
     puts("tls_test: all passed");
 

@@ -52,13 +52,18 @@ impl Board {
         self.read_only.as_fd()
     }
 
-    /// Which clients some connected backend can send to: bits of [`BoardHead`].
+    /// Which clients each peer can send to: bits of [`BoardHead`].
     ///
     /// # Errors
     /// The kernel's.
-    pub fn set_families(&mut self, families: u32) -> io::Result<()> {
-        self.head.families = families;
-        self.memory.write_all_at(&families.to_ne_bytes(), offset_of!(BoardHead, families) as u64)
+    pub fn set_families(&mut self, of: impl Fn(usize) -> u32) -> io::Result<()> {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            peer.families = of(index);
+            let at = Self::offset(index) + offset_of!(BoardPeer, families) as u64;
+            self.memory.write_all_at(&peer.families.to_ne_bytes(), at)?;
+        }
+        self.head.families = self.peers.iter().fold(0, |all, peer| all | peer.families);
+        self.memory.write_all_at(&self.head.families.to_ne_bytes(), offset_of!(BoardHead, families) as u64)
     }
 
     /// A session with the peer begins.
@@ -188,18 +193,21 @@ mod tests {
         let mut bytes = vec![0; BOARD_BYTES];
         board.memory.read_exact_at(&mut bytes, 0).unwrap();
         let peer = &bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()];
-        assert_eq!(&peer[12..14], b"be");
-        assert_eq!(peer[76..92], [3; 16]);
+        assert_eq!(&peer[16..18], b"be");
+        assert_eq!(peer[80..96], [3; 16]);
     }
 
     #[test]
     fn families_are_one_word() {
-        let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
-        board.set_families(BoardHead::IPV6).unwrap();
-        let mut head = [0; size_of::<BoardHead>()];
-        board.memory.read_exact_at(&mut head, 0).unwrap();
+        let mut board = Board::new("fe", true, false, 30_000, &["is", "be"]).unwrap();
+        board.set_families(|index| if index == 1 { BoardHead::IPV6 } else { 0 }).unwrap();
+        let mut bytes = vec![0; BOARD_BYTES];
+        board.memory.read_exact_at(&mut bytes, 0).unwrap();
+        let (head, peers) = bytes.split_at(size_of::<BoardHead>());
         assert_eq!(head, board.head.as_bytes());
         assert_eq!(head[28..32], 2u32.to_ne_bytes());
+        let of = |index: usize| &peers[index * size_of::<BoardPeer>() + 12..][..4];
+        assert_eq!((of(0), of(1)), (&0u32.to_ne_bytes()[..], &2u32.to_ne_bytes()[..]));
     }
 
     #[test]

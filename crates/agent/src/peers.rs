@@ -252,7 +252,7 @@ impl Agent {
             if let Err(error) = frontend.set_peer(index as u32, hello) {
                 tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
             }
-            self.board.set_families(frontend.families())?;
+            self.board.set_families(|index| frontend.families(index as u32))?;
         }
         self.board.up(index, our_key, hello.offer_key)?;
         self.renew_limits(index);
@@ -267,7 +267,7 @@ impl Agent {
         let was_up = peer.is_up();
         if let (Some(frontend), true) = (&mut self.frontend, was_up) {
             frontend.drop_peer(index as u32);
-            let _ = self.board.set_families(frontend.families());
+            let _ = self.board.set_families(|index| frontend.families(index as u32));
         }
         if was_up {
             self.counts.sessions_lost += 1;

@@ -148,12 +148,11 @@ impl FrontendSteering {
         }
     }
 
-    /// Which clients some peer that is up can send to, for the board.
-    pub fn families(&self) -> u32 {
-        self.peers.values().filter(|peer| peer.up != 0).fold(0, |families, peer| {
-            let ipv4 = if peer.ipv4_ifindex != 0 { BoardHead::IPV4 } else { 0 };
-            families | ipv4 | if peer.ipv6_ifindex != 0 { BoardHead::IPV6 } else { 0 }
-        })
+    /// Which clients a peer can send to, for the board.
+    pub fn families(&self, index: u32) -> u32 {
+        let Some(peer) = self.peers.get(&index).filter(|peer| peer.up != 0) else { return 0 };
+        let ipv4 = if peer.ipv4_ifindex != 0 { BoardHead::IPV4 } else { 0 };
+        ipv4 | if peer.ipv6_ifindex != 0 { BoardHead::IPV6 } else { 0 }
     }
 
     /// Which ACKs the peer at `index` needs of a flow. Where it sends nothing on that flow now, it has no say.

@@ -19,6 +19,7 @@ use shunt_wire::local::{
 };
 use shunt_wire::parts::Parts;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zeroize::Zeroize;
 
 use crate::reference::Holder;
 
@@ -135,7 +136,7 @@ impl Link {
         self.word(offset_of!(BoardHead, alive)) == 1
     }
 
-    /// Who sends what is in that store; `None`: nobody does now.
+    /// Who sends what is in that store; `None`: nobody does now. A machine that has a store may be none that sends.
     #[must_use]
     pub fn sender(&self, holder: Holder) -> Option<Sender> {
         let index = self.holders.iter().position(|known| *known == holder)?;
@@ -143,7 +144,8 @@ impl Link {
         let epoch = self.word(at + offset_of!(BoardPeer, epoch));
         let is_closed = self.word(offset_of!(BoardHead, closed)) & closed::HANDOFFS != 0;
         let is_up = self.word(at + offset_of!(BoardPeer, state)) == UP && epoch.is_multiple_of(2);
-        (is_up && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
+        let can_send = self.word(at + offset_of!(BoardPeer, families)) != 0;
+        (is_up && can_send && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
     }
 
     /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
@@ -159,14 +161,13 @@ impl Link {
         Ok(Handoff::of(&state, sender.index, sender.epoch, length))
     }
 
-    /// Makes the region of a handoff longer that was begun last on its connection.
+    /// Makes the region of a handoff longer that was begun last on its connection, by so many bytes.
     ///
     /// # Errors
     /// The kernel's: something was written behind it.
-    pub fn grow(&self, socket: impl AsFd, handoff: &mut Handoff, bytes: u64) -> io::Result<()> {
+    pub fn grow(&self, socket: impl AsFd, handoff: &Handoff, bytes: u64) -> io::Result<()> {
         let (peer, ring, name) = (handoff.peer, self.number, handoff.handoff);
         odb::append(socket, &Begin { peer, ring, handoff: name, length: bytes })?;
-        handoff.length += bytes;
         Ok(())
     }
 
@@ -175,7 +176,11 @@ impl Link {
     /// # Errors
     /// The kernel's: the agent is gone, or does not listen.
     pub fn claim(&self, handoff: &Handoff, parts: &Parts) -> io::Result<()> {
-        self.tell(&handoff.emit_with(parts))
+        let mut packet = handoff.emit_with(parts);
+        let told = self.tell(&packet);
+        // It may have keys.
+        packet.zeroize();
+        told
     }
 
     /// The connection of a handoff that nobody sends is not ours any more.

@@ -10,10 +10,12 @@
 //!                   +-- not here: fetched and written (outside.rs)       +--> one message to the agent for each region
 //! ```
 //!
-//! [`handings`] knows what is under way; [`rescue`] does what is left where it fails.
+//! [`handings`] knows what is under way; [`sealed`] is for TLS connections; [`rescue`] does what is left where it fails.
 
+mod handing;
 mod handings;
 mod rescue;
+mod sealed;
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -35,6 +37,7 @@ use crate::outside;
 use crate::runtime::Runtime;
 use crate::send::{Errno, Parts, addresses, length, of};
 pub use handings::Handings;
+pub use sealed::{Turn, can_begin, is_growing, seal, turn};
 
 /// What is shorter, and not a part of what is as long, is not worth a handoff of its own.
 const LONG: u64 = 64 << 10;

@@ -17,6 +17,7 @@ mod direct;
 pub mod exec;
 mod file;
 pub mod heap;
+pub mod openssl;
 pub mod real;
 mod socket;
 pub mod stream;

@@ -9,6 +9,7 @@
 //! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
 //! * [`learning`]: what of a write is not left in the store, because it would be looked at;
 //! * [`counts`]: what it counts for `shunt stats`;
+//! * [`tls`]: absent memory that goes to clients over TLS;
 //! * [`store`]: where this process leaves what it writes;
 //! * [`allocator`]: memory of the library's own.
 //!
@@ -36,6 +37,7 @@ mod runtime;
 mod send;
 mod stack;
 mod store;
+mod tls;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

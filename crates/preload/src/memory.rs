@@ -9,6 +9,7 @@
 //! ([`elsewhere`]).
 
 mod block;
+mod copy;
 mod elsewhere;
 mod filling;
 pub mod scratch;
@@ -163,6 +164,16 @@ impl Memory {
     /// Makes memory stand for a payload's bytes from `offset` on, in place of what it holds: all or a part of what
     /// [`Self::can_be_absent`]. False: this memory cannot be absent, and what it held may be lost.
     pub fn make_absent(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
+        let bytes = addresses.len();
+        let made = self.stand_for(addresses, hold, offset);
+        if made {
+            count(Counted::ReceivedAbsent, bytes);
+        }
+        made
+    }
+
+    /// The same, for whatever reason.
+    fn stand_for(&'static self, addresses: Range<usize>, hold: &Arc<Hold>, offset: u64) -> bool {
         let mut state = self.lock();
         if FORKING.load(Ordering::Acquire) > 0 {
             return false;
@@ -180,10 +191,6 @@ impl Memory {
             state.absent.remove(&addresses);
         }
         state.publish();
-        drop(state);
-        if made {
-            count(Counted::ReceivedAbsent, addresses.len());
-        }
         made
     }
 

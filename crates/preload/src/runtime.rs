@@ -16,6 +16,7 @@ use crate::connections::{self, Connections};
 use crate::descriptors;
 use crate::memory::{self, Memory};
 use crate::store::{self, Store};
+use crate::tls;
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
 /// /dev/userfaultfd. Then `;malloc=unaligned`, where large blocks shall begin elsewhere than at a page.
@@ -72,6 +73,7 @@ struct Still {
     memory: memory::Still,
     store: store::Still<'static>,
     bypass: MutexGuard<'static, Handings>,
+    _tls: MutexGuard<'static, ()>,
 }
 
 thread_local! {
@@ -80,8 +82,8 @@ thread_local! {
 
 pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
-        let (bypass, store) = (runtime.bypass.hold_still(), runtime.store.hold_still());
-        STILL.set(Some(Still { bypass, store, memory: runtime.memory.hold_still() }));
+        let (_tls, bypass, store) = (tls::hold_still(), runtime.bypass.hold_still(), runtime.store.hold_still());
+        STILL.set(Some(Still { _tls, bypass, store, memory: runtime.memory.hold_still() }));
     }
 }
 

@@ -23,6 +23,8 @@ pub enum Class {
     Threads,
     /// Replaced: starts a program, which is under Shunt too, or a process, whose memory must be whole.
     Programs,
+    /// Replaced: not glibc's; absent memory that goes to TLS clients.
+    Openssl,
     /// Replaced: fails, as on a kernel without it.
     Refused,
     /// Not replaced: the kernel's own is right. Bytes, end and errors are in the real socket, and absent memory is
@@ -41,7 +43,7 @@ impl Class {
 }
 
 use Class::{
-    Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Programs, Refused, Threads, Turns,
+    Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Openssl, Programs, Refused, Threads, Turns,
 };
 
 /// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
@@ -91,6 +93,9 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Programs, &["posix_spawn", "posix_spawnp"]),
     // Reads and writes at an offset, which sockets have not.
     (Kernels, &["aio_read", "aio_read64", "aio_write", "aio_write64", "lio_listio", "lio_listio64"]),
+    // OpenSSL's, for those who have it.
+    (Openssl, &["SSL_write", "SSL_write_ex", "SSL_get_error", "SSL_CTX_new", "SSL_CTX_new_ex"]),
+    (Openssl, &["SSL_set_msg_callback", "SSL_callback_ctrl"]),
     // Rings would read and write connections where frames are bytes as any others.
     (Refused, &["io_uring_setup", "io_uring_queue_init", "io_uring_queue_init_params", "io_uring_queue_init_mem"]),
 ];

@@ -11,7 +11,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.
@@ -201,7 +201,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    fn generation(&self) -> Generation {
+    /// What its keys are used for.
+    pub fn generation(&self) -> Generation {
         let Self { suite, content_bytes, skip, record, .. } = *self;
         Generation { suite, content_bytes, skip, record }
     }
@@ -336,6 +337,7 @@ pub struct BoardPeer {
     pub epoch: u32,
     pub state: u32,
     pub closed: u32,
+    pub families: u32,
     pub name: [u8; NAME_BYTES],
     pub our_key: [u8; 16],
     pub their_key: [u8; 16],

@@ -144,7 +144,7 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
-    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, closed, name, our_key, their_key]);
+    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, closed, families, name, our_key, their_key]);
     same_layout!(c, "shunt_counters", Counters, [value, handoffs]);
     for (field, offset) in [
         ("frontend", offset_of!(BoardHead, frontend)),

@@ -26,6 +26,10 @@ pub fn on_tls_in(builder: LabBuilder, test: impl FnOnce(&mut Running<'_>) -> Res
     start_on(builder, FILES, options(), test)
 }
 
+pub fn on_tls_with(options: Options, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    start_on(Lab::builder().intermediates(1), FILES, options, test)
+}
+
 /// Shortcuts from 1 KiB on, for frontends that speak TLS.
 pub fn options() -> Options {
     let settings = Settings { tls: Some(""), ..Settings::default() };

@@ -10,6 +10,7 @@ mod handshakes;
 mod http2;
 mod midway;
 mod nonces;
+mod on_demand;
 mod opened;
 mod secrets;
 #[path = "../service/mod.rs"]

@@ -1,49 +1,27 @@
-//! Handoffs of this process: those that have begun in the kernel, and those that agents know of. A share of each payload is
-//! kept until the client has all of it.
+//! Handoffs of this process: those that have begun in the kernel, and those that agents know of.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use shunt_odb::absent::Piece;
-use shunt_odb::hold::Hold;
 use shunt_odb::link::{Link, Outcome};
-use shunt_odb::reference::{PayloadId, Reference, Weight};
+use shunt_odb::reference::Holder;
 use shunt_odb::segment::now_ms;
 use shunt_odb::store::client::Connection;
-use shunt_wire::local::{Handoff, Reason};
-use shunt_wire::parts::{PARTS_MAX, Part, Parts};
+use shunt_sys::erase::Erased;
+use shunt_wire::local::{Reason, Tls};
 
+use super::handing::{Failed, Handing, bytes, region_bytes};
 use super::{BEGUN, prepare, refuse};
 use crate::descriptors::borrow;
 use crate::runtime::Runtime;
 
-/// Bytes of one region at most: what is written behind it is fetched until it is complete, which holds a program up that
-/// is faster than its client.
-const REGION_MAX: u64 = 8 << 20;
 /// After an agent could not be had, it is not asked for so long.
 const RETRY_MS: u64 = 1000;
 /// How long the end of a handoff is waited for whose agent is gone: its successor says so if nobody sends it.
 const ORPHAN_MS: u64 = 60_000;
-
-/// One handoff.
-pub struct Handing {
-    /// By which it was written to last: the number may be another's by now.
-    pub fd: RawFd,
-    /// Of the connection (SO_COOKIE).
-    pub cookie: u64,
-    pub message: Handoff,
-    parts: Vec<Part>,
-    holds: Vec<Arc<Hold>>,
-}
-
-/// One that nobody sends.
-pub struct Failed {
-    pub handing: Handing,
-    pub reason: Reason,
-}
 
 #[derive(Default)]
 pub struct Handings {
@@ -61,45 +39,6 @@ pub struct Handings {
     orphans: HashMap<u64, (Handing, u64)>,
 }
 
-fn part(piece: &Piece) -> Part {
-    let PayloadId { segment, slot, secret, .. } = piece.hold.payload();
-    let (segment, slot, secret) = (segment.into(), slot.into(), secret.into());
-    Part { segment, slot, secret, offset: piece.offset.into(), length: (piece.addresses.len() as u64).into() }
-}
-
-impl Handing {
-    /// False, and nothing is changed: there is no room.
-    fn can_take(&self, run: &[Piece], bytes: u64) -> bool {
-        self.parts.len() + run.len() <= PARTS_MAX && self.message.length + bytes <= REGION_MAX
-    }
-
-    fn take(&mut self, run: &[Piece]) {
-        for piece in run {
-            let next = part(piece);
-            match (self.parts.last_mut(), self.holds.last()) {
-                (Some(last), Some(hold))
-                    if hold.payload() == piece.hold.payload()
-                        && last.offset.get() + last.length.get() == piece.offset =>
-                {
-                    last.length = (last.length.get() + next.length.get()).into();
-                }
-                _ => {
-                    self.parts.push(next);
-                    self.holds.push(Arc::clone(&piece.hold));
-                }
-            }
-        }
-    }
-
-    /// What its bytes are.
-    pub fn references(&self) -> impl Iterator<Item = Reference> {
-        self.parts.iter().zip(&self.holds).map(|(part, hold)| {
-            let (offset, length) = (part.offset.get(), part.length.get());
-            Reference { payload: hold.payload(), weight: Weight::WHOLE, offset, length }
-        })
-    }
-}
-
 impl Handings {
     /// Has the holder of a run of absent bytes send them, behind all that was written to the descriptor. False: they are to
     /// be fetched. `is_long`: they are worth a handoff of their own.
@@ -108,37 +47,82 @@ impl Handings {
         if !is_long && self.begun.is_empty() {
             return false;
         }
-        let bytes = run.iter().map(|piece| piece.addresses.len() as u64).sum();
         let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return false };
-        if let Some(at) = self.begun.iter().rposition(|handing| handing.cookie == cookie) {
-            return self.grow(at, fd, run, bytes);
+        if let Some(at) = self.begun_on(cookie) {
+            return !self.begun[at].is_sealed && self.grow(at, fd, run);
         }
-        if !is_long || self.on.contains_key(&cookie) || !self.connect(runtime) {
+        if !is_long || self.begin(runtime, fd, cookie, run, None).is_none() {
             return false;
         }
-        let (Some(link), Some(first)) = (&mut self.link, run.first()) else { return false };
-        let Some(sender) = link.sender(first.hold.payload().holder) else { return false };
-        prepare(fd);
-        let Ok(message) = link.begin(borrow(fd), sender, bytes) else {
-            refuse(fd);
-            return false;
-        };
-        let mut handing = Handing { fd, cookie, message, parts: Vec::new(), holds: Vec::new() };
-        handing.take(run);
-        self.begun.push(handing);
-        BEGUN.fetch_add(1, Ordering::Relaxed);
-        // Who waits in its calls may not come by here again for long.
+        self.tell_if_waits(fd, flags);
+        true
+    }
+
+    /// Whether some of a connection's is under way that the agent knows of: nothing can begin there.
+    pub fn is_under_way(&self, cookie: u64) -> bool {
+        self.on.contains_key(&cookie)
+    }
+
+    /// What has begun on a connection in this turn.
+    pub fn begun_on(&self, cookie: u64) -> Option<usize> {
+        self.begun.iter().rposition(|handing| handing.cookie == cookie)
+    }
+
+    pub fn begun(&self, at: usize) -> &Handing {
+        &self.begun[at]
+    }
+
+    /// What has begun cannot go on.
+    pub fn give_up(&mut self, at: usize) {
+        BEGUN.fetch_sub(1, Ordering::Relaxed);
+        let handing = self.begun.remove(at);
+        self.failed.push(Failed { handing, reason: Reason::Aborted });
+    }
+
+    /// Who waits in its calls may not come by here again for long.
+    pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
         let waits = flags & libc::MSG_DONTWAIT == 0
             && !rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
         if waits {
             self.tell_all();
         }
-        true
     }
 
-    fn grow(&mut self, at: usize, fd: RawFd, run: &[Piece], bytes: u64) -> bool {
+    /// Begins one, and says which of those that have begun it is.
+    pub fn begin(
+        &mut self,
+        runtime: &Runtime,
+        fd: RawFd,
+        cookie: u64,
+        run: &[Piece],
+        keys: Option<Erased<Tls>>,
+    ) -> Option<usize> {
+        if self.is_under_way(cookie) || !self.connect(runtime) {
+            return None;
+        }
+        let holder = run.first()?.hold.payload().holder;
+        let link = self.link.as_mut()?;
+        let sender = link.sender(holder)?;
+        let region = region_bytes(keys.as_ref(), bytes(run))?;
+        prepare(fd);
+        let Ok(message) = link.begin(borrow(fd), sender, region) else {
+            // Where it has gone meanwhile, others may send on this connection.
+            if link.sender(holder) == Some(sender) {
+                refuse(fd);
+            }
+            return None;
+        };
+        let mut handing = Handing::new(fd, cookie, message, keys);
+        handing.take(run);
+        self.begun.push(handing);
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        Some(self.begun.len() - 1)
+    }
+
+    pub fn grow(&mut self, at: usize, fd: RawFd, run: &[Piece]) -> bool {
         let (Some(link), handing) = (&self.link, &mut self.begun[at]) else { return false };
-        if !handing.can_take(run, bytes) || link.grow(borrow(fd), &mut handing.message, bytes).is_err() {
+        let Some(growth) = handing.growth(run).filter(|_| handing.can_take(run)) else { return false };
+        if link.grow(borrow(fd), &handing.message, growth).is_err() {
             return false;
         }
         handing.fd = fd;
@@ -146,8 +130,13 @@ impl Handings {
         true
     }
 
+    /// Whether a holder's agent sends to clients now.
+    pub fn sends(&mut self, runtime: &Runtime, holder: Holder) -> bool {
+        self.connect(runtime) && self.link.as_ref().is_some_and(|link| link.sender(holder).is_some())
+    }
+
     /// Has a connection with the agent.
-    fn connect(&mut self, runtime: &Runtime) -> bool {
+    pub fn connect(&mut self, runtime: &Runtime) -> bool {
         if self.link.as_ref().is_some_and(|link| !link.is_alive()) {
             self.lose();
         }
@@ -172,13 +161,9 @@ impl Handings {
 
     /// Tells the agent of all that has begun.
     pub fn tell_all(&mut self) {
-        for handing in std::mem::take(&mut self.begun) {
+        for mut handing in std::mem::take(&mut self.begun) {
             BEGUN.fetch_sub(1, Ordering::Relaxed);
-            let told = match (&self.link, Parts::new(&handing.parts)) {
-                (Some(link), Some(parts)) => link.claim(&handing.message, &parts).is_ok(),
-                _ => false,
-            };
-            if told {
+            if self.link.as_ref().is_some_and(|link| handing.tell(link)) {
                 self.on.insert(handing.cookie, handing.message.handoff);
                 self.told.insert(handing.message.handoff, handing);
             } else {
@@ -188,7 +173,7 @@ impl Handings {
     }
 
     /// Takes note of what is over.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         let Some(link) = &mut self.link else { return };
         for (handoff, outcome) in link.outcomes() {
             let known = self.told.get(&handoff).or_else(|| self.orphans.get(&handoff).map(|(handing, _)| handing));

@@ -12,7 +12,7 @@ use shunt_odb::link::is_refusal;
 use shunt_odb::reference::Reference;
 use shunt_sys::odb;
 
-use super::handings::Failed;
+use super::handing::Failed;
 use crate::descriptors::borrow;
 use crate::hooks::outside;
 use crate::kernel;
@@ -65,7 +65,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     };
     let under_way = UnderWay::new(failed.handing.fd);
     let handoff = failed.handing.message.handoff;
-    if !is_refusal(failed.reason) || odb::undo(&connection, handoff).is_err() {
+    if failed.handing.is_sealed || !is_refusal(failed.reason) || odb::undo(&connection, handoff).is_err() {
         return reset(&connection);
     }
     let builder = std::thread::Builder::new().name("shunt-rescue".into()).stack_size(256 << 10);

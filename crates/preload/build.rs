@@ -1,0 +1,25 @@
+//! Compiles what the nginx module, too, knows of TLS connections (nginx/ngx_http_shunt_tls*.c), by OpenSSL's headers alone.
+
+use std::path::Path;
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let nginx = root.join("nginx");
+    let shared = ["", "_gate", "_keys", "_watch"].map(|part| nginx.join(format!("ngx_http_shunt_tls{part}.c")));
+    let own = Path::new("src/tls/openssl.c").to_path_buf();
+    for file in
+        shared.iter().chain([&own, &nginx.join("ngx_http_shunt_tls.h"), &nginx.join("ngx_http_shunt_tls_state.h")])
+    {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
+    println!("cargo::rerun-if-changed={}", root.join("include/shunt.h").display());
+    cc::Build::new()
+        .files(&shared)
+        .file(&own)
+        .include(nginx)
+        .include(root.join("include"))
+        .flag("-fvisibility=hidden")
+        .flag("-Wno-unused-parameter")
+        .warnings_into_errors(true)
+        .compile("shunt_tls");
+}
