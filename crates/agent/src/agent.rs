@@ -28,7 +28,7 @@ use crate::credentials::{Credentials, CredentialsError};
 use crate::fetches::FetchOut;
 use crate::handoffs::Canceller;
 use crate::host;
-use crate::incoming::{OncePerSecond, Waiting};
+use crate::incoming::{OncePerSecond, PerSecond, Waiting};
 use crate::limits::Pressure;
 use crate::losses::Losses;
 use crate::metrics::Endpoint;
@@ -115,6 +115,8 @@ pub struct Agent {
     pub(crate) incoming: Waiting,
     pub(crate) callers: Callers,
     pub(crate) refusals: OncePerSecond,
+    /// Of handoffs, as their backends say.
+    pub(crate) ends: PerSecond<100>,
     pub(crate) fetches_out: Slab<FetchOut>,
     pub(crate) fetches_in: Slab<FetchIn>,
     pub(crate) store: Option<Store>,
@@ -198,6 +200,7 @@ impl Agent {
             incoming: Waiting::default(),
             callers,
             refusals: OncePerSecond::default(),
+            ends: PerSecond::default(),
             fetches_out: Slab::new(),
             fetches_in: Slab::new(),
             store,

@@ -66,7 +66,9 @@ impl Agent {
     pub(crate) fn on_ended(&mut self, peer: usize, ended: &Ended) {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
-        tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
+        if self.ends.may_speak(self.now) {
+            tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
+        }
         match self.server_of(ended.worker.get()) {
             Some(server) => self.pass_on_end(server, peer as u32, ended.handoff.get(), reason),
             None => self.cancel_handoff(Canceller::Peer(peer as u32), ended.handoff.get()),

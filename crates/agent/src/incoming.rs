@@ -43,17 +43,18 @@ pub(crate) struct Waiting {
     refusals: OncePerSecond,
 }
 
-/// Says when a refusal may be logged: who causes them must not fill the disk.
+/// Says when something may be logged, so often in a second: who causes it must not fill the disk.
 #[derive(Default)]
-pub(crate) struct OncePerSecond(Option<Instant>);
+pub(crate) struct PerSecond<const MOST: u32>(Option<(Instant, u32)>);
 
-impl OncePerSecond {
+pub(crate) type OncePerSecond = PerSecond<1>;
+
+impl<const MOST: u32> PerSecond<MOST> {
     pub(crate) fn may_speak(&mut self, now: Instant) -> bool {
-        let quiet = self.0.is_none_or(|last| now.duration_since(last) >= Duration::from_secs(1));
-        if quiet {
-            self.0 = Some(now);
-        }
-        quiet
+        let begun = self.0.filter(|(begun, _)| now.duration_since(*begun) < Duration::from_secs(1));
+        let (begun, spoken) = begun.unwrap_or((now, 0));
+        self.0 = Some((begun, spoken.saturating_add(1)));
+        spoken < MOST
     }
 }
 
@@ -203,9 +204,12 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_logged_once_a_second() {
+    fn what_strangers_cause_is_logged_so_often_in_a_second() {
         let (mut refusals, now) = (OncePerSecond::default(), Instant::now());
         assert!(refusals.may_speak(now) && !refusals.may_speak(now));
         assert!(refusals.may_speak(now + Duration::from_secs(1)));
+        let mut ends = PerSecond::<3>::default();
+        let spoken = (0..10).filter(|step| ends.may_speak(now + Duration::from_millis(300) * *step)).count();
+        assert_eq!(spoken, 8, "three, three and two in 2.7 seconds");
     }
 }

@@ -292,7 +292,9 @@ impl Agent {
     }
 
     fn send_ended(&mut self, index: usize, peer: u32, handoff: u64, reason: Reason) {
-        let Some(server) = self.servers.get(index) else {
+        // A peer may name any connection: the others' have asked for something else.
+        let hands_off = |server: &&Server| matches!(server.role, Role::Control { .. });
+        let Some(server) = self.servers.get(index).filter(hands_off) else {
             return;
         };
         let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, peer };

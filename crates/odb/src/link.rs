@@ -285,3 +285,16 @@ pub fn is_refusal(reason: Reason) -> bool {
 
 const _: () = assert!(align_of::<AtomicU32>() == 4 && size_of::<BoardHead>().is_multiple_of(4));
 const _: () = assert!(size_of::<BoardPeer>().is_multiple_of(4));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_sends_a_handoff_and_this_agent_can_end_it() {
+        let ended = |by| Outcome::Ended { reason: Reason::FileChanged, by };
+        assert!(ended(3).concerns(3) && ended(NO_PEER).concerns(3));
+        assert!(!ended(2).concerns(3) && !ended(2).concerns(NO_PEER));
+        assert!(Outcome::Complete.concerns(3) && Outcome::Reset.concerns(3));
+    }
+}
