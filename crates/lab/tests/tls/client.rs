@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, ClientConnection, KeyLog, RootCertStore};
+use rustls::{CipherSuite, ClientConfig, ClientConnection, KeyLog, RootCertStore};
 use sha2::{Digest, Sha256};
 
 use crate::bed::authority;
@@ -68,6 +69,7 @@ pub struct Told {
     pub client_port: u16,
     /// The server's first application traffic secret.
     pub secret: Vec<u8>,
+    pub suite: Option<CipherSuite>,
     /// The connection was reset: its last record may be cut.
     pub reset: bool,
 }
@@ -81,14 +83,24 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(target: &Target) -> Result<Self> {
+        Self::of(target, rustls::crypto::ring::default_provider())
+    }
+
+    fn of(target: &Target, provider: CryptoProvider) -> Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&target.authority)?)?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        let config = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions()?;
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         let secret = Arc::new(Secret::default());
         config.key_log = secret.clone();
         Ok(Self { config: Arc::new(config), secret })
+    }
+
+    /// Connections that offer one cipher suite alone.
+    pub fn with_suite(target: &Target, suite: CipherSuite) -> Result<Self> {
+        let mut provider = rustls::crypto::ring::default_provider();
+        provider.cipher_suites.retain(|offered| offered.suite() == suite);
+        Self::of(target, provider)
     }
 
     /// A connection that resumes a session may send early data.
@@ -119,7 +131,8 @@ impl Client {
     /// After the handshake, and before another connection of the same [`Shared`].
     pub fn told(&self) -> Result<Told> {
         let secret = self.secret.0.lock().unwrap().clone();
-        Ok(Told { client_port: self.stream.local_addr()?.port(), secret, reset: false })
+        let suite = self.tls.negotiated_cipher_suite().map(|suite| suite.suite());
+        Ok(Told { client_port: self.stream.local_addr()?.port(), secret, suite, reset: false })
     }
 
     pub fn flush(&mut self) -> Result<()> {

@@ -37,7 +37,7 @@ pub fn opened(
     let (capture, mut used) = (std::fs::read(capture)?, Used::new());
     let mut open_one = |told: Told| {
         let wire = stream(&capture, 443, told.client_port)?;
-        open(&records(&wire, told.reset)?, &told.secret, &mut used)
+        open(&records(&wire, told.reset)?, &told, &mut used)
             .with_context(|| format!("the connection from port {}", told.client_port))
     };
     let opened = told.into_iter().map(&mut open_one).collect::<Result<Vec<_>>>()?;

@@ -1,9 +1,12 @@
 //! Unmodified nginx on every tier, under `shunt run`: bodies go sealed from the backend to TLS clients, past all tiers
 //! between.
 
+mod lost;
+
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
+use rustls::CipherSuite;
 use shunt_lab::{ByteMeter, OnDemand, Options, Settings};
 
 use crate::bed::{FILES, authority, compare, on_tls_with, urls};
@@ -22,7 +25,10 @@ fn handed_off(service: &Running<'_>) -> Result<u64> {
 }
 
 fn run(test: &str, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
-    if may_run(test) { on_tls_with(options(), what) } else { Ok(()) }
+    if !may_run(test) {
+        return Ok(());
+    }
+    on_tls_with(options(), |service| what(service).with_context(|| service.service.explain()))
 }
 
 /// What one program may leave in a store at a time: of a body that is longer the rest may come for real.
@@ -76,30 +82,62 @@ fn tls_1_2_gets_the_bytes() -> Result<()> {
     })
 }
 
-/// Clients that resume their sessions and ask for new keys in both directions, in an order that differs from run to run.
-fn asked(service: &mut Running<'_>, connections: usize, requests: usize) -> Result<Vec<Told>> {
-    let target = Target::of(service);
+/// What a client may do, in an order that differs from run to run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+const SUITES: [CipherSuite; 3] = [
+    CipherSuite::TLS13_AES_128_GCM_SHA256,
+    CipherSuite::TLS13_AES_256_GCM_SHA384,
+    CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
+];
+
+/// One client's connections, one after the other: they resume sessions, ask for new keys in both directions, and some leave in
+/// the middle. Every body is compared.
+fn client(target: &Target, mut random: Random, connections: usize, requests: usize) -> Result<Vec<Told>> {
     let names: Vec<&str> = FILES.iter().filter(|(_, length)| *length <= 1 << 20).map(|(name, _)| *name).collect();
-    let mut random = u64::from(std::process::id());
-    println!("seed {random}");
-    let mut below = |bound: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) as usize % bound
-    };
-    service.lab.client().run(|| {
-        let shared = Shared::new(&target)?;
-        let mut told = Vec::new();
-        for _ in 0..connections {
-            let mut client = Client::connect_with(&target, &shared)?;
-            for turn in 0..requests {
-                if turn > 0 && below(5) == 0 {
-                    client.tls.refresh_traffic_keys()?;
-                }
-                client.get(&target, names[below(names.len())])?;
+    let shared = SUITES.map(|suite| Shared::with_suite(target, suite));
+    let mut told = Vec::new();
+    for _ in 0..connections {
+        let suite = random.below(SUITES.len());
+        let shared = shared[suite].as_ref().map_err(|error| anyhow!("{:?}: {error}", SUITES[suite]))?;
+        let mut client = Client::connect_with(target, shared)?;
+        for turn in 0..requests {
+            if turn > 0 && random.below(5) == 0 {
+                client.tls.refresh_traffic_keys()?;
             }
-            told.push(client.told()?);
+            client.get(target, names[random.below(names.len())])?;
         }
-        Ok(told)
+        let leaves = random.below(4) == 0;
+        if leaves {
+            let mut body = client.ask("1m")?;
+            client.read(&mut body, random.below(1 << 20) as u64)?;
+        }
+        told.push(Told { reset: leaves, ..client.told()? });
+    }
+    Ok(told)
+}
+
+/// Several at once.
+fn clients(service: &mut Running<'_>, count: u64, connections: usize, requests: usize) -> Result<Vec<Told>> {
+    let (target, seed) = (Target::of(service), u64::from(std::process::id()));
+    println!("seed {seed}");
+    service.lab.client().run(|| {
+        std::thread::scope(|scope| {
+            let one = |number| client(&target, Random(seed << 8 | number), connections, requests);
+            let all: Vec<_> = (0..count).map(|number| scope.spawn(move || one(number))).collect();
+            let mut told = Vec::new();
+            for client in all {
+                told.extend(client.join().map_err(|_| anyhow!("a client panicked"))??);
+            }
+            Ok(told)
+        })
     })?
 }
 
@@ -107,8 +145,8 @@ fn asked(service: &mut Running<'_>, connections: usize, requests: usize) -> Resu
 fn no_nonce_is_used_twice_whatever_clients_ask_for() -> Result<()> {
     run("no_nonce_is_used_twice_whatever_clients_ask_for", |service| {
         let before = handed_off(service)?;
-        let all = opened(service, |service| asked(service, 4, 25))?;
-        ensure!(all.len() == 4 && handed_off(service)? > before, "nothing was handed off");
+        let all = opened(service, |service| clients(service, 3, 4, 12))?;
+        ensure!(!all.is_empty() && handed_off(service)? > before, "nothing was handed off");
         Ok(())
     })
 }
@@ -116,5 +154,10 @@ fn no_nonce_is_used_twice_whatever_clients_ask_for() -> Result<()> {
 #[test]
 #[ignore = "10,000 requests take minutes"]
 fn ten_thousand_requests() -> Result<()> {
-    run("ten_thousand_requests", |service| asked(service, 40, 250).map(drop))
+    run("ten_thousand_requests", |service| {
+        let before = handed_off(service)?;
+        clients(service, 4, 95, 25)?;
+        ensure!(handed_off(service)? > before, "nothing was handed off");
+        curl(service, 50, STORED, &["--tls-max", "1.2"]).map(drop)
+    })
 }

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use anyhow::{Context, Result, bail, ensure};
-use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
+use rustls::CipherSuite;
+
+use crate::client::Told;
 
 /// Bytes by their distance from the connection's first, as `from` sent them to `to` (ports). What is sent again must be the
 /// same: other bytes in the same place would be another plaintext under the same nonce.
@@ -80,9 +83,13 @@ pub struct Opened {
 ///
 /// # Errors
 /// Where a record cannot be opened with the key and number that must be next, or a nonce was used before.
-pub fn open(records: &[&[u8]], secret: &[u8], used: &mut Used) -> Result<Opened> {
-    let (mut opened, mut secret) = (Opened::default(), secret.to_vec());
-    let (mut key, mut number) = (Generation::of(&secret)?, 0);
+pub fn open(records: &[&[u8]], told: &Told, used: &mut Used) -> Result<Opened> {
+    let (mut opened, mut secret) = (Opened::default(), told.secret.clone());
+    let of = |secret: &[u8]| match told.suite {
+        Some(CipherSuite::TLS13_CHACHA20_POLY1305_SHA256) => Generation::with(&CHACHA20_POLY1305, secret),
+        _ => Generation::of(secret),
+    };
+    let (mut key, mut number) = (of(&secret)?, 0);
     // Those of the handshake are under other keys: the first that opens is the first of the application's.
     let first = records.iter().position(|record| record[0] == 23 && key.open(record, 0).is_some());
     for record in &records[first.context("no record opens with the secret")?..] {
@@ -97,7 +104,7 @@ pub fn open(records: &[&[u8]], secret: &[u8], used: &mut Used) -> Result<Opened>
             (23, _) | (22, [4, ..]) | (21, _) => {} // data, tickets, alerts
             (22, [24, 0, 0, 1, _]) => {
                 secret = expand_label(&secret, "traffic upd", secret.len());
-                (key, number) = (Generation::of(&secret)?, 0);
+                (key, number) = (of(&secret)?, 0);
                 opened.generations += 1;
             }
             (content_type, _) => bail!("a record of type {content_type}"),
@@ -120,9 +127,13 @@ pub struct Generation {
 }
 
 impl Generation {
+    /// Of AES-GCM.
     pub fn of(secret: &[u8]) -> Result<Self> {
-        let (algorithm, length) = if secret.len() == 48 { (&AES_256_GCM, 32) } else { (&AES_128_GCM, 16) };
-        let bytes = expand_label(secret, "key", length);
+        Self::with(if secret.len() == 48 { &AES_256_GCM } else { &AES_128_GCM }, secret)
+    }
+
+    fn with(algorithm: &'static Algorithm, secret: &[u8]) -> Result<Self> {
+        let bytes = expand_label(secret, "key", algorithm.key_len());
         let iv = expand_label(secret, "iv", 12).try_into().ok().context("12 bytes")?;
         let key = LessSafeKey::new(UnboundKey::new(algorithm, &bytes).ok().context("a key")?);
         Ok(Self { key, bytes, iv })

@@ -1,0 +1,124 @@
+//! What goes wrong while a holder's agent sends on a TLS connection: a body is whole, or its client sees that it is not, and what
+//! came opens under keys and numbers that were used once.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+use shunt_lab::Host;
+
+use super::run;
+use crate::client::{Client, Target, Told};
+use crate::nonces::opened;
+use crate::service::Running;
+
+const LIMIT: Duration = Duration::from_secs(30);
+const LONG: u64 = 64 << 20;
+
+/// The connection ended in the middle, as by a network that fails: nothing that came was not the file's, and nobody waited.
+fn is_honest(ending: Result<()>) -> Result<()> {
+    let Err(error) = ending else { return Ok(()) };
+    let reset = error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionReset);
+    ensure!(reset || error.to_string().starts_with("closed with"), "{error:#}");
+    Ok(())
+}
+
+/// Does something while a client has some of a body and takes no more. What that client gets after all is whole, or it ends.
+fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    until_handed_off(service)?;
+    let opened = opened(service, |service| {
+        let target = Target::of(service);
+        let (mut client, body) = service.lab.client().run(|| {
+            let mut client = Client::connect(&target)?;
+            let mut body = client.ask("64m")?;
+            client.read(&mut body, LONG - (1 << 20))?;
+            Ok::<_, anyhow::Error>((client, body))
+        })??;
+        what(service)?;
+        let ending = client.finish(&target, body, "64m");
+        println!("{ending:?}");
+        is_honest(ending)?;
+        Ok(vec![Told { reset: true, ..client.told()? }])
+    })?;
+    ensure!(opened[0].generations > 0, "nothing was handed off: {opened:?}");
+    Ok(())
+}
+
+/// Bodies come whole, and pass by the frontend: again, within a while.
+fn until_handed_off(service: &Running<'_>) -> Result<()> {
+    let (deadline, target) = (Instant::now() + LIMIT, Target::of(service));
+    loop {
+        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_appended"));
+        let before = begun()?;
+        let got = service.lab.client().run(|| {
+            let mut client = Client::connect(&target)?;
+            (0..3).try_for_each(|_| client.get(&target, "1m"))
+        })?;
+        if got.is_ok() && begun()? > before {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "nothing is handed off: {got:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
+    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(Signal::KILL);
+    Ok(())
+}
+
+#[test]
+fn a_killed_agent_costs_a_tls_connection_and_no_byte() -> Result<()> {
+    run("a_killed_agent_costs_a_tls_connection_and_no_byte", |service| {
+        for host in [service.lab.backend(), service.lab.frontend()] {
+            let ending = disturb(service, |service| {
+                service.service.kill_agent(host)?;
+                std::thread::sleep(Duration::from_millis(300));
+                service.service.restart_agent(host)
+            });
+            ending.with_context(|| format!("{}'s agent was killed", host.name()))?;
+            until_handed_off(service).with_context(|| format!("after {}'s agent was killed", host.name()))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_killed_server_costs_a_tls_connection_and_no_byte() -> Result<()> {
+    run("a_killed_server_costs_a_tls_connection_and_no_byte", |service| {
+        for host in [service.lab.backend(), service.lab.frontend()] {
+            let ending = disturb(service, |service| {
+                kill_server(service, host)?;
+                std::thread::sleep(Duration::from_millis(300));
+                service.service.chain_mut().restart(host)
+            });
+            ending.with_context(|| format!("{}'s server was killed", host.name()))?;
+            until_handed_off(service).with_context(|| format!("after {}'s server was killed", host.name()))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn tls_clients_that_leave_in_the_middle_leave_nothing_behind() -> Result<()> {
+    run("tls_clients_that_leave_in_the_middle_leave_nothing_behind", |service| {
+        until_handed_off(service)?;
+        let target = Target::of(service);
+        service.lab.client().run(|| {
+            for turn in 0..40 {
+                let mut client = Client::connect(&target)?;
+                let mut body = client.ask("64m")?;
+                client.read(&mut body, LONG - turn * 400_000)?;
+            }
+            Ok::<_, anyhow::Error>(())
+        })??;
+        until_handed_off(service)?;
+        let deadline = Instant::now() + LIMIT;
+        while service.frontend_stats()?.count("agent.now.handoffs") > 0 {
+            ensure!(Instant::now() < deadline, "handoffs are left");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    })
+}
