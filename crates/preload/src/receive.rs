@@ -83,6 +83,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         read.got = got;
         let rest = split(iov, got).1;
         let stop = read.fill(rest);
+        read.give_up_behind(iov);
         read.tidy(read.got - got);
         got = read.got;
         read.keep();
@@ -398,6 +399,20 @@ impl<'a> Read<'a> {
             // SAFETY: memory that the program has given to read into.
             unsafe { self.runtime.memory.write(part.iov_base as usize, now) };
             bytes = after;
+        }
+    }
+
+    /// What is left of a buffer has no meaning any more. Where the page in which real bytes end still stands for some of an
+    /// earlier body, a look at those bytes would have that fetched; and end the process, if it is lost.
+    fn give_up_behind(&self, iov: &[iovec]) {
+        let rest = split(iov, self.got).1;
+        let Some(Range { start, end }) = rest.first().map(addresses) else { return };
+        if self.real_end != start || self.flags & libc::MSG_TRUNC != 0 {
+            return;
+        }
+        let page_end = start.next_multiple_of(PAGE_BYTES).min(end);
+        if self.runtime.memory.meets(&(start..page_end)) {
+            self.place(&rest[..1], &vec![0; page_end - start]);
         }
     }
 

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use shunt_odb::store::Limits;
@@ -62,24 +62,41 @@ sock.sendall(b'x' * 200_000)
 sock.recv(1)
 ";
 
-#[test]
-fn a_process_that_touches_what_is_gone_ends() {
-    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+/// Has one program send and the other look when nothing is kept any more: how that ended, and what it said and why.
+fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, String) {
     let port = free_address().port().to_string();
     let program = |text: &str| {
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", text, &port]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Program(command.spawn().unwrap())
     };
-    let _sends = program(SENDS);
+    let _sends = program(sends);
     std::thread::sleep(Duration::from_millis(500));
-    let mut touches = program(TOUCHES_LATE);
-    let status = touches.0.wait().unwrap();
+    let mut looks = program(looks);
+    let status = looks.0.wait().unwrap();
     let (mut said, mut why) = (String::new(), String::new());
-    touches.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    touches.0.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+    looks.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    looks.0.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+    (status, said, why)
+}
+
+#[test]
+fn a_process_that_touches_what_is_gone_ends() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let (status, said, why) = looks_late(&bed, SENDS, TOUCHES_LATE);
     assert_eq!(status.signal(), Some(7), "SIGBUS; it said {said:?} {why:?}");
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
+}
+
+/// A buffer that is used again holds what it held, in the same page as what has come.
+#[test]
+fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
+    let sends = SENDS.replace("sock.recv(1)", "assert sock.recv(4) == b'more'; sock.sendall(b'y' * 100); sock.recv(1)");
+    let again = "sock.sendall(b'more'); total = sock.recv_into(view); assert buffer[:total] == b'y' * 100";
+    let looks = TOUCHES_LATE.replace("total = sum(buffer[:200_000:1000])", again);
+    let (status, said, why) = looks_late(&bed, &sends, &looks);
+    assert!(status.success() && said == "went on 100\n", "{status}: {said:?} {why:?}");
 }
 
 /// Waits for edges (EPOLLET), as nginx does: after a short read it looks again when it is told to. In memory of so few bytes
