@@ -14,7 +14,7 @@ use shunt_sys::erase::Erased;
 use shunt_wire::local::{Reason, Tls};
 
 use super::handing::{Failed, Handing, bytes, region_bytes};
-use super::{BEGUN, prepare, refuse};
+use super::{BEGUN, prepare, refuse, unsent};
 use crate::descriptors::borrow;
 use crate::runtime::Runtime;
 
@@ -105,7 +105,13 @@ impl Handings {
         let sender = link.sender(holder)?;
         let region = region_bytes(keys.as_ref(), bytes(run))?;
         prepare(fd);
-        let Ok(message) = link.begin(borrow(fd), sender, region) else {
+        let mut begun = link.begin(borrow(fd), sender, region);
+        let is_refused = begun.as_ref().is_err_and(|error| error.raw_os_error().is_some());
+        if is_refused && !unsent(fd) {
+            // What had not left yet has left meanwhile, perhaps: what is refused now is refused for another reason.
+            begun = link.begin(borrow(fd), sender, region);
+        }
+        let Ok(message) = begun else {
             // Where it has gone meanwhile, others may send on this connection.
             if link.sender(holder) == Some(sender) {
                 refuse(fd);
