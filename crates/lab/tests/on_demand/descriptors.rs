@@ -2,27 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use shunt_lab::{Contents, Host, OnDemand, Process};
+use shunt_lab::Contents;
 
-use crate::service::Running;
-use crate::{intermediate, options, run};
+use crate::{options, program, run};
 
-const PROGRAM: &str = include_str!("same_number.py");
 const LENGTH: usize = 1 << 20;
-
-/// The program on the frontend, under Shunt.
-fn start(service: &Running<'_>, host: &Host, at: SocketAddr) -> Result<Process> {
-    let file = host.dir().join("same_number.py");
-    std::fs::write(&file, PROGRAM)?;
-    let of = SocketAddr::new(intermediate(service)?.address().into(), service.service.chain().server().port());
-    let mut command: Command = OnDemand::default().command(host)?;
-    command.arg("python3").arg(file).arg(at.to_string()).arg(of.to_string()).arg("/1m").arg(LENGTH.to_string());
-    host.serve(command, at)
-}
 
 /// Two clients at once, in the order in which they are accepted.
 fn ask(at: SocketAddr) -> Result<[Vec<u8>; 2]> {
@@ -39,9 +26,8 @@ fn ask(at: SocketAddr) -> Result<[Vec<u8>; 2]> {
 #[test]
 fn a_number_that_is_used_again_is_another_connection() -> Result<()> {
     run("a_number_that_is_used_again_is_another_connection", options(), |service| {
-        let frontend = service.lab.frontend();
-        let at = SocketAddr::new(service.service.chain().server().ip(), 8000);
-        let program = start(service, frontend, at)?;
+        let length = LENGTH.to_string();
+        let (program, at) = program::start(service, include_str!("same_number.py"), &["/1m", &length])?;
         for turn in 0..20 {
             let got = service.lab.client().run(|| ask(at))?.with_context(|| format!("turn {turn}"))?;
             let mut contents = Contents::of("1m");

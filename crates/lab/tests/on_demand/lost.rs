@@ -13,7 +13,7 @@ use crate::{options, paths, run};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Does something while a client has some of a body and takes no more, and returns what that client gets after all.
-fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
+pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
     let server = service.service.chain().server();
     // Handed off before: an agent that has just begun has no handoffs to lose.
     until_handed_off(service)?;
@@ -43,7 +43,7 @@ fn until_handed_off(service: &Running<'_>) -> Result<()> {
     }
 }
 
-fn is_honest(ending: &Ending) -> Result<()> {
+pub fn is_honest(ending: &Ending) -> Result<()> {
     ensure!(matches!(ending, Ending::Whole | Ending::Reset(_) | Ending::Short(_)), "{ending}");
     Ok(())
 }

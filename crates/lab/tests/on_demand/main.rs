@@ -1,7 +1,9 @@
 //! Unmodified nginx on every tier, under `shunt run`: bodies go from the backend to the client, past all tiers between.
 
 mod descriptors;
+mod files;
 mod lost;
+mod program;
 #[path = "../service/mod.rs"]
 mod service;
 
@@ -16,10 +18,19 @@ fn options() -> Options {
 }
 
 fn run(test: &str, options: Options, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    run_with(test, FILES, options, what)
+}
+
+fn run_with(
+    test: &str,
+    files: &[(&str, u64)],
+    options: Options,
+    what: impl FnOnce(&mut Running<'_>) -> Result<()>,
+) -> Result<()> {
     if !may_run(test) {
         return Ok(());
     }
-    start_on(Lab::builder().intermediates(1), FILES, options, |service| {
+    start_on(Lab::builder().intermediates(1), files, options, |service| {
         what(service).with_context(|| service.service.explain())
     })
 }

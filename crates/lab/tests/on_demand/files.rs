@@ -1,0 +1,122 @@
+//! Files that the backend's nginx sends with sendfile: they leave for the client from where they are. One that changes before
+//! costs a connection, and no byte.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Contents, Ending, Fetch};
+
+use crate::lost::{disturb, is_honest};
+use crate::service::Running;
+use crate::{handed_off, long_bytes, options, paths, program, run, run_with};
+
+/// What was changed a shorter time ago is copied.
+const SETTLED: Duration = Duration::from_millis(3100);
+
+/// Has the backend's nginx refer to files, from now on.
+fn settle(service: &Running<'_>) -> Result<()> {
+    std::thread::sleep(SETTLED);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // The long ones at once; a short one when it is sent again.
+    while service.service.stats(service.lab.backend())?.count("store.files") < 2 {
+        service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;
+        ensure!(Instant::now() < deadline, "no files are referred to");
+    }
+    Ok(())
+}
+
+#[test]
+fn files_pass_by_all_tiers() -> Result<()> {
+    run("files_pass_by_all_tiers", options(), |service| {
+        settle(service)?;
+        let before = handed_off(service)?;
+        service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(5))?)?;
+        let (handed, long) = (handed_off(service)? - before, long_bytes(5));
+        ensure!(handed * 10 > long * 9, "{handed} of {long} bytes were handed off");
+        Ok(())
+    })
+}
+
+/// What becomes of a file, and whether the bytes that were sent of it are still to be had.
+type Fate = (&'static str, bool, fn(&Path) -> Result<()>);
+
+fn open(path: &Path) -> Result<File> {
+    Ok(OpenOptions::new().write(true).open(path)?)
+}
+
+/// At the end of 7 MiB, or of 1 MiB: a client that waits has not got that far.
+const FATES: [Fate; 5] = [
+    ("left", true, |_| Ok(())),
+    ("truncated", false, |path| Ok(open(path)?.set_len(700_000)?)),
+    ("overwritten", false, |path| {
+        let end = path.metadata()?.len() - 100_000;
+        Ok(open(path)?.write_all_at(&[0x55; 4096], end)?)
+    }),
+    ("replaced", true, |path| {
+        let new = path.with_extension("new");
+        std::fs::write(&new, [1; 100_000])?;
+        Ok(std::fs::rename(&new, path)?)
+    }),
+    ("deleted", true, |path| Ok(std::fs::remove_file(path)?)),
+];
+
+#[test]
+fn a_file_that_changes_while_it_is_sent_costs_a_connection_and_no_byte() -> Result<()> {
+    for (fate, stays, happens) in FATES {
+        run("a_file_that_changes_while_it_is_sent_costs_a_connection_and_no_byte", options(), |service| {
+            settle(service)?;
+            let ending = disturb(service, |service| happens(&service.files.join("7m")))?;
+            is_honest(&ending).with_context(|| format!("it was {fate}"))?;
+            ensure!((ending == Ending::Whole) == stays, "it was {fate}: {ending}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn begun(service: &Running<'_>) -> Result<u64> {
+    Ok(service.frontend_stats()?.count("frontend.fe_begun"))
+}
+
+const LENGTH: usize = 1 << 20;
+
+/// What a client gets of a file that this happens to when the program has read all of it, and looked at nothing.
+fn ask(at: SocketAddr, name: &str, happens: impl FnOnce() -> Result<()>) -> Result<Vec<u8>> {
+    let mut client = TcpStream::connect(at)?;
+    client.set_read_timeout(Some(Duration::from_secs(20)))?;
+    client.write_all(format!("/{name}").as_bytes())?;
+    let mut here = [0; 10];
+    client.read_exact(&mut here)?;
+    happens()?;
+    client.write_all(b"!")?;
+    let mut got = Vec::new();
+    match client.read_to_end(&mut got) {
+        Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => Err(error).context(name.to_owned()),
+        _ => Ok(got),
+    }
+}
+
+#[test]
+fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() -> Result<()> {
+    let test = "a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte";
+    run_with(test, &FATES.map(|(fate, ..)| (fate, LENGTH as u64)), options(), |service| {
+        std::thread::sleep(SETTLED);
+        let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
+        let client = service.lab.client();
+        for (fate, stays, happens) in FATES {
+            let before = begun(service)?;
+            let asked = client.run(|| ask(at, fate, || happens(&service.files.join(fate))))?;
+            let got = asked.with_context(|| format!("a file that was {fate}: {}", python.log()))?;
+            let is_right = Contents::of(fate).compare(&got).is_ok();
+            ensure!(is_right, "other bytes of a file that was {fate}: {}", python.log());
+            ensure!((got.len() == LENGTH) == stays, "{} bytes of a file that was {fate}: {}", got.len(), python.log());
+            ensure!(begun(service)? > before, "a file that was {fate} was not handed off: {}", python.log());
+        }
+        Ok(())
+    })
+}
