@@ -69,7 +69,7 @@ impl Agent {
         if self.ends.may_speak(self.now) {
             tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
         }
-        match self.server_of(ended.worker.get()) {
+        match self.owner_of(ended.worker.get()) {
             Some(server) => self.pass_on_end(server, peer as u32, ended.handoff.get(), reason),
             None => self.cancel_handoff(Canceller::Peer(peer as u32), ended.handoff.get()),
         }

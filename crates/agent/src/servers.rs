@@ -271,6 +271,11 @@ impl Agent {
         self.servers.iter().find(|(_, server)| server.worker == worker).map(|(index, _)| index)
     }
 
+    /// The same, if that hands off: a peer may name any.
+    pub(crate) fn owner_of(&self, worker: u32) -> Option<usize> {
+        self.server_of(worker).filter(|index| matches!(self.servers[*index].role, Role::Control { .. }))
+    }
+
     /// Tells all servers that hand off: the handoff's own knows it, and no other does.
     pub(crate) fn tell_all_servers(&mut self, handoff: u64, reason: Reason) {
         self.count_refusal(reason);
@@ -292,9 +297,7 @@ impl Agent {
     }
 
     fn send_ended(&mut self, index: usize, peer: u32, handoff: u64, reason: Reason) {
-        // A peer may name any connection: the others' have asked for something else.
-        let hands_off = |server: &&Server| matches!(server.role, Role::Control { .. });
-        let Some(server) = self.servers.get(index).filter(hands_off) else {
+        let Some(server) = self.servers.get(index) else {
             return;
         };
         let ended = Ended { header: Ended::HEADER, handoff, reason: reason as u32, peer };

@@ -11,7 +11,8 @@
 //! bytes are a valid state.
 //!
 //! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow
-//! make it up, whatever they are. A reference is no promise: where the kernel takes a part of one, the program is told
+//! make it up, whatever they are. So a direction that has carried only short writes for long promises more than it has
+//! ([`Sending::short`]): the next ones need no header, and their receiver need not look for one. A reference is no promise: where the kernel takes a part of one, the program is told
 //! that nothing was written, so it may go on with other bytes, or none. Then the reference's last byte says that it does
 //! not count. So nobody ever has to wait until all of it is in the socket.
 
@@ -344,8 +345,16 @@ pub struct Sending {
     flags: u32,
     /// Bytes of `owed` that the socket has not taken.
     owed_bytes: u32,
+    /// Bytes of short writes since the last long one.
+    short_bytes: u32,
+    zero: [u8; 4],
     owed: [u8; OWED_MAX],
 }
+
+/// Of the bytes of short writes in a row, so many are promised ahead: one part, no fewer and no more.
+const AHEAD_PART: u32 = 8;
+const AHEAD_MIN: u32 = 4 << 10;
+const AHEAD_MAX: u32 = 16 << 10;
 
 /// The preamble is sent, or owed.
 const BEGAN: u32 = 1;
@@ -356,19 +365,37 @@ const BROKEN: u32 = 4;
 
 impl Default for Sending {
     fn default() -> Self {
-        Self { left: 0, flags: 0, owed_bytes: 0, owed: [0; OWED_MAX] }
+        Self { left: 0, flags: 0, owed_bytes: 0, short_bytes: 0, zero: [0; 4], owed: [0; OWED_MAX] }
     }
 }
 
 impl Sending {
     /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
     pub fn real(&mut self, bytes: usize) -> usize {
+        self.promise(bytes, bytes)
+    }
+
+    /// The same of a write that is short. After many of those, and none that is long ([`Self::wrote`]), the frame promises
+    /// more than this one has: what comes next is as short, or loses a part in [`AHEAD_PART`] of what was saved before.
+    pub fn short(&mut self, bytes: usize) -> usize {
+        let ahead = (self.short_bytes / AHEAD_PART).min(AHEAD_MAX) as usize;
+        let ahead = if ahead < AHEAD_MIN as usize { 0 } else { ahead };
+        self.promise(bytes, bytes.saturating_add(ahead))
+    }
+
+    fn promise(&mut self, bytes: usize, most: usize) -> usize {
         if self.left == 0 {
-            let promised = bytes.min(REAL_MAX);
+            let promised = most.min(REAL_MAX);
             self.begin(&header(REAL, promised as u32));
             self.left = promised as u64;
         }
         usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes)
+    }
+
+    /// So many of a write's bytes have gone; `is_short`: the write was short, and all of it real.
+    pub fn wrote(&mut self, bytes: usize, is_short: bool) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.short_bytes = if is_short { self.short_bytes.saturating_add(bytes) } else { 0 };
     }
 
     /// Bytes of the real frame that is open, which only real bytes can make up.

@@ -165,8 +165,9 @@ impl Frame {
     }
 
     /// Has the direction owe what the frame begins with; returns the real bytes that follow.
-    fn begin(&self, sending: &mut Sending) -> usize {
+    fn begin(&self, sending: &mut Sending, is_short: bool) -> usize {
         match self {
+            Self::Promised(memory) | Self::Real(memory) if is_short => sending.short(length(memory)),
             Self::Promised(memory) | Self::Real(memory) => sending.real(length(memory)),
             Self::Stored(reference) | Self::Forwarded(reference) => {
                 sending.reference(reference);
@@ -189,12 +190,9 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     let _locked = connection.lock_sending();
     let mut write = Write::new(runtime, connection, fd, flags)?;
     let mut message = Message::new(runtime, connection, fd);
-    let (mut frames, mut copies) = (Frames::new(), Copies::new());
-    let promised = write.sending.promised() as usize;
-    let outcome = cut(runtime, iov, promised, &mut frames, &mut message, &mut copies).and_then(|()| write.all(&frames));
-    if let (1.., Some(Frame::Promised(memory) | Frame::Real(memory))) = (write.sent, frames.first()) {
-        message.look(memory);
-    }
+    write.is_short =
+        (1..STORED_MIN).contains(&length(iov)) && !iov.iter().any(|part| runtime.memory.meets(&addresses(part)));
+    let outcome = if write.is_short { write.short(iov, &mut message) } else { write.long(iov, &mut message) };
     message.end(write.sent);
     write.end(outcome)
 }
@@ -211,6 +209,7 @@ pub fn write_file(
     let connection = runtime.connections.at(place);
     let _locked = connection.lock_sending();
     let mut write = Write::new(runtime, connection, fd, 0)?;
+    write.is_short = bytes < STORED_MIN;
     let mut message = Message::new(runtime, connection, fd);
     // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
     let mut outcome = Ok(());
@@ -253,11 +252,6 @@ fn cut(
     message: &mut Message<'_>,
     copies: &mut Copies,
 ) -> Result<(), Stop> {
-    let is_short = (1..STORED_MIN).contains(&length(iov));
-    if promised == 0 && is_short && !iov.iter().any(|part| runtime.memory.meets(&addresses(part))) {
-        frames.push(Frame::Real(Parts::from_slice(iov)));
-        return Ok(());
-    }
     let mut all = SmallVec::new();
     parts(runtime, iov, &mut all, copies);
     for part in all {
@@ -359,6 +353,8 @@ struct Write<'a> {
     flags: i32,
     sending: Sending,
     sent: usize,
+    /// All of it is there, and it is too short for the store.
+    is_short: bool,
 }
 
 /// Why a write stops before its end.
@@ -371,7 +367,8 @@ enum Stop {
 impl<'a> Write<'a> {
     /// Begins one, with the connection's lock held; sends first what the last one owes.
     fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Result<Self, Errno> {
-        let mut write = Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0 };
+        let mut write =
+            Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0, is_short: false };
         if write.sending.is_broken() {
             return Err(libc::ECONNRESET);
         }
@@ -404,7 +401,8 @@ impl<'a> Write<'a> {
     }
 
     /// What the program's call returns.
-    fn end(self, outcome: Result<(), Stop>) -> Result<usize, Errno> {
+    fn end(mut self, outcome: Result<(), Stop>) -> Result<usize, Errno> {
+        self.sending.wrote(self.sent, self.is_short);
         self.connection.set_sending(&self.sending);
         match outcome {
             Ok(()) => Ok(self.sent),
@@ -412,6 +410,37 @@ impl<'a> Write<'a> {
             Err(Stop::Full) => Err(libc::EAGAIN),
             Err(Stop::Failed(errno)) => Err(errno),
         }
+    }
+
+    fn long(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
+        let (mut frames, mut copies) = (Frames::new(), Copies::new());
+        let promised = self.sending.promised() as usize;
+        let outcome = cut(self.runtime, iov, promised, &mut frames, message, &mut copies);
+        let outcome = outcome.and_then(|()| self.all(&frames));
+        if let (1.., Some(Frame::Promised(memory) | Frame::Real(memory))) = (self.sent, frames.first()) {
+            message.look(memory);
+        }
+        outcome
+    }
+
+    /// Goes as it is, where all of it is promised; else behind a header.
+    fn short(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
+        let (bytes, promised) = (length(iov), self.sending.promised() as usize);
+        let outcome = if self.sending.owed().is_empty() && promised >= bytes && iov.len() <= PARTS_AT_ONCE {
+            kernel::send(self.fd, iov, self.flags).map_err(Stop::Failed).and_then(|taken| {
+                self.sent = self.sending.sent(taken);
+                count(Counted::SentReal, taken);
+                if taken < bytes { Err(Stop::Full) } else { Ok(()) }
+            })
+        } else {
+            let (owed, rest) = split(iov, promised);
+            let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
+            self.all(&frames.collect::<Frames>())
+        };
+        if self.sent > 0 {
+            message.look(iov);
+        }
+        outcome
     }
 
     /// Sends frames, as many in one call as the kernel takes parts; takes back what does not go.
@@ -440,7 +469,7 @@ impl<'a> Write<'a> {
             if parts > PARTS_AT_ONCE && !cuts.is_empty() {
                 break;
             }
-            let real = frame.begin(&mut planned);
+            let real = frame.begin(&mut planned, self.is_short);
             owed.extend_from_slice(planned.owed());
             cuts.push(owed.len());
             planned.sent(planned.owed().len() + real);
@@ -481,7 +510,7 @@ impl<'a> Write<'a> {
             if taken == 0 {
                 return at;
             }
-            let real = frame.begin(&mut self.sending);
+            let real = frame.begin(&mut self.sending, self.is_short);
             let now = taken.min(self.sending.owed().len() + real);
             let went = self.sending.sent(now);
             taken -= now;
@@ -537,7 +566,8 @@ impl<'a> Write<'a> {
         if there == 0 {
             return Ok(());
         }
-        let promised = self.sending.real(there as usize);
+        let there = there as usize;
+        let promised = if self.is_short { self.sending.short(there) } else { self.sending.real(there) };
         self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
         let moved = kernel::send_file(self.fd, file, from, promised).map_err(Stop::Failed)?;
         self.sent += self.sending.sent(moved);
