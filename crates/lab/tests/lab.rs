@@ -100,7 +100,7 @@ fn a_backend_reaches_the_client_with_the_frontends_address() -> Result<()> {
     let lab = Lab::builder().build()?;
     let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
-    client.set_read_timeout(Some(Duration::from_secs(2)))?;
+    client.set_read_timeout(Some(Duration::from_secs(20)))?;
     let mut borrow = Command::new("ip");
     borrow.args(["addr", "add", &format!("{}/32", lab.frontend().address()), "dev", "lo"]);
     lab.backend().check(borrow)?;
@@ -150,7 +150,7 @@ fn a_link_has_its_delay_and_its_mtu() -> Result<()> {
     let lab = Lab::builder().client_link(Link::wan(DELAY).mtu(1400)).build()?;
     let to = SocketAddr::from((lab.client().address(), 4000));
     let client = lab.client().run(|| UdpSocket::bind(to))??;
-    client.set_read_timeout(Some(Duration::from_secs(2)))?;
+    client.set_read_timeout(Some(Duration::from_secs(20)))?;
     let backend = lab.backend().run(|| UdpSocket::bind((lab.backend().address(), 4001)))??;
     let mut buffer = [0; 16];
     let begin = Instant::now();

@@ -20,7 +20,7 @@ use crate::process::Process;
 const PORT: u16 = 7440;
 
 /// Long enough for a dialer that lost the race with its listener to try again.
-const PEERS_LIMIT: Duration = Duration::from_secs(15);
+const PEERS_LIMIT: Duration = Duration::from_secs(60);
 
 const LOG_END_LINES: usize = 8;
 
