@@ -315,3 +315,34 @@ fn every_header_that_is_none_breaks_the_direction() {
         assert_eq!(receiving.want(), Want::Broken);
     }
 }
+
+/// Writes so many bytes, all of which the socket takes. Returns how many headers that took.
+fn short(sending: &mut Sending, mut bytes: usize) -> usize {
+    let (all, mut headers) = (bytes, 0);
+    while bytes > 0 {
+        headers += usize::from(sending.promised() == 0);
+        let now = sending.short(bytes);
+        sending.sent(sending.owed().len() + now);
+        bytes -= now;
+    }
+    sending.wrote(all, true);
+    headers
+}
+
+#[test]
+fn many_short_writes_need_few_headers_until_a_long_one_comes() {
+    let mut sending = Sending::default();
+    let first: usize = (0..100).map(|_| short(&mut sending, 300)).sum();
+    assert_eq!(first, 100, "nothing is known yet");
+    let later: usize = (0..1000).map(|_| short(&mut sending, 300)).sum();
+    assert!((300_000 / 16_684..60).contains(&later), "{later} headers");
+    // At most this of what is long has to be real, for all that was short before.
+    assert!(sending.promised() <= 16 << 10);
+    let owed = sending.promised() as usize;
+    assert_eq!(sending.real(1 << 20), owed, "what is promised, and then a reference may come");
+    sending.sent(owed);
+    sending.wrote(1 << 20, false);
+    assert!(sending.takes_reference());
+    assert_eq!(short(&mut sending, 300), 1);
+    assert!(sending.takes_reference(), "nothing is promised ahead");
+}
