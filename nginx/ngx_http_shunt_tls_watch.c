@@ -19,6 +19,9 @@
 
 #define TLS_RECORD_SIZE_LIMIT_EXTENSION 28 /* RFC 8449 */
 
+/* Connections whose secret is told next. Threads may have several. */
+static int tls_awaited;
+
 static int tls_state_index = -1;
 static int tls_strict_index = -1;
 
@@ -78,13 +81,25 @@ static void tls_keylog(const SSL *ssl, const char *line)
 {
     ngx_http_shunt_tls_t *state;
     unsigned char secret[SHUNT_TLS_SECRET_BYTES_MAX];
-    size_t n = tls_parse_secret(line, secret);
+    size_t n;
+
+    /* a context may also be a client's, in another thread, for whom that is the other end's secret
+     */
+    if (!SSL_is_server(ssl)) {
+        return;
+    }
+
+    n = tls_parse_secret(line, secret);
 
     if (n == 0) {
         return;
     }
 
-    SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), NULL);
+    if (__atomic_sub_fetch(&tls_awaited, 1, __ATOMIC_RELAXED) <= 0) {
+        __atomic_store_n(&tls_awaited, 0, __ATOMIC_RELAXED);
+        SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), NULL);
+    }
+
     state = ngx_http_shunt_tls_state(ssl);
 
     if (state == NULL) {
@@ -104,6 +119,14 @@ static void tls_keylog(const SSL *ssl, const char *line)
     state->generation = 0;
     state->records = 0;
     state->strict = SSL_get_ex_data(ssl, tls_strict_index) != NULL;
+}
+
+/* The program has none of its own, which would be one that logs secrets. */
+static int tls_may_ask(SSL_CTX *ctx)
+{
+    void (*callback)(const SSL *, const char *) = SSL_CTX_get_keylog_callback(ctx);
+
+    return callback == NULL || callback == tls_keylog;
 }
 
 static int tls_is_message(int content_type, const void *bytes, size_t n, unsigned char type)
@@ -132,7 +155,8 @@ static void tls_message(int written, int version, int content_type, const void *
         /* Should OpenSSL have to wait with the secret, another connection may take the callback
          * away, and this one is relayed. */
         if (tls_is_message(content_type, bytes, n, SSL3_MT_FINISHED) && SSL_is_server(ssl) &&
-            SSL_CTX_get_keylog_callback(SSL_get_SSL_CTX(ssl)) == NULL) {
+            SSL_version(ssl) == TLS1_3_VERSION && tls_may_ask(SSL_get_SSL_CTX(ssl))) {
+            __atomic_add_fetch(&tls_awaited, 1, __ATOMIC_RELAXED);
             SSL_CTX_set_keylog_callback(SSL_get_SSL_CTX(ssl), tls_keylog);
         }
 

@@ -20,6 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use rustix::net::sockopt::Timeout;
 use shunt_odb::absent::Piece;
 use shunt_odb::segment::now_ms;
 use shunt_sys::erase::{Erased, wipe_stack};
@@ -29,7 +30,7 @@ use zerocopy::FromZeros;
 
 use crate::bypass::{self, Turn};
 use crate::descriptors::borrow;
-use crate::hooks::{Inside, openssl, set_errno};
+use crate::hooks::{Inside, openssl, real, set_errno};
 use crate::memory::any_absent;
 use crate::runtime::Runtime;
 
@@ -40,6 +41,8 @@ pub type Context = c_void;
 
 /// `SHUNT_TLS_READY`.
 const READY: c_int = 0;
+/// How often a write looks again whether its turn has come, once the socket has room, before its bytes are fetched.
+const PATIENCE: u32 = 8;
 /// Of a body that cannot be handed off so much is fetched ahead.
 const AHEAD_BYTES: u64 = 256 << 10;
 
@@ -133,6 +136,14 @@ impl Progress {
     }
 }
 
+/// The connection is to be used for another (SSL_clear(3)): what was begun on the last is of no meaning there.
+pub fn begin_again(ssl: *mut Ssl) {
+    if watches() && !ssl.is_null() {
+        // SAFETY: the program's connection.
+        unsafe { Progress::default().keep(ssl) };
+    }
+}
+
 /// What OpenSSL does not know: the last write waits for room in the socket (SSL_ERROR_WANT_WRITE). It is told once.
 ///
 /// # Safety
@@ -167,6 +178,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
     }
     // SAFETY: as above.
     let connection = Connection { runtime, ssl, fd: unsafe { shunt_openssl_socket(ssl) } };
+    let mut patience = PATIENCE;
     while done < memory.len() {
         let rest = memory.start + done..memory.end;
         if begun == 0 {
@@ -176,13 +188,18 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
             let turn = if absent > 0 && before == 0 { connection.hand_off(&run) } else { Turn::Never };
             match turn {
                 Turn::Now => {
-                    done += absent;
+                    (done, patience) = (done + absent, PATIENCE);
                     continue;
                 }
-                Turn::Later if connection.waits() => {
+                Turn::Later if !connection.waits() => {
                     // SAFETY: as above.
                     unsafe { Progress { done, begun: 0, is_full: true }.keep(ssl) };
+                    set_errno(libc::EAGAIN);
                     return Some(-1);
+                }
+                Turn::Later if patience > 0 => {
+                    patience -= 1;
+                    continue;
                 }
                 _ => {}
             }
@@ -230,6 +247,18 @@ fn has_room(fd: RawFd) -> bool {
     poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
+/// The same, after as much time as a write of the program's would wait.
+fn waits_for_room(fd: RawFd) -> bool {
+    if rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+        return false;
+    }
+    let limit = rustix::net::sockopt::socket_timeout(borrow(fd), Timeout::Send).ok().flatten();
+    let limit_ms = limit.map_or(-1, |limit| c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX));
+    let mut wanted = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one, which lives in this frame. glibc's, because the thread may be cancelled in a write.
+    unsafe { real::poll(&raw mut wanted, 1, limit_ms) == 1 }
+}
+
 /// A connection in a write.
 struct Connection {
     runtime: &'static Runtime,
@@ -248,18 +277,15 @@ impl Connection {
         bypass::turn(self.runtime, self.fd, run)
     }
 
-    /// Whether a program that does not block is to come again when the socket has room: all that was written before has left
-    /// then, and a handoff may begin. So the KeyUpdate goes into the socket, which has no room as long as that waits there; and
-    /// the kernel is asked, which then tells when there is room again.
+    /// Waits as the program's own write would, until the socket has room: all that was written before has left then, and a
+    /// handoff may begin. So the KeyUpdate goes into the socket, which has no room as long as that waits there. False: the
+    /// program is to come again, when the kernel tells it that there is room.
     fn waits(&self) -> bool {
-        let Some(_inside) = Inside::enter() else { return false };
-        let flags = rustix::fs::fcntl_getfl(borrow(self.fd));
-        if !flags.is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
-            return false;
+        if let Some(_inside) = Inside::enter() {
+            // SAFETY: as above.
+            unsafe { shunt_openssl_flush(self.ssl) };
         }
-        // SAFETY: as above.
-        unsafe { shunt_openssl_flush(self.ssl) };
-        !has_room(self.fd)
+        has_room(self.fd) || waits_for_room(self.fd)
     }
 
     /// Now: it is done. Never: OpenSSL writes it.

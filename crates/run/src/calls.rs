@@ -95,7 +95,7 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Kernels, &["aio_read", "aio_read64", "aio_write", "aio_write64", "lio_listio", "lio_listio64"]),
     // OpenSSL's, for those who have it.
     (Openssl, &["SSL_write", "SSL_write_ex", "SSL_get_error", "SSL_CTX_new", "SSL_CTX_new_ex"]),
-    (Openssl, &["SSL_set_msg_callback", "SSL_callback_ctrl"]),
+    (Openssl, &["SSL_set_msg_callback", "SSL_callback_ctrl", "SSL_clear"]),
     // Rings would read and write connections where frames are bytes as any others.
     (Refused, &["io_uring_setup", "io_uring_queue_init", "io_uring_queue_init_params", "io_uring_queue_init_mem"]),
 ];

@@ -32,13 +32,19 @@ impl KeyLog for Secret {
 #[derive(Debug, Clone)]
 pub struct Target {
     address: Ipv4Addr,
+    pub port: u16,
     authority: PathBuf,
     files: PathBuf,
 }
 
 impl Target {
     pub fn of(service: &Running<'_>) -> Self {
-        Self { address: service.lab.frontend().address(), authority: authority(service), files: service.files.clone() }
+        Self {
+            address: service.lab.frontend().address(),
+            port: 443,
+            authority: authority(service),
+            files: service.files.clone(),
+        }
     }
 }
 
@@ -122,7 +128,7 @@ impl Client {
 
     pub fn connect_with(target: &Target, shared: &Shared) -> Result<Self> {
         let tls = ClientConnection::new(shared.config.clone(), IpAddr::from(target.address).into())?;
-        let stream = TcpStream::connect((target.address, 443))?;
+        let stream = TcpStream::connect((target.address, target.port))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false, hold: false })

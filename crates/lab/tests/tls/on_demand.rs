@@ -2,6 +2,7 @@
 //! between.
 
 mod lost;
+mod programs;
 
 use std::process::Command;
 

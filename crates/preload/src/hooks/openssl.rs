@@ -62,6 +62,7 @@ openssl! {
     new_context_ex is c"SSL_CTX_new_ex"(library: *mut c_void, properties: *const c_void, method: *const c_void) -> *mut Context, else ptr::null_mut();
     set_callback is c"SSL_set_msg_callback"(ssl: *mut Ssl, callback: Function) -> (), else Default::default();
     get_error is c"SSL_get_error"(ssl: *const Ssl, returned: c_int) -> c_int, else SYSCALL_ERROR;
+    clear is c"SSL_clear"(ssl: *mut Ssl) -> c_int, else 0;
     callback_ctrl is c"SSL_callback_ctrl"(ssl: *mut Ssl, command: c_int, callback: Function) -> c_long, else 0;
 }
 
@@ -112,6 +113,13 @@ unsafe extern "C-unwind" fn SSL_get_error(ssl: *const Ssl, returned: c_int) -> c
     }
     // SAFETY: as above.
     unsafe { get_error(ssl, returned) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn SSL_clear(ssl: *mut Ssl) -> c_int {
+    tls::begin_again(ssl);
+    // SAFETY: as above.
+    unsafe { clear(ssl) }
 }
 
 fn made(context: *mut Context) -> *mut Context {
