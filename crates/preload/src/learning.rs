@@ -43,7 +43,8 @@ pub struct Message<'a> {
 pub struct Telling {
     pub head: usize,
     pub tail: usize,
-    probe: bool,
+    /// It goes by reference only to see: then one as short as any tells as much.
+    pub probe: bool,
     note: Note,
 }
 

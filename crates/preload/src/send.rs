@@ -535,7 +535,7 @@ impl<'a> Write<'a> {
         let before = self.sent;
         let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
         let begins = before == 0 && message.begins();
-        let telling = can_be_stored.then(|| message.plan(bytes.min(COPIED_MAX), begins)).flatten();
+        let telling = can_be_stored.then(|| message.plan(bytes.min(REAL_AT_ONCE), begins)).flatten();
         let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
         // A file's end is no frame of the program's own, which somebody would look at.
         if telling.head > 0 {
@@ -546,7 +546,8 @@ impl<'a> Write<'a> {
             // The socket took a part of the head: the rest of it is for another write.
             return Ok(());
         }
-        let stored = self.runtime.store.put_file(file, from + head as u64, bytes - head);
+        let most = if telling.probe { COPIED_MAX } else { bytes };
+        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(most));
         match stored {
             Some(reference) => {
                 message.stored(&reference, &telling);

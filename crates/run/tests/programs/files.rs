@@ -156,6 +156,41 @@ sock.recv(1)",
     assert!(fetched < 64 << 20, "{fetched} bytes were fetched, of which nobody looked at more than a few");
 }
 
+/// Who reads all of it gets it for real, but for a little, once that is known.
+#[test]
+fn a_file_that_is_read_goes_for_real_but_for_short_probes() {
+    const MESSAGES: usize = 60;
+    let Some(bed) = Bed::of(2, Limits::default()) else { return };
+    let sends = SENDS
+        .replace("new.write(b'x' * 400_000)", "new.write(b'x' * (8 << 20))")
+        .replace("b'go'", "b'go'\nfor turn in range(MESSAGES):\n  at = 0")
+        .replace(
+            "assert os.sendfile(sock.fileno(), file.fileno(), 0, 1_000_000) == 400_000",
+            "  while at < 8 << 20: at += os.sendfile(sock.fileno(), file.fileno(), at, 8 << 20)\n  sock.recv(2)",
+        );
+    let sends = sends.replace("MESSAGES", &MESSAGES.to_string());
+    let looks = format!(
+        "{}
+sock.sendall(b'go')
+for turn in range({MESSAGES}):
+    at = 0
+    while at < 8 << 20:
+        part = sock.recv(100_000)
+        assert part and part == b'x' * len(part), at
+        at += len(part)
+    sock.sendall(b'go')
+print(at == 8 << 20)",
+        LOOKS.split("sock.sendall").next().unwrap()
+    );
+    let output = talk(&bed, &sends, &looks, "0");
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"True\n", "{} {why}", output.status);
+    let (fetched, probes) = (bed.counted("fetched_bytes"), bed.machine(1).program_counted("python3", "probes"));
+    println!("{fetched} bytes fetched, {probes} probes");
+    // Before that is known, of what begins a message and of what follows, some messages go by reference.
+    assert!(probes > 0 && fetched < (6 * 8 + probes) << 20, "{fetched} bytes were fetched, {probes} probes");
+}
+
 /// Every way to call sendfile, and what it returns.
 const CALLS: &str = "
 import os, socket, sys, threading
