@@ -157,6 +157,7 @@ impl Receiving {
 
     /// What is needed next.
     #[must_use]
+    #[inline]
     pub fn want(&self) -> Want {
         match self.stage {
             WANT_PREAMBLE => Want::Preamble(PREAMBLE.len()),
@@ -194,6 +195,7 @@ impl Receiving {
     ///
     /// # Errors
     /// The direction is broken from here on.
+    #[inline]
     pub fn took_header(&mut self, bytes: &[u8]) -> Result<(), NotAFrame> {
         let have = self.header_bytes as usize;
         let Some(room) = self.header.get_mut(have..have + bytes.len()) else {
@@ -224,6 +226,7 @@ impl Receiving {
     }
 
     /// The program has got `bytes` real bytes, at most what [`Want::Real`] said.
+    #[inline]
     pub fn took_real(&mut self, bytes: u64) {
         debug_assert!(self.stage == WANT_REAL && bytes <= self.left);
         self.left = self.left.saturating_sub(bytes);
@@ -371,18 +374,21 @@ impl Default for Sending {
 
 impl Sending {
     /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
+    #[inline]
     pub fn real(&mut self, bytes: usize) -> usize {
         self.promise(bytes, bytes)
     }
 
     /// The same of a write that is short. After many of those, and none that is long ([`Self::wrote`]), the frame promises
     /// more than this one has: what comes next is as short, or loses a part in [`AHEAD_PART`] of what was saved before.
+    #[inline]
     pub fn short(&mut self, bytes: usize) -> usize {
         let ahead = (self.short_bytes / AHEAD_PART).min(AHEAD_MAX) as usize;
         let ahead = if ahead < AHEAD_MIN as usize { 0 } else { ahead };
         self.promise(bytes, bytes.saturating_add(ahead))
     }
 
+    #[inline]
     fn promise(&mut self, bytes: usize, most: usize) -> usize {
         if self.left == 0 {
             let promised = most.min(REAL_MAX);
@@ -393,6 +399,7 @@ impl Sending {
     }
 
     /// So many of a write's bytes have gone; `is_short`: the write was short, and all of it real.
+    #[inline]
     pub fn wrote(&mut self, bytes: usize, is_short: bool) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.short_bytes = if is_short { self.short_bytes.saturating_add(bytes) } else { 0 };
@@ -400,6 +407,7 @@ impl Sending {
 
     /// Bytes of the real frame that is open, which only real bytes can make up.
     #[must_use]
+    #[inline]
     pub fn promised(&self) -> u64 {
         self.left
     }
@@ -438,6 +446,7 @@ impl Sending {
 
     /// Whether [`Self::break_off`] was called.
     #[must_use]
+    #[inline]
     pub fn is_broken(&self) -> bool {
         self.flags & BROKEN != 0
     }
@@ -458,11 +467,13 @@ impl Sending {
 
     /// What goes into the socket before anything else.
     #[must_use]
+    #[inline]
     pub fn owed(&self) -> &[u8] {
         &self.owed[..(self.owed_bytes as usize).min(OWED_MAX)]
     }
 
     /// The socket took `bytes` of [`Self::owed`] and the real bytes behind them. Returns how many of those were real.
+    #[inline]
     pub fn sent(&mut self, bytes: usize) -> usize {
         let owed = self.owed().len();
         let of_owed = bytes.min(owed);

@@ -18,7 +18,7 @@ use crate::hooks::{outside, real};
 use crate::kernel;
 use crate::peek::peek;
 use crate::runtime::Runtime;
-use crate::send::{Errno, PARTS_AT_ONCE, Parts, addresses, length, split};
+use crate::send::{Errno, PARTS_AT_ONCE, Parts, addresses, behind, first, length, split};
 use crate::stack;
 
 /// A read under way.
@@ -81,8 +81,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
         }
         let mut read = Read::new(runtime, connection, fd, flags & !libc::MSG_DONTWAIT);
         read.got = got;
-        let rest = split(iov, got).1;
-        let stop = read.fill(rest);
+        let stop = read.fill(behind(iov, got));
         read.give_up_behind(iov);
         read.tidy(read.got - got);
         got = read.got;
@@ -248,6 +247,10 @@ impl<'a> Read<'a> {
         while !rest.is_empty() {
             let before = self.got;
             self.step(&rest)?;
+            if self.drained {
+                // Nothing more is there: what is left of the buffer is for another read.
+                return if length(&rest) == self.got - before { Ok(()) } else { Err(Stop::Empty(1)) };
+            }
             rest = split(&rest, self.got - before).1;
         }
         Ok(())
@@ -352,7 +355,8 @@ impl<'a> Read<'a> {
 
     /// Has the kernel put real bytes into place, behind `seen` bytes of ours that are not taken yet.
     fn real(&mut self, rest: &[iovec], left: u64, seen: usize) -> Result<(), Stop> {
-        let (now, _) = split(rest, usize::try_from(left).unwrap_or(usize::MAX));
+        let most = usize::try_from(left).unwrap_or(usize::MAX);
+        let now = first(rest, most);
         if now.iter().any(|part| self.runtime.memory.meets(&addresses(part))) {
             now.iter().for_each(|part| self.runtime.memory.overwriting(&addresses(part)));
         }
@@ -367,8 +371,10 @@ impl<'a> Read<'a> {
         }
         if at_edge > 0 {
             parts.extend(own(&mut edge));
+            parts.extend(split(&now, at_edge).1);
+        } else {
+            parts.extend_from_slice(&now);
         }
-        parts.extend(split(&now, at_edge).1);
         // The next frame's header, where this one ends here: of itself it is nothing that the program could read.
         let whole = room as u64 == left;
         if whole && parts.len() < PARTS_AT_ONCE {

@@ -46,6 +46,22 @@ pub fn length(parts: &[iovec]) -> usize {
     parts.iter().map(|part| part.iov_len).sum()
 }
 
+/// The first `bytes` of some memory.
+pub fn first(parts: &[iovec], bytes: usize) -> Parts {
+    match parts {
+        [part] => SmallVec::from_elem(iovec { iov_len: part.iov_len.min(bytes), ..*part }, 1),
+        _ => split(parts, bytes).0,
+    }
+}
+
+/// Without the first `bytes`.
+pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
+    match parts {
+        [part] if bytes == 0 => SmallVec::from_elem(*part, 1),
+        _ => split(parts, bytes).1,
+    }
+}
+
 /// The first `bytes` of some memory, and the rest.
 pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
     let (mut first, mut rest) = (Parts::new(), Parts::new());
@@ -325,6 +341,14 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &m
     }
 }
 
+/// Whether a message's body may be written next: HTTP's header ends here, or FastCGI's with its padding.
+fn ends_head(memory: &[iovec]) -> bool {
+    const END: usize = 12;
+    let slices = slices(memory);
+    let Some(slice) = slices.last() else { return false };
+    slice[slice.len().saturating_sub(END)..].windows(4).any(|four| four == b"\r\n\r\n")
+}
+
 /// Bytes that go themselves.
 fn real(memory: Parts, frames: &mut Frames) {
     let mut left = memory;
@@ -342,7 +366,7 @@ pub fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
     // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
     // with write(2). It is only copied.
     let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
-    memory.iter().map(slice).collect()
+    memory.iter().filter(|part| part.iov_len > 0).map(slice).collect()
 }
 
 /// A write under way.
@@ -437,7 +461,7 @@ impl<'a> Write<'a> {
             let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
             self.all(&frames.collect::<Frames>())
         };
-        if self.sent > 0 {
+        if self.sent > 0 && ends_head(iov) {
             message.look(iov);
         }
         outcome

@@ -94,6 +94,7 @@ impl SharedMemory {
         self.bytes == 0
     }
 
+    #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset, "{bytes} bytes at {offset} of {}", self.bytes);
         // SAFETY: inside the mapping.
@@ -104,6 +105,7 @@ impl SharedMemory {
     ///
     /// # Panics
     /// Outside the memory, as all of these do.
+    #[inline]
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(self.writable);
         let to = self.at(offset, bytes.len());
@@ -112,6 +114,7 @@ impl SharedMemory {
     }
 
     /// Copies out.
+    #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.at(offset, into.len());
         // SAFETY: as in `write`.
@@ -148,6 +151,7 @@ impl SharedMemory {
     /// # Panics
     /// Outside the memory, or where `offset` is not a multiple of 4.
     #[must_use]
+    #[inline]
     pub fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4));
         // SAFETY: mapped for as long as `self`, aligned, and an atomic has no invalid values.
@@ -159,6 +163,7 @@ impl SharedMemory {
     /// # Panics
     /// Outside the memory, or where `offset` is not a multiple of 8.
     #[must_use]
+    #[inline]
     pub fn long(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8));
         // SAFETY: as in `word`.
