@@ -65,7 +65,8 @@ pub enum Bench {
     /// Cases: bypass/64k is the part of a body's bytes that an intermediate's ports never see, /unaligned with buffers that
     /// begin elsewhere than at a page; is-cpu/*, fe-cpu/* and be-cpu/* are microseconds of one tier's core per response, cpu/2is/* of the whole
     /// service's with 2 intermediates; small/3k the throughput of bodies too short to be left in the store, touched/64k
-    /// of bodies that the intermediate reads to the last byte (sub_filter).
+    /// of bodies that the intermediate reads to the last byte (sub_filter). fe-cpu/*/tls has clients that speak TLS 1.3;
+    /// handshake/1k is how many new connections of theirs, with a response each, one core of the frontend carries.
     ///
     /// --paper reproduces the tables of the paper that this is from, with PHP behind nginx and nginx.
     ///

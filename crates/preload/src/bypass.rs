@@ -37,7 +37,7 @@ use crate::outside;
 use crate::runtime::Runtime;
 use crate::send::{Errno, Parts, addresses, length, of};
 pub use handings::Handings;
-pub use sealed::{Turn, can_begin, is_growing, seal, turn};
+pub use sealed::{Client, Turn, can_begin, seal};
 
 /// What is shorter, and not a part of what is as long, is not worth a handoff of its own.
 const LONG: u64 = 64 << 10;

@@ -28,7 +28,7 @@ use shunt_wire::local::Tls;
 use smallvec::SmallVec;
 use zerocopy::FromZeros;
 
-use crate::bypass::{self, Turn};
+use crate::bypass::{self, Client, Turn};
 use crate::descriptors::borrow;
 use crate::hooks::{Inside, openssl, real, set_errno};
 use crate::memory::any_absent;
@@ -177,7 +177,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         return None;
     }
     // SAFETY: as above.
-    let connection = Connection { runtime, ssl, fd: unsafe { shunt_openssl_socket(ssl) } };
+    let connection = Connection { runtime, ssl, client: Client::of(unsafe { shunt_openssl_socket(ssl) }) };
     let mut patience = PATIENCE;
     while done < memory.len() {
         let rest = memory.start + done..memory.end;
@@ -187,7 +187,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
             let before = run.first().map_or(0, |first| first.addresses.start - rest.start);
             let turn = if absent > 0 && before == 0 { connection.hand_off(&run) } else { Turn::Never };
             match turn {
-                Turn::Now => {
+                Turn::Now | Turn::Grows => {
                     (done, patience) = (done + absent, PATIENCE);
                     continue;
                 }
@@ -263,18 +263,19 @@ fn waits_for_room(fd: RawFd) -> bool {
 struct Connection {
     runtime: &'static Runtime,
     ssl: *mut Ssl,
-    fd: RawFd,
+    /// `None`: it goes to no socket that others could send on.
+    client: Option<Client>,
 }
 
 impl Connection {
     /// Whether a handoff may begin here, or go on.
     fn turn(&self, run: &[Piece]) -> Turn {
-        let Some(_inside) = Inside::enter() else { return Turn::Never };
+        let (Some(_inside), Some(client)) = (Inside::enter(), self.client) else { return Turn::Never };
         // SAFETY: the program's connection.
-        if self.fd < 0 || unsafe { ngx_http_shunt_tls_refused(self.ssl, now_ms()) } != READY {
+        if unsafe { ngx_http_shunt_tls_refused(self.ssl, now_ms()) } != READY {
             return Turn::Never;
         }
-        bypass::turn(self.runtime, self.fd, run)
+        client.turn(self.runtime, run)
     }
 
     /// Waits as the program's own write would, until the socket has room: all that was written before has left then, and a
@@ -285,25 +286,23 @@ impl Connection {
             // SAFETY: as above.
             unsafe { shunt_openssl_flush(self.ssl) };
         }
-        has_room(self.fd) || waits_for_room(self.fd)
+        self.client.is_none_or(|client| has_room(client.fd) || waits_for_room(client.fd))
     }
 
     /// Now: it is done. Never: OpenSSL writes it.
     fn hand_off(&self, run: &[Piece]) -> Turn {
         let turn = self.turn(run);
-        if turn != Turn::Now {
-            return turn;
-        }
+        let Some(client) = self.client.filter(|_| matches!(turn, Turn::Now | Turn::Grows)) else { return turn };
         let _locked = lock();
         let Some(_inside) = Inside::enter() else { return Turn::Never };
         // SAFETY: the program's connection; keys that live meanwhile.
         let go_on = |keys: &Tls, bytes| unsafe { ngx_http_shunt_tls_go_on(self.ssl, keys, bytes, now_ms()) == 0 };
-        if bypass::is_growing(self.runtime, self.fd) {
-            return bypass::seal(self.runtime, self.fd, run, None, go_on);
+        if turn == Turn::Grows {
+            return bypass::seal(self.runtime, client, run, None, go_on);
         }
         // SAFETY: as above.
         unsafe { shunt_openssl_flush(self.ssl) };
-        if !has_room(self.fd) {
+        if !has_room(client.fd) {
             return Turn::Later;
         }
         let mut keys = Erased::new(Tls::new_zeroed());
@@ -314,7 +313,7 @@ impl Connection {
             let fresh = ngx_http_shunt_tls_is_fresh(self.ssl);
             ngx_http_shunt_tls_hand_over(self.ssl, fresh, now_ms(), &raw mut *keys)
         };
-        let turn = if given == 1 { bypass::seal(self.runtime, self.fd, run, Some(keys), go_on) } else { Turn::Never };
+        let turn = if given == 1 { bypass::seal(self.runtime, client, run, Some(keys), go_on) } else { Turn::Never };
         wipe_stack();
         turn
     }

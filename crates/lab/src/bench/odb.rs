@@ -55,7 +55,8 @@ impl Odb {
 }
 
 fn plan(kind: Kind) -> Plan {
-    let settings = Settings { locations: Some(touching), ..Settings::default() };
+    let tls = kind.tls.then_some(super::tls::TUNED);
+    let settings = Settings { locations: Some(touching), tls, ..Settings::default() };
     let on_demand = Some(OnDemand { unaligned: kind.unaligned });
     Plan::of(kind.shape, Options { on_demand, settings, ..Options::default() })
 }

@@ -47,7 +47,7 @@ fn plan(case: Case) -> Plan {
 
 /// A record of 16 KiB is the largest that there is, and AES-128 the cheapest cipher on processors that have
 /// instructions for it.
-const TUNED: &str = "        ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
+pub(super) const TUNED: &str = "        ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;
         ssl_prefer_server_ciphers on;
         ssl_buffer_size 16k;
         ssl_session_cache shared:tls:16m;

@@ -18,9 +18,34 @@ use crate::runtime::Runtime;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     Now,
+    /// Behind what has begun in this turn of the program's, under the same keys.
+    Grows,
     /// When what is before it has left.
     Later,
     Never,
+}
+
+/// A connection, by the descriptor that is written to and by its cookie (SO_COOKIE).
+#[derive(Clone, Copy)]
+pub struct Client {
+    pub fd: RawFd,
+    cookie: u64,
+}
+
+impl Client {
+    /// `None`: nobody else can send there.
+    pub fn of(fd: RawFd) -> Option<Self> {
+        if fd < 0 || !may_be_client(fd) {
+            return None;
+        }
+        let cookie = rustix::net::sockopt::socket_cookie(borrow(fd)).ok()?;
+        Some(Self { fd, cookie })
+    }
+
+    /// Whether a run of absent bytes may go out on it, behind what has begun there or by itself.
+    pub fn turn(self, runtime: &'static Runtime, run: &[Piece]) -> Turn {
+        runtime.bypass.lock().turn(runtime, self, run)
+    }
 }
 
 /// Whether anything can be handed off at all.
@@ -28,40 +53,30 @@ pub fn can_begin(runtime: &'static Runtime) -> bool {
     runtime.bypass.handings.try_lock().is_ok_and(|mut handings| handings.connect(runtime))
 }
 
-/// Whether a run of absent bytes may go out on a connection, behind what has begun there or by itself.
-pub fn turn(runtime: &'static Runtime, fd: RawFd, run: &[Piece]) -> Turn {
-    let cookie = rustix::net::sockopt::socket_cookie(borrow(fd));
-    let Some(cookie) = cookie.ok().filter(|_| may_be_client(fd)) else { return Turn::Never };
-    runtime.bypass.lock().turn(runtime, fd, cookie, run)
-}
-
-/// Whether a handoff under keys that were given away in this turn may grow.
-pub fn is_growing(runtime: &'static Runtime, fd: RawFd) -> bool {
-    let cookie = rustix::net::sockopt::socket_cookie(borrow(fd));
-    cookie.is_ok_and(|cookie| runtime.bypass.lock().begun_on(cookie).is_some())
-}
-
 /// Has the holder of a run of absent bytes seal and send them: under keys that are given away now; without keys, behind what
 /// has begun under some. `go_on` is told how much is under these keys now, and says whether the connection can go on.
 pub fn seal(
     runtime: &'static Runtime,
-    fd: RawFd,
+    Client { fd, cookie }: Client,
     run: &[Piece],
     keys: Option<Erased<Tls>>,
     go_on: impl FnOnce(&Tls, u64) -> bool,
 ) -> Turn {
-    let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return Turn::Never };
     let mut handings = runtime.bypass.lock();
+    let begins = keys.is_some();
     let at = match keys {
         Some(_) => handings.begin(runtime, fd, cookie, run, keys),
         None => handings.begun_on(cookie).filter(|at| handings.begun(*at).is_sealed && handings.grow(*at, fd, run)),
     };
-    let Some(at) = at else { return if unsent(fd) { Turn::Later } else { Turn::Never } };
+    let Some(at) = at else {
+        // Or the agent has been told meanwhile of what was to grow.
+        return if unsent(fd) || handings.is_under_way(cookie) { Turn::Later } else { Turn::Never };
+    };
     let handing = handings.begun(at);
-    if handing.keys.as_ref().is_some_and(|keys| go_on(keys, handing.message.length)) {
-        handings.tell_if_waits(fd, 0);
-    } else {
+    if !handing.keys.as_ref().is_some_and(|keys| go_on(keys, handing.message.length)) {
         handings.give_up(at);
+    } else if begins {
+        handings.tell_if_waits(fd, 0);
     }
     drop(handings);
     count(Counted::HandedOff, bytes(run) as usize);
@@ -70,12 +85,12 @@ pub fn seal(
 }
 
 impl Handings {
-    fn turn(&mut self, runtime: &Runtime, fd: RawFd, cookie: u64, run: &[Piece]) -> Turn {
+    fn turn(&mut self, runtime: &Runtime, Client { fd, cookie }: Client, run: &[Piece]) -> Turn {
         self.settle();
         let Some(first) = run.first() else { return Turn::Never };
         if let Some(at) = self.begun_on(cookie) {
             let begun = self.begun(at);
-            return if begun.is_sealed && begun.can_take(run) { Turn::Now } else { Turn::Later };
+            return if begun.is_sealed && begun.can_take(run) { Turn::Grows } else { Turn::Later };
         }
         let is_long = bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG);
         if !is_long || bytes(run) > REGION_MAX || !self.sends(runtime, first.hold.payload().holder) {

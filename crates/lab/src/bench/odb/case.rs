@@ -19,6 +19,10 @@ pub(super) enum Case {
     Bypass { unaligned: bool },
     /// One tier's CPU per response.
     Tier { tier: Tier, size: u64, wire: Wire },
+    /// The frontend's CPU per response of 1 MiB to clients that speak TLS 1.3.
+    FrontendTls,
+    /// New connections of TLS 1.3, each with one response of 1 KiB, that one core of the frontend carries.
+    Handshake,
     /// The whole service's CPU per response, with two intermediates.
     Service,
     /// Bodies that are too short to be left in the store.
@@ -39,6 +43,7 @@ pub(super) enum Tier {
 pub(super) struct Kind {
     pub(super) shape: Shape,
     pub(super) unaligned: bool,
+    pub(super) tls: bool,
 }
 
 impl Subject for Case {
@@ -55,7 +60,7 @@ impl Subject for Case {
             ]
             .map(tier),
         );
-        all.extend([Self::Service, Self::Small, Self::Touched]);
+        all.extend([Self::FrontendTls, Self::Handshake, Self::Service, Self::Small, Self::Touched]);
         all
     }
 
@@ -67,6 +72,8 @@ impl Subject for Case {
             Self::Tier { tier: Tier::Backend, size, .. } => format!("be-cpu/{}", size_name(size)),
             Self::Tier { tier: Tier::Intermediate, size, wire } => format!("is-cpu/{}/{wire}", size_name(size)),
             Self::Tier { tier: Tier::Frontend, size, wire } => format!("fe-cpu/{}/{wire}", size_name(size)),
+            Self::FrontendTls => "fe-cpu/1m/tls".to_owned(),
+            Self::Handshake => "handshake/1k".to_owned(),
             Self::Service => "cpu/2is/1m/tso".to_owned(),
             Self::Small => "small/3k".to_owned(),
             Self::Touched => "touched/64k".to_owned(),
@@ -76,8 +83,8 @@ impl Subject for Case {
     fn unit(self) -> Unit {
         match self {
             Self::Bypass { .. } => Unit::OfTheBody,
-            Self::Tier { .. } | Self::Service => Unit::MicrosecondsPerResponse,
-            Self::Small | Self::Touched => Unit::ResponsesPerSecond,
+            Self::Tier { .. } | Self::FrontendTls | Self::Service => Unit::MicrosecondsPerResponse,
+            Self::Handshake | Self::Small | Self::Touched => Unit::ResponsesPerSecond,
         }
     }
 
@@ -90,7 +97,8 @@ impl Subject for Case {
             Self::Tier { tier: Tier::Frontend, .. } => Target::at_most(0.2),
             Self::Tier { tier: Tier::Backend, .. } => Target::at_most(1.3),
             Self::Service => Target::at_most(0.25),
-            Self::Small => Target::at_least(0.97),
+            Self::FrontendTls => Target::at_most(0.3),
+            Self::Handshake | Self::Small => Target::at_least(0.97),
             Self::Touched => Target::at_least(0.8),
         })
     }
@@ -102,7 +110,8 @@ impl Case {
         match self {
             Self::Tier { size, .. } => size,
             Self::Bypass { .. } | Self::Touched => 64 * KIB,
-            Self::Service => MIB,
+            Self::FrontendTls | Self::Service => MIB,
+            Self::Handshake => KIB,
             Self::Small => 3 * KIB,
         }
     }
@@ -110,10 +119,15 @@ impl Case {
     pub(super) fn kind(self) -> Kind {
         let (intermediates, wire) = match self {
             Self::Tier { wire, .. } => (1, wire),
+            Self::FrontendTls | Self::Handshake => (1, Wire::Tso),
             Self::Service => (2, Wire::Tso),
             Self::Bypass { .. } | Self::Small | Self::Touched => (1, Wire::Mtu),
         };
-        Kind { shape: Shape { intermediates, wire }, unaligned: self == Self::Bypass { unaligned: true } }
+        Kind {
+            shape: Shape { intermediates, wire },
+            unaligned: self == Self::Bypass { unaligned: true },
+            tls: matches!(self, Self::FrontendTls | Self::Handshake),
+        }
     }
 
     /// How its hosts are placed.
@@ -127,6 +141,7 @@ impl Case {
                 }
                 .to_owned(),
             ),
+            Self::FrontendTls | Self::Handshake => Placement::Tier("frontend".to_owned()),
             _ => Placement::WholeService,
         }
     }
@@ -137,7 +152,8 @@ pub(super) const INTERMEDIATE: &str = "intermediate1";
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.shape, if self.unaligned { ", unaligned buffers" } else { "" })
+        let unaligned = if self.unaligned { ", unaligned buffers" } else { "" };
+        write!(f, "{}{unaligned}{}", self.shape, if self.tls { ", TLS" } else { "" })
     }
 }
 
@@ -159,6 +175,8 @@ mod tests {
                 "is-cpu/1m/tso <= 0.1",
                 "fe-cpu/1m/tso <= 0.2",
                 "be-cpu/64k <= 1.3",
+                "fe-cpu/1m/tls <= 0.3",
+                "handshake/1k >= 0.97",
                 "cpu/2is/1m/tso <= 0.25",
                 "small/3k >= 0.97",
                 "touched/64k >= 0.8",

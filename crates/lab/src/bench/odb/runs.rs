@@ -23,6 +23,9 @@ pub(super) fn measure(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseO
     let background = bed.background();
     let microseconds = |cost: &Cost| cost.microseconds(&background);
     let costs = Costs::measure(bed, effort.judged_rounds(), |side| load(bed, case, side, effort.load()))?;
+    if case == Case::Handshake {
+        return Ok(costs.compared(case, |cost| cost.responses_per_core_second(&background)));
+    }
     if matches!(case, Case::Small | Case::Touched) {
         return Ok(costs.compared(case, |cost| cost.report.requests_per_second));
     }
@@ -33,18 +36,24 @@ pub(super) fn measure(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseO
 /// One side as a case has it, with the bed as it is placed.
 pub(super) fn load(bed: &Bed<'_>, case: Case, side: Side, time: Duration) -> Result<Cost> {
     let directory = if case == Case::Touched { TOUCHING } else { "" };
-    ask(bed, &format!("{directory}/{}", size_name(case.size())), side, time)
+    let path = format!("{directory}/{}", size_name(case.size()));
+    let (_, chain) = bed.target(side)?;
+    match case {
+        Case::FrontendTls => bed.load_with(side, wrk(chain.tls_url(&path), time)),
+        Case::Handshake => bed.load_with(side, wrk(chain.tls_url(&path), time).new_connections()),
+        _ => bed.load_with(side, wrk(chain.url(&path), time)),
+    }
 }
 
-fn ask(bed: &Bed<'_>, path: &str, side: Side, time: Duration) -> Result<Cost> {
-    let (_, chain) = bed.target(side)?;
-    bed.load_with(side, Wrk::new(chain.url(path)).connections(CONNECTIONS).duration(time))
+fn wrk(url: String, time: Duration) -> Wrk {
+    Wrk::new(url).connections(CONNECTIONS).duration(time)
 }
 
 /// Everything counts that comes to the intermediate: frames, acknowledgements, what it fetches.
 fn bypass(bed: &Bed<'_>, case: Case, effort: Effort) -> Result<CaseOutcome> {
     let received = |path: &str| -> Result<f64> {
-        let cost = ask(bed, path, Side::Ours, effort.load())?;
+        let (_, chain) = bed.target(Side::Ours)?;
+        let cost = bed.load_with(Side::Ours, wrk(chain.url(path), effort.load()))?;
         let bytes = cost.bytes.get(INTERMEDIATE).context("no intermediate in this bed")?;
         Ok(bytes.rx_bytes as f64 / cost.report.requests as f64)
     };
