@@ -6,8 +6,8 @@ use shunt_odb::frame::Want;
 
 use crate::ahead::{Piece, walk};
 use crate::descriptors;
-use crate::kernel;
-use crate::receive::{Read, Stop, own};
+use crate::kernel::{self, own};
+use crate::receive::{Read, Stop};
 use crate::runtime::Runtime;
 use crate::send::Errno;
 

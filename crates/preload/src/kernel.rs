@@ -28,6 +28,11 @@ pub unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno
     usize::try_from(outcome).map_err(|_| -outcome as Errno)
 }
 
+/// Memory of our own, as one part.
+pub fn own(bytes: &mut [u8]) -> [iovec; 1] {
+    [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }]
+}
+
 /// A message of these parts.
 pub fn message(iov: &[iovec]) -> msghdr {
     // SAFETY: all zeros is an empty message.

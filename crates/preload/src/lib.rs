@@ -38,6 +38,7 @@ mod send;
 mod stack;
 mod store;
 mod tls;
+mod waiting;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

@@ -8,9 +8,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::descriptors::borrow;
 use crate::hooks::{errno, real};
-use crate::receive::{self, Frame, Read, Stop};
+use crate::receive::{Frame, Read, Stop};
 use crate::runtime::Runtime;
 use crate::send::{self, Errno};
+use crate::waiting;
 
 /// The most that is put into a pipe at a time: what a new one holds.
 const AT_ONCE: u64 = 64 << 10;
@@ -44,13 +45,13 @@ pub fn from_connection(
             Err(Stop::Empty(_)) if flags & libc::SPLICE_F_NONBLOCK != 0 => return Err(libc::EAGAIN),
             // Full, the pipe: for its reader to change.
             Err(Stop::Empty(_)) if !is_ready(pipe, PollFlags::OUT, false)? => {
-                if !receive::waits(pipe, 0) {
+                if !waiting::waits(pipe, 0) {
                     return Err(libc::EAGAIN);
                 }
                 is_ready(pipe, PollFlags::OUT, true)?;
             }
             Err(Stop::Empty(needed)) => {
-                if !receive::wait(fd, 0, needed)? {
+                if !waiting::wait(fd, 0, needed)? {
                     return Ok(0);
                 }
             }
@@ -111,7 +112,7 @@ pub fn into_connection(
         if now > 0 {
             return send::from_pipe(runtime, fd, place, pipe, now, flags);
         }
-        let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && receive::waits(pipe, 0);
+        let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && waiting::waits(pipe, 0);
         if !is_ready(pipe, PollFlags::IN, waits)? {
             return if is_ready(pipe, PollFlags::HUP, false)? { Ok(0) } else { Err(libc::EAGAIN) };
         }

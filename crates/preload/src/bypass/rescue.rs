@@ -15,8 +15,7 @@ use shunt_sys::odb;
 use super::handing::Failed;
 use crate::descriptors::borrow;
 use crate::hooks::outside;
-use crate::kernel;
-use crate::receive::own;
+use crate::kernel::{self, own};
 use crate::runtime::Runtime;
 
 /// How long a client may take nothing of it.
