@@ -272,6 +272,10 @@ struct shunt_counters {
 /* control: nobody sends a handoff (SHUNT_APPEND), and its connection is not the server's any more
  */
 #define SHUNT_MSG_CANCEL        12
+/* control: would a peer send bytes of its store on such a connection? */
+#define SHUNT_MSG_ASK           13
+/* its answer; or, unasked: that handoff waits until the peer can send more */
+#define SHUNT_MSG_ANSWER        14
 
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
@@ -386,6 +390,25 @@ struct shunt_part {
 struct shunt_cancel {
     struct shunt_header header;
     shunt_u64 handoff;
+};
+
+struct shunt_ask {
+    struct shunt_header header;
+    shunt_u64 handoff; /* the asker's name for it, returned in the answer */
+    shunt_u32 peer;    /* index into the board */
+    shunt_u32 epoch;   /* of that entry */
+    shunt_u8 client_address[16];
+    shunt_u8 server_address[16];
+    shunt_u16 client_port; /* network order */
+    shunt_u16 server_port; /* network order */
+    shunt_u32 pad;
+};
+
+struct shunt_answer {
+    struct shunt_header header;
+    shunt_u64 handoff; /* of the question, or of a handoff that waits */
+    shunt_u32 reason;  /* SHUNT_REASON_*; 0: it would */
+    shunt_u32 peer;
 };
 
 struct shunt_abort {

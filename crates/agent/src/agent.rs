@@ -42,6 +42,7 @@ use crate::serving::FetchIn;
 use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
 use crate::store::{self, Store, StoreError};
+use crate::waiting::WaitingClaims;
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
 const TICK: Duration = Duration::from_millis(100);
@@ -102,6 +103,7 @@ pub struct Agent {
     pub(crate) frontend: Option<FrontendSteering>,
     pub(crate) senders: Option<Senders<BackendSteering>>,
     pub(crate) offers: Offers,
+    pub(crate) waiting: WaitingClaims,
     pub(crate) losses: Losses,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
@@ -190,6 +192,7 @@ impl Agent {
             frontend,
             senders,
             offers: Offers::new(lifetime),
+            waiting: WaitingClaims::default(),
             losses: Losses::default(),
             servers: Slab::new(),
             next_worker: 1,
@@ -313,6 +316,7 @@ impl Agent {
         self.tend_servers();
         self.tend_credentials();
         self.tend_senders();
+        self.tend_waiting();
         self.tend_fetches();
         self.tend_served();
         self.tend_reaching();

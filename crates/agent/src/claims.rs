@@ -50,7 +50,12 @@ impl Agent {
                 tracing::debug!(handoff, length, ?progress, trace = trace.map(display), "a payload is being sent");
                 self.follow(progress);
             }
-            Err(reason) => self.report(Failure { claimant, reason }),
+            Err(reason) => {
+                let waits = parts.is_some_and(|parts| self.wait_for_place(claim, parts, claimant, reason));
+                if !waits {
+                    self.report(Failure { claimant, reason });
+                }
+            }
         }
         self.pass_advice();
     }
@@ -65,27 +70,27 @@ impl Agent {
         }
     }
 
-    fn send_payload(
+    pub(crate) fn send_payload(
         &mut self,
         peer: usize,
         claim: &Claim,
         parts: Option<&Parts>,
         claimant: Claimant,
     ) -> Result<Progress, Reason> {
-        let (Some(backend), true) = (&self.config.backend, self.senders.is_some()) else {
-            return Err(Reason::UnknownOffer);
-        };
-        let port = *backend.ports.0.start() + peer as u16;
-        let end = |address, port_be| Endpoint { address, port_be }.socket_addr();
-        let (server, client) = (end(claim.server_address, claim.server_port), claim.client_address.ip());
-        if !self.config.peers[peer].may_have_sent(server, client) {
-            tracing::warn!(peer = self.peers[peer].name, %server, %client, "refused to send as that server (speaks_for)");
-            return Err(Reason::NotAllowed);
-        }
+        let server = Endpoint { address: claim.server_address, port_be: claim.server_port }.socket_addr();
+        let client = claim.client_address.ip();
         let payload = match parts {
-            None => self.offered(peer, claim)?,
-            Some(parts) => self.stored(peer, parts)?,
+            None => {
+                self.may_speak_for(peer, server, client)?;
+                self.offered(peer, claim)?
+            }
+            Some(parts) => {
+                self.would_send(peer, server, client)?;
+                self.stored(parts)?
+            }
         };
+        let backend = self.config.backend.as_ref().ok_or(Reason::UnknownOffer)?;
+        let port = *backend.ports.0.start() + peer as u16;
         let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
         let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
         senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
@@ -100,11 +105,8 @@ impl Agent {
     }
 
     /// Bytes that programs of this machine have left in the store, for a peer whose programs may read them anyway.
-    fn stored(&self, peer: usize, parts: &Parts) -> Result<Payload, Reason> {
+    fn stored(&self, parts: &Parts) -> Result<Payload, Reason> {
         let store = self.store.as_ref().ok_or(Reason::UnknownOffer)?;
-        if !store.config.lets_read(&self.peers[peer].name) {
-            return Err(Reason::NotAllowed);
-        }
         let kept = |part: &Part| {
             let &Part { segment, slot, secret, offset, length } = part;
             let (segment, slot, secret) = (segment.get(), slot.get(), secret.get());
@@ -118,7 +120,7 @@ impl Agent {
     }
 
     /// A socket that takes no more is watched once.
-    fn follow(&mut self, progress: Progress) {
+    pub(crate) fn follow(&mut self, progress: Progress) {
         let (Progress::Blocked(index), Some(senders)) = (progress, &self.senders) else {
             return;
         };
@@ -148,6 +150,9 @@ impl Agent {
     /// What was given up since the last call: at the end of a turn, and before anything else begins.
     pub(crate) fn abort_given_up(&mut self) {
         let given_up = std::mem::take(&mut self.given_up);
+        if !given_up.is_empty() {
+            self.forget_waiting(|of| given_up.contains(&(of.peer, of.worker, of.handoff)));
+        }
         if let (false, Some(senders)) = (given_up.is_empty(), &mut self.senders) {
             senders.abort(&given_up);
         }

@@ -29,6 +29,8 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("offers_expired", "offers that nobody claimed in time"),
     ("handoffs", "handoffs of this machine's servers"),
     ("claims", "payloads that frontends claimed here"),
+    ("claims_waited", "of those, of bytes of the store: had to wait until more could be sent"),
+    ("declined", "times that another machine's agent said that it does not send to a client of this one's, or not now"),
     ("stalled", "times that a server was told of a lost agent's payload that comes no further"),
     ("regions_watched", "payloads of lost agents that are watched now"),
     ("aborts", "payloads that frontends gave up"),

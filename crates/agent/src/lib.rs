@@ -7,6 +7,7 @@
 
 mod addresses;
 mod agent;
+mod asking;
 mod board;
 mod callers;
 mod claims;
@@ -36,6 +37,7 @@ mod stats;
 mod steer;
 mod store;
 mod transport;
+mod waiting;
 
 pub use agent::{Agent, AgentError};
 pub use steer::{SteerError, detach};

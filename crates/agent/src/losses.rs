@@ -58,6 +58,12 @@ impl Watched {
     }
 }
 
+/// Whether the first of two handoffs of one connection with a program was begun after the other: the lower halves of their
+/// names count up, and around.
+fn is_later(one: u64, other: u64) -> bool {
+    (one as u32).wrapping_sub(other as u32).cast_signed() > 0
+}
+
 /// Payloads that are watched.
 #[derive(Default)]
 pub(crate) struct Losses(Vec<Watched>);
@@ -84,13 +90,19 @@ impl Agent {
         self.losses.0.extend(new.into_iter().map(|region| Watched::new(region, self.now)));
     }
 
-    /// A process that could hand off and is gone: its connections may have outlived it, with payloads that it did not say
-    /// anything of any more.
-    pub(crate) fn watch_left_regions(&mut self, ring: u32) {
+    /// A process that could hand off and is gone: its connections may have outlived it. `newest`: the last handoff that it has
+    /// told of. What it has begun since, nobody sends.
+    pub(crate) fn end_left_regions(&mut self, ring: u32, newest: Option<u64>) {
         let Some(frontend) = &self.frontend else { return };
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
-        let left: Vec<_> = frontend.active_regions(None).into_iter().filter(left).collect();
-        self.losses.0.extend(left.into_iter().map(|region| Watched { region, due: self.now + LEFT, tells: 1 }));
+        for region in frontend.active_regions(None).into_iter().filter(left) {
+            if newest.is_none_or(|newest| is_later(region.handoff, newest)) {
+                tracing::info!(handoff = region.handoff, "a process has ended with a handoff that it has not told of");
+                frontend.cancel(&region);
+            } else {
+                self.losses.0.push(Watched { region, due: self.now + LEFT, tells: 1 });
+            }
+        }
     }
 
     fn cancel_if_left(&self, region: &ActiveRegion) {
@@ -136,6 +148,13 @@ mod tests {
         let quiet = Duration::ZERO;
         let (queues, ring) = (false, 0);
         ActiveRegion { key: Default::default(), handoff: 1, peer: 0, acked, is_shut, round_trip, quiet, queues, ring }
+    }
+
+    #[test]
+    fn later_handoffs_are_told_from_earlier_ones() {
+        let name = |made: u32| 7 << 32 | u64::from(made);
+        assert!(is_later(name(6), name(5)) && !is_later(name(5), name(5)) && !is_later(name(5), name(6)));
+        assert!(is_later(name(2), name(u32::MAX - 3)) && !is_later(name(u32::MAX - 3), name(2)));
     }
 
     #[test]

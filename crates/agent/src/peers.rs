@@ -163,6 +163,12 @@ impl Agent {
             if matches!(error, TransportError::Tls(_)) {
                 self.counts.strangers += 1;
                 tracing::warn!(peer = self.peers[index].name, %error, "what answers there is not this peer");
+            } else if matches!(error, TransportError::Refused(Reason::Version)) && self.refusals.may_speak(self.now) {
+                let peer = &self.peers[index].name;
+                tracing::warn!(
+                    peer,
+                    "no session: its shuntd speaks another version; install the same on both machines"
+                );
             }
             self.lose_peer(index, &error.to_string());
         }
@@ -211,6 +217,14 @@ impl Agent {
             }
             (Frame::ClaimParts(claim, parts), true) => {
                 self.on_claim(index, &claim, Some(&parts));
+                Ok(())
+            }
+            (Frame::Ask(ask), true) => {
+                self.on_ask(index, &ask);
+                Ok(())
+            }
+            (Frame::Answer(answer), true) => {
+                self.on_answer(index, &answer);
                 Ok(())
             }
             (Frame::Abort(abort), true) => {
@@ -282,6 +296,7 @@ impl Agent {
         }
         let _ = self.board.down(index);
         self.watch_regions(Some(index as u32));
+        self.forget_waiting(|of| of.peer == index as u32);
         if let Some(senders) = &mut self.senders {
             senders.forget_peer(index as u32);
         }

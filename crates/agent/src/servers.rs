@@ -35,6 +35,8 @@ pub(crate) enum Role {
         ring: u32,
         /// Written by the server.
         counters: WorkerCounters,
+        /// The last handoff of stored bytes that it has told of.
+        newest: Option<u64>,
     },
     /// Offers.
     Offers {
@@ -189,6 +191,9 @@ impl Agent {
                 Ok(())
             }
             (Request::HandoffParts(handoff, parts), Role::Control { .. }) => {
+                if let Role::Control { newest, .. } = &mut self.servers[index].role {
+                    *newest = Some(handoff.handoff);
+                }
                 self.hand_off(index, &handoff, Some(&parts));
                 Ok(())
             }
@@ -196,6 +201,10 @@ impl Agent {
                 for by in [Canceller::Ring(ring), Canceller::Anybody] {
                     self.cancel_handoff(by, cancel.handoff);
                 }
+                Ok(())
+            }
+            (Request::Ask(ask), Role::Control { .. }) => {
+                self.ask(index, &ask);
                 Ok(())
             }
             (Request::Abort(abort), Role::Control { .. }) => {
@@ -226,7 +235,7 @@ impl Agent {
         descriptors.extend(ring.as_ref().map(|(_, ring)| ring.as_fd()));
         let sent = packets::send(&server.socket, welcome.as_bytes(), &descriptors);
         server.role = match channel {
-            Channel::Control => Role::Control { ring: number, counters },
+            Channel::Control => Role::Control { ring: number, counters, newest: None },
             Channel::Offers => Role::Offers { counters },
         };
         if channel == Channel::Offers {
@@ -309,9 +318,9 @@ impl Agent {
 
     fn remove_server(&mut self, index: usize) -> bool {
         let server = self.servers.remove(index);
-        if let (Role::Control { ring, .. }, Some(frontend)) = (&server.role, &mut self.frontend) {
+        if let (Role::Control { ring, newest, .. }, Some(frontend)) = (&server.role, &mut self.frontend) {
             frontend.close_ring(*ring);
-            self.watch_left_regions(*ring);
+            self.end_left_regions(*ring, *newest);
         }
         self.counts.keep(server.counters());
         self.drop_fetches_of(index);

@@ -52,6 +52,10 @@ pub struct Counts {
     pub handoffs: u64,
     /// Claims of other agents.
     pub claims: u64,
+    /// Of those, of bytes of the store, that had to wait until more could be sent.
+    pub claims_waited: u64,
+    /// Answers of other agents that they do not send to a client of this machine's, or not now.
+    pub declined: u64,
     /// Times that servers were told that a payload comes no further because its backend's agent is gone.
     pub stalled: u64,
     /// Handoffs that frontends gave up.
@@ -90,6 +94,8 @@ impl Default for Counts {
             offers_without_descriptor: 0,
             handoffs: 0,
             claims: 0,
+            claims_waited: 0,
+            declined: 0,
             stalled: 0,
             aborts: 0,
             fetches_out: 0,
@@ -187,6 +193,8 @@ impl Agent {
             "offers_expired": self.offers.expired(),
             "handoffs": counts.handoffs,
             "claims": counts.claims,
+            "claims_waited": counts.claims_waited,
+            "declined": counts.declined,
             "stalled": counts.stalled,
             "regions_watched": self.losses.len(),
             "aborts": counts.aborts,

@@ -48,7 +48,7 @@ mod nginx;
 mod pcap;
 mod placement;
 mod process;
-mod random;
+pub mod random;
 mod rate;
 pub mod report;
 mod router;

@@ -2,30 +2,42 @@
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): small, and the same on every machine.
 #[derive(Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64, stream: u64) -> Self {
+    /// One of the streams of a seed.
+    #[must_use]
+    pub fn new(seed: u64, stream: u64) -> Self {
         let mut seeded = Self(seed);
         let mixed = seeded.next();
         Self(mixed ^ Self(stream).next())
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
+    /// From 0 to below a bound.
+    ///
+    /// # Panics
+    /// Where that is 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
     /// From 0 to below 1.
-    pub(crate) fn part(&mut self) -> f64 {
+    pub fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
 /// The seed that was named; else the environment's `SHUNT_SEED`, or a random one.
-pub(crate) fn seed_or_random(named: Option<u64>) -> u64 {
+#[must_use]
+pub fn seed_or_random(named: Option<u64>) -> u64 {
     let from_environment = || std::env::var("SHUNT_SEED").ok()?.parse().ok();
     named.or_else(from_environment).unwrap_or_else(|| {
         let mut bytes = [0; 8];

@@ -55,6 +55,8 @@ pub struct Settings {
     pub agent_frontend: &'static str,
     /// Lines of the backends' `[backend]`.
     pub agent_backend: &'static str,
+    /// Whom the agents' peers may have them send as, in place of their own addresses: what is in `speaks_for`'s brackets.
+    pub speaks_for: Option<&'static str>,
     /// Directives for every nginx's `http`, without semicolons.
     pub http: &'static [&'static str],
     /// Frontends also listen for TLS, with these lines in their server.

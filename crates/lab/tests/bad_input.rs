@@ -6,12 +6,14 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::net::{RecvFlags, SendFlags};
-use service::impostor::{Impostor, agents_address};
+use service::impostor::{Impostor, Listening, agents_address};
 use service::{connect_to_agent, may_run, start};
 use shunt_lab::{Fetch, Host};
-use shunt_wire::local;
+use shunt_wire::local::{self, Reason};
+use shunt_wire::peer::{self, Frame, Hello, MAGIC, Refused, padded_name};
+use zerocopy::FromZeros;
 
 #[test]
 fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
@@ -121,5 +123,41 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
             ensure!(answer.first().is_none_or(|kind| *kind == 21) && answer.len() < 16, "{bytes:?}: {answer:?}");
         }
         service.still_good()
+    })
+}
+
+/// Frames of bytes of a store are longer than an agent of before takes: there is no session with one.
+#[test]
+fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
+    if !may_run("an_agent_of_another_version_is_told_so_and_tells") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let mut hello = Hello::new_zeroed();
+        (hello.magic, hello.name) = (MAGIC, padded_name(frontend.name()));
+        hello.version = (peer::VERSION - 1).into();
+        let mut frame = Vec::new();
+        hello.emit(&mut frame);
+        let answer =
+            Impostor::with_certificate_of(service.lab, frontend.name())?.connect(frontend, backend)?.ask(&frame)?;
+        let parsed = Frame::parse(&answer);
+        let is_version = |refused: &Refused| refused.reason.get() == Reason::Version as u32;
+        ensure!(matches!(&parsed, Ok(Some((Frame::Refused(refused), _))) if is_version(refused)), "{answer:?}");
+        service.still_good()?;
+        // And the other way: the backend's agent dials one that knows no such version.
+        service.service.kill_agent(frontend)?;
+        let listening = frontend.run(|| Listening::at(service.lab, frontend))??;
+        let mut connection = listening.accept()?;
+        connection.frame()?.context("it says HELLO")?;
+        let mut frame = Vec::new();
+        Refused { reason: (Reason::Version as u32).into() }.emit(&mut frame);
+        connection.send(&frame)?;
+        connection.rest();
+        drop(listening);
+        let log = service.service.agent(backend)?.log();
+        ensure!(log.contains("speaks another version"), "{log}");
+        // It has its session with one of its own version.
+        service.service.restart_agent(frontend)
     })
 }

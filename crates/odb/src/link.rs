@@ -1,27 +1,35 @@
 //! A program's connection with its agent, by which it has other machines send to its clients (include/shunt.h): who is
 //! there, what the kernel says of a connection, and what agents say of handoffs.
 
+mod standing;
+
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, getpeername, getsockname, recv, recvmsg, send,
+};
 use shunt_sys::odb;
 use shunt_sys::own::OwnFd;
 use shunt_sys::ringbuf::RingBuffer;
 use shunt_sys::shared::SharedMemory;
+use shunt_wire::Endpoint;
 use shunt_wire::local::{
-    Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Hello, MAX_PACKET_BYTES, NO_PEER,
-    Reason, State, VERSION, Welcome, closed, kind,
+    Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header, Hello,
+    MAX_PACKET_BYTES, NO_PEER, Reason, State, VERSION, Welcome, closed, kind,
 };
 use shunt_wire::parts::Parts;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use zeroize::Zeroize;
 
 use crate::reference::Holder;
+pub use standing::Standing;
+use standing::Standings;
 
 /// How long the agent may take to answer.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -44,13 +52,22 @@ pub enum Outcome {
         /// Which peer says so; [`NO_PEER`]: this machine's agent.
         by: u32,
     },
+    /// It waits until its machine can send more.
+    Waits {
+        /// Which peer says so.
+        by: u32,
+    },
 }
 
 impl Outcome {
     /// Whether it can be the outcome of a handoff that `peer` was to send: another has no say in it.
     #[must_use]
     pub fn concerns(self, peer: u32) -> bool {
-        !matches!(self, Self::Ended { by, .. } if by != peer && by != NO_PEER)
+        match self {
+            Self::Ended { by, .. } => by == peer || by == NO_PEER,
+            Self::Waits { by } => by == peer,
+            Self::Complete | Self::Reset => true,
+        }
     }
 }
 
@@ -76,6 +93,7 @@ pub struct Link {
     holders: Vec<Holder>,
     /// What came while an answer was looked for.
     outcomes: Vec<(u64, Outcome)>,
+    standings: Standings,
 }
 
 impl Link {
@@ -108,6 +126,7 @@ impl Link {
             made: u32::from_ne_bytes(first),
             holders: Vec::new(),
             outcomes: Vec::new(),
+            standings: Standings::default(),
         };
         let peers = link.board.len().saturating_sub(size_of::<BoardHead>()) / size_of::<BoardPeer>();
         link.holders = (0..peers).map(|index| link.name(index)).collect();
@@ -148,6 +167,39 @@ impl Link {
         (is_up && can_send && !is_closed && self.is_alive()).then_some(Sender { index: index as u32, epoch })
     }
 
+    /// Whether a machine sends to a client in the name of its server here. Asks it, where that is not known.
+    ///
+    /// # Errors
+    /// The kernel's: not a connection, or the agent is gone.
+    pub fn standing(&mut self, socket: impl AsFd, sender: Sender) -> io::Result<Standing> {
+        let server = Endpoint::from(SocketAddr::try_from(getsockname(&socket)?)?);
+        match self.standings.of(sender, server.socket_addr()) {
+            Standing::Unknown(Some(question)) => {
+                let client = getpeername(&socket)?.ok_or(io::ErrorKind::NotConnected)?;
+                let client = Endpoint::from(SocketAddr::try_from(client)?);
+                self.ask(question, sender, client, server)?;
+            }
+            Standing::Unknown(None) => self.hear()?,
+            known => return Ok(known),
+        }
+        Ok(self.standings.of(sender, server.socket_addr()))
+    }
+
+    fn ask(&self, handoff: u64, sender: Sender, client: Endpoint, server: Endpoint) -> io::Result<()> {
+        let Sender { index: peer, epoch } = sender;
+        let (client_address, server_address) = (client.address, server.address);
+        let (client_port, server_port, pad) = (client.port_be, server.port_be, 0);
+        let header = Ask::HEADER;
+        let ask = Ask { header, handoff, peer, epoch, client_address, server_address, client_port, server_port, pad };
+        self.tell(ask.as_bytes())
+    }
+
+    /// A handoff waits: its machine gets no more for a while.
+    pub fn hold_back(&mut self, handoff: &Handoff) {
+        let sender = Sender { index: handoff.peer, epoch: handoff.epoch };
+        self.standings.hold_back(sender, handoff.server().socket_addr());
+    }
+
     /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
     ///
     /// # Errors
@@ -155,8 +207,11 @@ impl Link {
     pub fn begin(&mut self, socket: impl AsFd, sender: Sender, length: u64) -> io::Result<Handoff> {
         self.made = self.made.wrapping_add(1);
         let handoff = u64::from(self.worker) << 32 | u64::from(self.made);
-        odb::append(socket, &Begin { peer: sender.index, ring: self.number, handoff, length })?;
-        let state = self.look(handoff).ok_or_else(|| io::Error::other("the kernel's answer is lost"))?;
+        odb::append(&socket, &Begin { peer: sender.index, ring: self.number, handoff, length })?;
+        let Some(state) = self.answer(handoff) else {
+            odb::undo(socket, handoff)?;
+            return Err(io::Error::other("the kernel's answer is lost"));
+        };
         self.count(sender.index, 1);
         Ok(Handoff::of(&state, sender.index, sender.epoch, length))
     }
@@ -223,6 +278,18 @@ impl Link {
         found
     }
 
+    /// What the kernel has said when a region began. It is in the ring, perhaps behind what another processor is just writing
+    /// there, for which this one may have to wait.
+    fn answer(&mut self, handoff: u64) -> Option<State> {
+        const LOOKS: u32 = 10_000;
+        (0..LOOKS).find_map(|look| {
+            if look > 0 {
+                rustix::thread::sched_yield();
+            }
+            self.look(handoff)
+        })
+    }
+
     /// What the kernel has said meanwhile: no system call.
     pub fn outcomes(&mut self) -> Vec<(u64, Outcome)> {
         self.look(0);
@@ -242,11 +309,22 @@ impl Link {
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(()),
                 Err(error) => return Err(error.into()),
             };
-            let Ok((ended, _)) = Ended::read_from_prefix(&packet[..got]) else { continue };
-            if ended.header.kind == kind::ENDED {
-                let reason = Reason::from_number(ended.reason).unwrap_or(Reason::Malformed);
-                self.outcomes.push((ended.handoff, Outcome::Ended { reason, by: ended.peer }));
-            }
+            self.take_message(&packet[..got]);
+        }
+    }
+
+    fn take_message(&mut self, message: &[u8]) {
+        let Ok((Header { kind, .. }, _)) = Header::read_from_prefix(message) else { return };
+        if kind == kind::ENDED
+            && let Ok((Ended { handoff, reason, peer, .. }, _)) = Ended::read_from_prefix(message)
+        {
+            let reason = Reason::from_number(reason).unwrap_or(Reason::Malformed);
+            self.outcomes.push((handoff, Outcome::Ended { reason, by: peer }));
+        } else if kind == kind::ANSWER
+            && let Ok((answer, _)) = Answer::read_from_prefix(message)
+            && !self.standings.hear(&answer)
+        {
+            self.outcomes.push((answer.handoff, Outcome::Waits { by: answer.peer }));
         }
     }
 }

@@ -53,7 +53,7 @@ const UNKNOWN: u8 = 0;
 const POSSIBLE: u8 = 1;
 /// One that has been handed off before ([`prepare`]).
 const PREPARED: u8 = 2;
-/// Not a connection that another machine could send on.
+/// Not a client's connection, or none that another machine could send on.
 const NEVER: u8 = 3;
 
 /// Regions that have begun and that no agent has been told of: nearly always, there are none.
@@ -193,6 +193,20 @@ pub fn forget(fd: RawFd) {
         && client.load(Ordering::Relaxed) != UNKNOWN
     {
         client.store(UNKNOWN, Ordering::Relaxed);
+    }
+}
+
+/// Before connect(2): who is there is a server. Its packets may come in where none are steered.
+pub fn connecting(fd: RawFd) {
+    if let Some(client) = client(fd) {
+        client.store(NEVER, Ordering::Relaxed);
+    }
+}
+
+/// After dup(2) and its like.
+pub fn duplicated(from: RawFd, to: RawFd) {
+    if let (Some(from), Some(to)) = (client(from), client(to)) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

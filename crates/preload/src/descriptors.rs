@@ -69,7 +69,8 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
             return adopt(runtime, fd, true);
         }
         if connected {
-            forget_entry(fd);
+            // From here on it is the kernel's; that this end has connected is not forgotten (crate::bypass).
+            closing(fd);
             return None;
         }
         let mut ready = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
@@ -193,9 +194,8 @@ pub fn duplicated(from: RawFd, to: RawFd) {
     if from == to {
         return;
     }
-    let number = to;
+    bypass::duplicated(from, to);
     let (Some(from), Some(to)) = (entry(from), entry(to)) else { return };
-    bypass::forget(number);
     let value = from.load(Ordering::Relaxed);
     to.store(if value == KEPT { FOREIGN } else { value }, Ordering::Relaxed);
 }

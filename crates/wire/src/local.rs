@@ -40,6 +40,8 @@ pub mod kind {
     pub const STATS_TEXT: u32 = 10;
     pub const HANDOFF_PARTS: u32 = 11;
     pub const CANCEL: u32 = 12;
+    pub const ASK: u32 = 13;
+    pub const ANSWER: u32 = 14;
 }
 
 /// What a connection is for.
@@ -177,6 +179,15 @@ message!(
     /// A handoff that nobody sends, of a connection that is not the server's any more: its client is to be reset.
     Cancel, kind::CANCEL, { handoff: u64, });
 message!(
+/// Whether a peer would send bytes of its store on a connection with these ends.
+Ask, kind::ASK, {
+    handoff: u64, peer: u32, epoch: u32,
+    client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2], pad: u32,
+});
+message!(
+    /// Its answer, with the name of the question; or of a handoff that waits until the peer can send more.
+    Answer, kind::ANSWER, { handoff: u64, reason: u32, peer: u32, });
+message!(
     /// A handoff or fetch ended without success.
     Ended, kind::ENDED, { handoff: u64, reason: u32, peer: u32, });
 message!(
@@ -247,6 +258,7 @@ pub enum Request {
     HandoffParts(Handoff, Parts),
     Abort(Abort),
     Cancel(Cancel),
+    Ask(Ask),
     Fetch(Fetch),
     Stats,
 }
@@ -271,6 +283,7 @@ impl Request {
             kind::HANDOFF_PARTS => Self::parse_parts(packet),
             kind::ABORT => exactly(packet).map(Request::Abort),
             kind::CANCEL => exactly(packet).map(Request::Cancel),
+            kind::ASK => exactly::<Ask>(packet)?.checked().map(Request::Ask),
             kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
             kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
             _ => Err(Reason::Malformed),
@@ -320,6 +333,19 @@ impl Handoff {
         require(self.tls.generation().region_bytes(self.length).is_some())?;
         Ok(self)
     }
+}
+
+impl Ask {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS && self.client_port != [0; 2] && self.server_port != [0; 2])?;
+        require(self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4())?;
+        Ok(self)
+    }
+}
+
+impl Answer {
+    /// [`Answer::reason`]: it would.
+    pub const YES: u32 = 0;
 }
 
 impl Fetch {
@@ -566,7 +592,7 @@ mod tests {
         }
 
         #[test]
-        fn no_packet_of_a_known_kind_panics(kind in 0u32..14, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_packet_of_a_known_kind_panics(kind in 0u32..16, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let header = Header { kind, size: 8 + body.len() as u32 };
             let _ = Request::parse(&[header.as_bytes(), &body].concat());
         }

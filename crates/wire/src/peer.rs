@@ -24,7 +24,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -48,6 +48,8 @@ pub mod kind {
     pub const STORE: u16 = 20;
     pub const STORED: u16 = 21;
     pub const CLAIM_PARTS: u16 = 22;
+    pub const ASK: u16 = 23;
+    pub const ANSWER: u16 = 24;
 }
 
 /// First in every frame.
@@ -169,6 +171,36 @@ body!(
     }
 );
 body!(
+    /// Frontend's agent to a store's: would you send bytes of yours to that client, in that server's name?
+    Ask, kind::ASK, {
+        /// Returned in ANSWER: the frontend's worker.
+        worker: U32,
+        /// Zero.
+        zero: U32,
+        /// Returned in ANSWER.
+        handoff: U64,
+        /// The client's end.
+        client_address: Address,
+        /// The frontend's end, as the client knows it.
+        server_address: Address,
+        /// Network order.
+        client_port: [u8; 2],
+        /// Network order.
+        server_port: [u8; 2],
+    }
+);
+body!(
+    /// The answer. Unasked: that claim of bytes of the store waits until more can be sent, and others would, too.
+    Answer, kind::ANSWER, {
+        /// From the question, or the claim.
+        worker: U32,
+        /// A [`Reason`], or 0: it would.
+        reason: U32,
+        /// From the question, or the claim.
+        handoff: U64,
+    }
+);
+body!(
     /// The frontend gave a handoff up: stop, and say nothing to the client.
     Abort, kind::ABORT, { worker: U32, handoff: U64, }
 );
@@ -267,6 +299,8 @@ pub enum Frame {
     Claim(Claim),
     /// Of bytes of the backend's store, in place of an offer.
     ClaimParts(Claim, Parts),
+    Ask(Ask),
+    Answer(Answer),
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
@@ -303,6 +337,8 @@ impl Frame {
             kind::HELLO => exactly::<Hello>(body)?.checked().map(Frame::Hello),
             kind::CLAIM => exactly::<Claim>(body)?.checked().map(Frame::Claim),
             kind::CLAIM_PARTS => Self::parse_parts(body),
+            kind::ASK => exactly::<Ask>(body)?.checked().map(Frame::Ask),
+            kind::ANSWER => exactly(body).map(Frame::Answer),
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
@@ -465,6 +501,14 @@ impl Claim {
     }
 }
 
+impl Ask {
+    fn checked(self) -> Result<Self, Reason> {
+        let ports = self.client_port != [0; 2] && self.server_port != [0; 2];
+        let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
+        if ports && families && self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
 impl Spacing {
     fn checked(self) -> Result<Self, Reason> {
         if self.bytes.get() > 0 { Ok(self) } else { Err(Reason::Malformed) }
@@ -570,7 +614,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..24, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..27, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

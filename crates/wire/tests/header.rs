@@ -38,6 +38,8 @@ fn constants(out: &mut String) {
         ("SHUNT_MSG_STATS_TEXT", kind::STATS_TEXT as u64),
         ("SHUNT_MSG_HANDOFF_PARTS", kind::HANDOFF_PARTS as u64),
         ("SHUNT_MSG_CANCEL", kind::CANCEL as u64),
+        ("SHUNT_MSG_ASK", kind::ASK as u64),
+        ("SHUNT_MSG_ANSWER", kind::ANSWER as u64),
         ("SHUNT_EVENT_COMPLETE", Event::COMPLETE.into()),
         ("SHUNT_EVENT_RESET", Event::RESET.into()),
         ("SHUNT_EVENT_STATE", Event::STATE.into()),
@@ -141,6 +143,13 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_part", Part, [segment, slot, secret, offset, length]);
     same_layout!(c, "shunt_abort", Abort, [header, handoff]);
     same_layout!(c, "shunt_cancel", Cancel, [header, handoff]);
+    same_layout!(
+        c,
+        "shunt_ask",
+        Ask,
+        [header, handoff, peer, epoch, client_address, server_address, client_port, server_port, pad]
+    );
+    same_layout!(c, "shunt_answer", Answer, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);

@@ -151,7 +151,8 @@ fn configuration(lab: &LabId, host: &Host, peers: &[&Host], options: &Options) -
         let speaks_for =
             peer.ports().iter().flat_map(|port| [port.address_of(Family::V4), port.address_of(Family::V6)]);
         let speaks_for: Vec<String> = speaks_for.flatten().map(|address| format!("\"{address}\"")).collect();
-        let (name, address, speaks_for) = (peer.name(), address(peer)?, speaks_for.join(", "));
+        let speaks_for = settings.speaks_for.map_or_else(|| speaks_for.join(", "), str::to_owned);
+        let (name, address) = (peer.name(), address(peer)?);
         write!(text, "\n[[peer]]\nname = \"{name}\"\naddress = \"{address}\"\nspeaks_for = [{speaks_for}]\n")?;
     }
     Ok(text)

@@ -108,6 +108,8 @@ fn a_file_that_changes_before_a_client_gets_it_costs_a_connection_and_no_byte() 
         std::thread::sleep(SETTLED);
         let (python, at) = program::start(service, include_str!("later.py"), &[&LENGTH.to_string()])?;
         let client = service.lab.client();
+        // From then on it is known who sends to such clients.
+        client.run(|| ask(at, FATES[0].0, || Ok(())))??;
         for (fate, stays, happens) in FATES {
             let before = begun(service)?;
             let asked = client.run(|| ask(at, fate, || happens(&service.files.join(fate))))?;

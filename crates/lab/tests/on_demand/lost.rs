@@ -8,9 +8,7 @@ use shunt_lab::faults::Client;
 use shunt_lab::{Ending, Fetch, Host};
 
 use crate::service::Running;
-use crate::{options, paths, run};
-
-const LIMIT: Duration = Duration::from_secs(30);
+use crate::{LIMIT, options, paths, run};
 
 /// Does something while a client has some of a body and takes no more, and returns what that client gets after all.
 pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
@@ -26,10 +24,10 @@ pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) ->
 
 /// All files come whole, and bodies pass by the frontend: again, within a while. Programs notice within two seconds that their
 /// store has begun anew; until then what they write may be lost, and connections with it.
-fn until_handed_off(service: &Running<'_>) -> Result<()> {
+pub fn until_handed_off(service: &Running<'_>) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_appended"));
+        let begun = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_begun"));
         let before = begun()?;
         let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1));
         if let Ok(fetched) = &fetched {
@@ -48,7 +46,7 @@ pub fn is_honest(ending: &Ending) -> Result<()> {
     Ok(())
 }
 
-fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
+pub fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
     service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal);
     Ok(())
 }

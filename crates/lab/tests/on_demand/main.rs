@@ -2,16 +2,25 @@
 
 mod descriptors;
 mod files;
+mod killed;
 mod lost;
+mod mixed;
 mod program;
+mod refused;
 #[path = "../service/mod.rs"]
 mod service;
+mod uploads;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use service::{FILES, Running, may_run, start_on};
-use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Settings};
+use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
+
+use lost::until_handed_off;
+
+/// How long a client waits for anything.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn options() -> Options {
     Options { on_demand: Some(OnDemand::default()), ..Options::default() }
@@ -94,13 +103,24 @@ fn slow_readers_and_closed_connections_get_all() -> Result<()> {
     })
 }
 
-/// The frontend's responses have no length: their end is written behind the body.
+/// Has the frontend's responses go out in chunks, and have something behind the body, without a look at it.
+fn trailers(_: &Lab, host: &Host) -> String {
+    if host.role() == Role::Frontend { "add_trailer X-End yes;\n".to_owned() } else { String::new() }
+}
+
 #[test]
 fn chunks_end_where_they_do() -> Result<()> {
-    let locations = |_: &Lab, _: &Host| String::new();
-    let settings = Settings { http: &["ssi on", "ssi_types *"], locations: Some(locations), ..Settings::default() };
+    let settings = Settings { locations: Some(trailers), ..Settings::default() };
     run("chunks_end_where_they_do", Options { settings, ..options() }, |service| {
+        until_handed_off(service)?;
         let server = service.service.chain().server();
-        service.whole(&Fetch::new(server).run(service.lab.client(), &paths(4))?)
+        let before = handed_off(service)?;
+        let fetched = Fetch::new(server).run(service.lab.client(), &paths(4))?;
+        service.whole(&fetched)?;
+        ensure!(fetched.iter().all(|one| one.field("transfer-encoding") == Some("chunked")), "chunks");
+        let (handed, long) = (handed_off(service)? - before, long_bytes(4));
+        // What is behind the end of a handoff goes into the connection itself.
+        ensure!(handed * 20 > long, "{handed} of {long} bytes were handed off");
+        Ok(())
     })
 }

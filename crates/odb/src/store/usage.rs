@@ -8,11 +8,16 @@ use std::sync::atomic::Ordering;
 use shunt_sys::shared::SharedMemory;
 
 /// What there is to count: names, and what each counts.
-pub const COUNTED: [(&str, &str); 10] = [
+pub const COUNTED: [(&str, &str); 12] = [
     ("sent_real", "bytes that it has sent themselves on connections between programs under Shunt"),
     ("sent_by_reference", "bytes that it has left in the store, and sent references to"),
     ("passed_on", "bytes that it has had absent and sent on as references: they have bypassed it"),
     ("handed_off", "bytes that it has had absent and written to clients, and that their machine has sent to those"),
+    (
+        "declined",
+        "of what it has had absent and written to clients: bytes that their machine does not send, or not now",
+    ),
+    ("taken_back", "of `handed_off`: bytes that their machine has not sent after all, and that were fetched"),
     ("received_absent", "bytes that it has had absent at first"),
     ("fetched", "bytes that were fetched because a call needed them: to write them elsewhere, as a rule"),
     ("fetched_by_fault", "bytes that were fetched because it has touched them, and what lies behind those"),
@@ -28,6 +33,8 @@ pub enum Counted {
     SentByReference,
     PassedOn,
     HandedOff,
+    Declined,
+    TakenBack,
     ReceivedAbsent,
     Fetched,
     FetchedByFault,

@@ -1,5 +1,6 @@
 //! One handoff: what its bytes are, whose connection they go to, and what its agent is told.
 
+use std::io::{self, ErrorKind};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -106,18 +107,24 @@ impl Handing {
         })
     }
 
-    /// Tells the agent of it. Nobody needs the keys here any more.
-    pub fn tell(&mut self, link: &Link) -> bool {
-        let Some(parts) = Parts::new(&self.parts) else { return false };
-        let Some(keys) = self.keys.take() else { return link.claim(&self.message, &parts).is_ok() };
+    /// Tells the agent of it. Nobody needs the keys here any more, unless it cannot be told yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn tell(&mut self, link: &Link) -> io::Result<()> {
+        let parts = Parts::new(&self.parts).ok_or(ErrorKind::InvalidInput)?;
+        let Some(keys) = self.keys.take() else { return link.claim(&self.message, &parts) };
         let told = claim_sealed(link, &self.message, &keys, &parts);
-        drop(keys);
+        match &told {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.keys = Some(keys),
+            _ => drop(keys),
+        }
         wipe_stack();
         told
     }
 }
 
 #[inline(never)]
-fn claim_sealed(link: &Link, message: &Handoff, keys: &Tls, parts: &Parts) -> bool {
-    link.claim(&Handoff { tls: *keys, ..*message }, parts).is_ok()
+fn claim_sealed(link: &Link, message: &Handoff, keys: &Tls, parts: &Parts) -> io::Result<()> {
+    link.claim(&Handoff { tls: *keys, ..*message }, parts)
 }

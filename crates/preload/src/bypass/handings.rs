@@ -1,20 +1,22 @@
 //! Handoffs of this process: those that have begun in the kernel, and those that agents know of.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::OFlags;
 use shunt_odb::absent::Piece;
-use shunt_odb::link::{Link, Outcome};
-use shunt_odb::reference::Holder;
+use shunt_odb::link::{Link, Outcome, Sender, Standing};
 use shunt_odb::segment::now_ms;
 use shunt_odb::store::client::Connection;
+use shunt_odb::store::usage::Counted;
 use shunt_sys::erase::Erased;
 use shunt_wire::local::{Reason, Tls};
 
 use super::handing::{Failed, Handing, bytes, region_bytes};
 use super::{BEGUN, prepare, refuse, unsent};
+use crate::counts::count;
 use crate::descriptors::borrow;
 use crate::runtime::Runtime;
 
@@ -88,6 +90,17 @@ impl Handings {
         }
     }
 
+    /// Who sends what is absent, and has said that it does so for this connection's server.
+    fn sender(&mut self, fd: RawFd, run: &[Piece]) -> Option<Sender> {
+        let link = self.link.as_mut()?;
+        let sender = link.sender(run.first()?.hold.payload().holder)?;
+        let standing = link.standing(borrow(fd), sender).ok()?;
+        if standing == Standing::No {
+            count(Counted::Declined, bytes(run) as usize);
+        }
+        (standing == Standing::Yes).then_some(sender)
+    }
+
     /// Begins one, and says which of those that have begun it is.
     pub fn begin(
         &mut self,
@@ -100,9 +113,8 @@ impl Handings {
         if self.is_under_way(cookie) || !self.connect(runtime) {
             return None;
         }
-        let holder = run.first()?.hold.payload().holder;
-        let link = self.link.as_mut()?;
-        let sender = link.sender(holder)?;
+        let sender = self.sender(fd, run)?;
+        let (link, holder) = (self.link.as_mut()?, run.first()?.hold.payload().holder);
         let region = region_bytes(keys.as_ref(), bytes(run))?;
         prepare(fd);
         let mut begun = link.begin(borrow(fd), sender, region);
@@ -136,9 +148,9 @@ impl Handings {
         true
     }
 
-    /// Whether a holder's agent sends to clients now.
-    pub fn sends(&mut self, runtime: &Runtime, holder: Holder) -> bool {
-        self.connect(runtime) && self.link.as_ref().is_some_and(|link| link.sender(holder).is_some())
+    /// Whether the holder of a run sends to a connection's client now.
+    pub fn sends(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece]) -> bool {
+        self.connect(runtime) && self.sender(fd, run).is_some()
     }
 
     /// Has a connection with the agent.
@@ -165,41 +177,67 @@ impl Handings {
         self.on.clear();
     }
 
-    /// Tells the agent of all that has begun.
+    /// Tells the agent of all that has begun, in that order: by the last that it was told of it knows what it was not.
     pub fn tell_all(&mut self) {
-        for mut handing in std::mem::take(&mut self.begun) {
-            BEGUN.fetch_sub(1, Ordering::Relaxed);
-            if self.link.as_ref().is_some_and(|link| handing.tell(link)) {
-                self.on.insert(handing.cookie, handing.message.handoff);
-                self.told.insert(handing.message.handoff, handing);
-            } else {
-                self.failed.push(Failed { handing, reason: Reason::Limit });
+        let mut begun = std::mem::take(&mut self.begun).into_iter();
+        while let Some(mut handing) = begun.next() {
+            let told =
+                self.link.as_ref().map_or_else(|| Err(ErrorKind::NotConnected.into()), |link| handing.tell(link));
+            match told {
+                // It has not read yet what it was told before.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.begun.push(handing);
+                    self.begun.extend(begun);
+                    return;
+                }
+                told => self.note_told(handing, told.is_ok()),
             }
+        }
+    }
+
+    fn note_told(&mut self, handing: Handing, is_told: bool) {
+        BEGUN.fetch_sub(1, Ordering::Relaxed);
+        if is_told {
+            self.on.insert(handing.cookie, handing.message.handoff);
+            self.told.insert(handing.message.handoff, handing);
+        } else {
+            self.failed.push(Failed { handing, reason: Reason::Limit });
         }
     }
 
     /// Takes note of what is over.
     pub fn settle(&mut self) {
-        let Some(link) = &mut self.link else { return };
-        for (handoff, outcome) in link.outcomes() {
-            let known = self.told.get(&handoff).or_else(|| self.orphans.get(&handoff).map(|(handing, _)| handing));
-            if !known.is_some_and(|handing| outcome.concerns(handing.message.peer)) {
-                continue;
+        let outcomes = self.link.as_mut().map(Link::outcomes).unwrap_or_default();
+        outcomes.into_iter().for_each(|(handoff, outcome)| self.take_note(handoff, outcome));
+    }
+
+    fn take_note(&mut self, handoff: u64, outcome: Outcome) {
+        let known = self.told.get(&handoff).or_else(|| self.orphans.get(&handoff).map(|(handing, _)| handing));
+        let Some(handing) = known.filter(|handing| outcome.concerns(handing.message.peer)) else { return };
+        if let Outcome::Waits { .. } = outcome {
+            if let Some(link) = &mut self.link {
+                link.hold_back(&handing.message);
             }
-            let Some(handing) = self.told.remove(&handoff) else {
-                // That one was counted with the agent before.
-                if let (Some((handing, _)), Outcome::Ended { reason, .. }) = (self.orphans.remove(&handoff), outcome) {
-                    self.failed.push(Failed { handing, reason });
+            return;
+        }
+        let handing = match self.told.remove(&handoff) {
+            Some(handing) => {
+                if let Some(link) = &self.link {
+                    link.over(&handing.message);
                 }
-                continue;
-            };
-            link.over(&handing.message);
-            if self.on.get(&handing.cookie) == Some(&handoff) {
-                self.on.remove(&handing.cookie);
+                if self.on.get(&handing.cookie) == Some(&handoff) {
+                    self.on.remove(&handing.cookie);
+                }
+                handing
             }
-            if let Outcome::Ended { reason, .. } = outcome {
-                self.failed.push(Failed { handing, reason });
-            }
+            // That one was counted with the agent before.
+            None => match self.orphans.remove(&handoff) {
+                Some((handing, _)) => handing,
+                None => return,
+            },
+        };
+        if let Outcome::Ended { reason, .. } = outcome {
+            self.failed.push(Failed { handing, reason });
         }
     }
 

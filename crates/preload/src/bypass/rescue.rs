@@ -10,9 +10,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::link::is_refusal;
 use shunt_odb::reference::Reference;
+use shunt_odb::store::usage::Counted;
 use shunt_sys::odb;
 
 use super::handing::Failed;
+use crate::counts::count;
 use crate::descriptors::borrow;
 use crate::hooks::outside;
 use crate::kernel::{self, own};
@@ -67,6 +69,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     if failed.handing.is_sealed || !is_refusal(failed.reason) || odb::undo(&connection, handoff).is_err() {
         return reset(&connection);
     }
+    count(Counted::TakenBack, failed.handing.message.length as usize);
     let builder = std::thread::Builder::new().name("shunt-rescue".into()).stack_size(256 << 10);
     let copy = rustix::io::fcntl_dupfd_cloexec(&connection, 512);
     let started = crate::hooks::thread::start_ours(|| {

@@ -87,13 +87,12 @@ pub fn seal(
 impl Handings {
     fn turn(&mut self, runtime: &Runtime, Client { fd, cookie }: Client, run: &[Piece]) -> Turn {
         self.settle();
-        let Some(first) = run.first() else { return Turn::Never };
         if let Some(at) = self.begun_on(cookie) {
             let begun = self.begun(at);
             return if begun.is_sealed && begun.can_take(run) { Turn::Grows } else { Turn::Later };
         }
         let is_long = bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG);
-        if !is_long || bytes(run) > REGION_MAX || !self.sends(runtime, first.hold.payload().holder) {
+        if !is_long || bytes(run) > REGION_MAX || !self.sends(runtime, fd, run) {
             return Turn::Never;
         }
         prepare(fd);

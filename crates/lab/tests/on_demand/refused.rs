@@ -1,0 +1,120 @@
+//! Machines that do not send what they have: the client gets every byte all the same.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use shunt_lab::{Ending, Fetch, Options, Settings, faults::Client};
+
+use crate::lost::until_handed_off;
+use crate::service::Running;
+use crate::{LIMIT, options, paths, run, trailers};
+
+/// So many requests for every file on each of eight connections at once, of all kinds: about a thousand.
+fn thousand(service: &Running<'_>) -> Result<()> {
+    const EACH: usize = 20;
+    let fetch = Fetch { timeout: LIMIT, ..Fetch::new(service.service.chain().server()) };
+    let kinds = [
+        fetch.clone(),
+        Fetch { pipeline: true, ..fetch.clone() },
+        Fetch { read_bytes: 20_000, pause: Duration::from_micros(200), ..fetch.clone() },
+        Fetch { headers: vec!["Connection: close".to_owned()], ..fetch },
+    ];
+    let one = |kind: &Fetch| -> Result<()> {
+        if kind.headers.is_empty() {
+            return service.whole(&kind.run(service.lab.client(), &paths(EACH))?);
+        }
+        paths(EACH).into_iter().try_for_each(|path| service.whole(&kind.run(service.lab.client(), &[path])?))
+    };
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = kinds.iter().chain(&kinds).map(|kind| scope.spawn(|| one(kind))).collect();
+        clients
+            .into_iter()
+            .try_for_each(|client| client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// Nothing has broken.
+fn all_is_well(service: &Running<'_>) -> Result<()> {
+    let stats = service.frontend_stats()?;
+    for nothing in ["frontend.fe_cancelled", "frontend.fe_out_fin_to_rst", "frontend.fe_drop_early_write"] {
+        ensure!(stats.count(nothing) == 0, "{nothing}: {}", stats.count(nothing));
+    }
+    Ok(())
+}
+
+fn nobody_sends(test: &str, settings: Settings) -> Result<()> {
+    run(test, Options { settings, ..options() }, |service| {
+        thousand(service)?;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("frontend.fe_begun") == 0, "what nobody sends is not handed off");
+        let (declined, said) = (stats.count("store.by_program.nginx.declined"), stats.count("agent.declined"));
+        ensure!(declined > 100_000_000 && said > 0, "{declined} bytes were declined, in {said} answers");
+        all_is_well(service)
+    })
+}
+
+#[test]
+fn a_server_that_nobody_may_speak_for() -> Result<()> {
+    let settings = Settings { speaks_for: Some("\"192.0.2.77\""), ..Settings::default() };
+    nobody_sends("a_server_that_nobody_may_speak_for", settings)
+}
+
+/// Their end is written behind the body in the same turn.
+#[test]
+fn chunks_of_a_server_that_nobody_may_speak_for() -> Result<()> {
+    let settings = Settings { speaks_for: Some("\"192.0.2.77\""), locations: Some(trailers), ..Settings::default() };
+    nobody_sends("chunks_of_a_server_that_nobody_may_speak_for", settings)
+}
+
+#[test]
+fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
+    let settings = Settings { agent_backend: "senders = 1\n", ..Settings::default() };
+    run("more_clients_than_a_machine_may_send_to_wait", Options { settings, ..options() }, |service| {
+        until_handed_off(service)?;
+        thousand(service)?;
+        let (frontend, backend) = (service.frontend_stats()?, service.service.stats(service.lab.backend())?);
+        ensure!(backend.count("agent.claims_waited") > 0, "none had to wait");
+        ensure!(frontend.count("agent.declined") >= backend.count("agent.claims_waited"), "its program is told");
+        ensure!(frontend.count("store.by_program.nginx.handed_off") > 10_000_000, "some are sent so");
+        ensure!(backend.count("agent.ended.Limit") == 0, "none is refused");
+        all_is_well(service)
+    })
+}
+
+/// Its agent stands still for longer than its peers wait for it: what a program has told it meanwhile is of a session that is
+/// over, and comes back.
+#[test]
+fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
+    run("a_handoff_of_a_session_that_is_over_is_taken_back", options(), |service| {
+        until_handed_off(service)?;
+        let (frontend, server) = (service.lab.frontend(), service.service.chain().server());
+        let mut clients = Vec::new();
+        for _ in 0..8 {
+            clients.push(Client::connect(service.lab.client(), server, None)?);
+        }
+        let signal = |service: &mut Running<'_>, signal| -> Result<()> {
+            service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
+            Ok(())
+        };
+        signal(service, Signal::STOP)?;
+        clients.iter_mut().for_each(|client| client.ask("/64k", "64k", 64 << 10));
+        std::thread::sleep(Duration::from_secs(3));
+        signal(service, Signal::CONT)?;
+        let mut whole = 0;
+        for client in &mut clients {
+            match client.finish(LIMIT)? {
+                Ending::Whole => whole += 1,
+                // Its claim left before the agent has found out, and may have come to somebody.
+                Ending::Reset(0) => {}
+                ending => bail!("{ending}"),
+            }
+        }
+        let stats = service.frontend_stats()?;
+        let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
+        ensure!(whole >= 4 && whole == undone && lost >= 8 - whole, "{whole} whole, {undone} taken back, {lost} lost");
+        let taken_back = stats.count("store.by_program.nginx.taken_back");
+        ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
+        until_handed_off(service)
+    })
+}

@@ -1,0 +1,23 @@
+"""Passes a body on three times, without a look at it, to a server that is not under Shunt. Arguments: where it listens, who has
+the body, its path and its length, and who gets it."""
+import socket
+import sys
+import time
+
+from absent import address, body
+
+
+def main():
+    listens, of, path, length, to = sys.argv[1:]
+    listener = socket.create_server(address(listens))
+    whole = body(bytearray(int(length) + 65536), address(of), path, int(length))
+    with socket.create_connection(address(to)) as server:
+        for _ in range(3):
+            server.sendall(whole)
+            time.sleep(0.5)
+        server.shutdown(socket.SHUT_WR)
+        assert server.recv(1) == b""
+    listener.close()
+
+
+main()
