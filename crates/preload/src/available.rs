@@ -6,10 +6,10 @@ use shunt_odb::frame::Want;
 
 use crate::ahead::{Piece, walk};
 use crate::descriptors;
+use crate::kernel::Errno;
 use crate::kernel::{self, own};
 use crate::receive::{Read, Stop};
 use crate::runtime::Runtime;
-use crate::send::Errno;
 
 /// Bytes that the program could read now. It may go by what this says and read no more, so a read that takes the last of
 /// them takes what is behind them, too ([`Read::tidy`]).

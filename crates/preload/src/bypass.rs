@@ -32,10 +32,10 @@ use smallvec::SmallVec;
 
 use crate::counts::count;
 use crate::descriptors::borrow;
-use crate::kernel;
+use crate::kernel::{self, Errno};
 use crate::outside;
+use crate::parts::{Parts, addresses, length, of};
 use crate::runtime::Runtime;
-use crate::send::{Errno, Parts, addresses, length, of};
 pub use handings::Handings;
 pub use sealed::{Client, Turn, can_begin, seal};
 

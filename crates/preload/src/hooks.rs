@@ -29,8 +29,8 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 
 use crate::descriptors;
+use crate::kernel::Errno;
 use crate::runtime::{Runtime, runtime};
-use crate::send::Errno;
 
 /// The calling thread's errno.
 pub fn errno() -> Errno {

@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, c_long, iovec, msghdr};
 
-use crate::send::Errno;
+/// What a call says that fails.
+pub type Errno = i32;
 
 /// Any system call.
 ///

@@ -19,8 +19,8 @@ use shunt_odb::store::usage::Counted;
 use crate::connections::{Connection, Said};
 use crate::counts::count;
 use crate::descriptors::borrow;
+use crate::parts::slices;
 use crate::runtime::Runtime;
-use crate::send::slices;
 
 /// From here on payloads are of another kind: what is done to them may go by their length.
 const LONG: usize = 32 << 10;

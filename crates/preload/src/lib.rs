@@ -30,6 +30,7 @@ mod kernel;
 mod learning;
 mod memory;
 mod outside;
+mod parts;
 mod peek;
 mod pipe;
 mod receive;

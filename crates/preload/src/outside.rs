@@ -11,11 +11,11 @@ use smallvec::smallvec;
 
 use crate::counts::count;
 use crate::hooks::{errno, outside, real};
-use crate::kernel;
+use crate::kernel::{self, Errno};
 use crate::memory::Copies;
 use crate::memory::scratch::Buffer;
+use crate::parts::{Parts, addresses, length, of, split};
 use crate::runtime::Runtime;
-use crate::send::{Errno, Parts, addresses, length, of, split};
 
 /// sendmsg(2) that may wait: glibc's, where the thread may be cancelled.
 pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {

@@ -10,10 +10,11 @@ use shunt_odb::reference::REFERENCE_BYTES;
 use crate::ahead::{Piece, walk};
 use crate::descriptors;
 use crate::hooks::outside;
+use crate::kernel::Errno;
 use crate::kernel::{self, own};
+use crate::parts::{Parts, length, split};
 use crate::receive::{Frame, Read, Stop, plain};
 use crate::runtime::Runtime;
-use crate::send::{Errno, Parts, length, split};
 use crate::waiting::{patient, wait, waits};
 
 /// More than this no frame has in a socket beside real bytes.

@@ -8,9 +8,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::descriptors::borrow;
 use crate::hooks::{errno, real};
+use crate::kernel::Errno;
 use crate::receive::{Frame, Read, Stop};
 use crate::runtime::Runtime;
-use crate::send::{self, Errno};
+use crate::send;
 use crate::waiting;
 
 /// The most that is put into a pipe at a time: what a new one holds.

@@ -14,10 +14,11 @@ use smallvec::SmallVec;
 use crate::connections::Connection;
 use crate::descriptors;
 use crate::hooks::outside;
+use crate::kernel::Errno;
 use crate::kernel::{self, own};
+use crate::parts::{PARTS_AT_ONCE, Parts, addresses, behind, first, length, split};
 use crate::peek::peek;
 use crate::runtime::Runtime;
-use crate::send::{Errno, PARTS_AT_ONCE, Parts, addresses, behind, first, length, split};
 use crate::stack;
 use crate::waiting::{announce, ended, patient, wait, waits};
 

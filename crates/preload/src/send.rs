@@ -1,7 +1,6 @@
 //! What a write of a framed connection does: large present bytes go to the store and absent bytes stay where they are,
 //! and references to them go into the socket; everything else goes for real. One call to the kernel for all of it.
 
-use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -14,10 +13,11 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::connections::Connection;
 use crate::counts::count;
-use crate::kernel;
+use crate::kernel::{self, Errno};
 use crate::learning::Message;
 use crate::memory::Copies;
 use crate::outside;
+use crate::parts::{PARTS_AT_ONCE, Parts, addresses, length, of, slices, split};
 use crate::pipe;
 use crate::runtime::Runtime;
 use crate::store::COPIED_MAX;
@@ -28,59 +28,6 @@ const STORED_MIN: usize = 8 << 10;
 const FRAMING_MAX: usize = 512;
 /// What one real frame promises at most: all of it has to be real, whatever the socket takes now.
 const REAL_AT_ONCE: usize = 256 << 10;
-
-/// Parts of one write to the kernel, with room for one of ours.
-pub const PARTS_AT_ONCE: usize = libc::UIO_MAXIOV as usize - 1;
-
-/// Parts of a program's memory. Few, as a rule: then they take no memory of the heap.
-pub type Parts = SmallVec<[iovec; 4]>;
-
-/// The kernel's errno.
-pub type Errno = i32;
-
-pub fn addresses(part: &iovec) -> Range<usize> {
-    part.iov_base as usize..(part.iov_base as usize).saturating_add(part.iov_len)
-}
-
-pub fn length(parts: &[iovec]) -> usize {
-    parts.iter().map(|part| part.iov_len).sum()
-}
-
-/// The first `bytes` of some memory.
-pub fn first(parts: &[iovec], bytes: usize) -> Parts {
-    match parts {
-        [part] => SmallVec::from_elem(iovec { iov_len: part.iov_len.min(bytes), ..*part }, 1),
-        _ => split(parts, bytes).0,
-    }
-}
-
-/// Without the first `bytes`.
-pub fn behind(parts: &[iovec], bytes: usize) -> Parts {
-    match parts {
-        [part] if bytes == 0 => SmallVec::from_elem(*part, 1),
-        _ => split(parts, bytes).1,
-    }
-}
-
-/// The first `bytes` of some memory, and the rest.
-pub fn split(parts: &[iovec], bytes: usize) -> (Parts, Parts) {
-    let (mut first, mut rest) = (Parts::new(), Parts::new());
-    let mut left = bytes;
-    for part in parts.iter().filter(|part| part.iov_len > 0) {
-        let now = part.iov_len.min(left);
-        left -= now;
-        if now > 0 {
-            first.push(iovec { iov_base: part.iov_base, iov_len: now });
-        }
-        if now < part.iov_len {
-            rest.push(iovec {
-                iov_base: part.iov_base.cast::<u8>().wrapping_add(now).cast(),
-                iov_len: part.iov_len - now,
-            });
-        }
-    }
-    (first, rest)
-}
 
 /// What a write consists of, in order.
 enum Part {
@@ -117,10 +64,6 @@ fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>, copi
         }
         present(parts, &(at..all.end));
     }
-}
-
-pub fn of(addresses: &Range<usize>) -> iovec {
-    iovec { iov_base: addresses.start as *mut libc::c_void, iov_len: addresses.len() }
 }
 
 fn add_present(parts: &mut SmallVec<[Part; 4]>, addresses: Range<usize>) {
@@ -360,13 +303,6 @@ fn real(memory: Parts, frames: &mut Frames) {
         }
         left = behind;
     }
-}
-
-pub fn slices<'a>(memory: &[iovec]) -> SmallVec<[IoSlice<'a>; 8]> {
-    // SAFETY: readable memory of the program for the length of the call; that another thread may change it meanwhile is as
-    // with write(2). It is only copied.
-    let slice = |part: &iovec| IoSlice::new(unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) });
-    memory.iter().filter(|part| part.iov_len > 0).map(slice).collect()
 }
 
 /// A write under way.

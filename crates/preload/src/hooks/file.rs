@@ -6,9 +6,10 @@ use libc::{c_int, off64_t, size_t, ssize_t};
 
 use super::{Inside, connection, real, returned};
 use crate::descriptors::borrow;
+use crate::kernel::Errno;
 use crate::pipe;
 use crate::runtime::Runtime;
-use crate::send::{self, Errno};
+use crate::send;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {

@@ -6,9 +6,10 @@ use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, soc
 
 use super::{Inside, connection, errno, real, returned, set_errno};
 use crate::bypass::waits_for_rescue;
+use crate::kernel::Errno;
 use crate::memory::any_absent;
+use crate::parts::addresses;
 use crate::runtime::runtime;
-use crate::send::Errno;
 use crate::{bypass, descriptors, outside, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
@@ -77,7 +78,7 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     }
     if any_absent()
         && let Some(runtime) = runtime()
-        && iov.iter().any(|part| runtime.memory.meets(&send::addresses(part)))
+        && iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && let Some(_inside) = Inside::enter()
     {
         return Some(returned(bypass::write(runtime, fd, iov, flags, |iov| match how {
