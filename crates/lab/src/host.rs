@@ -270,9 +270,9 @@ impl Host {
     /// Waits until something in the namespace listens at `address`, without connecting to it.
     ///
     /// # Errors
-    /// When nothing does within 10 seconds.
+    /// When nothing does within 30 seconds.
     pub fn wait_listening(&self, address: SocketAddr) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let file = if address.is_ipv4() { "tcp" } else { "tcp6" };
             let table = self.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")))??;
