@@ -82,7 +82,7 @@ impl Agent {
     pub(crate) fn on_answer(&mut self, peer: usize, answer: &peer::Answer) {
         let reason = answer.reason.get();
         self.counts.declined += u64::from(reason != local::Answer::YES);
-        let Some(server) = self.server_of(answer.worker.get()) else { return };
+        let Some(server) = self.owner_of(answer.worker.get()) else { return };
         let (header, handoff) = (local::Answer::HEADER, answer.handoff.get());
         let told = local::Answer { header, handoff, reason, peer: peer as u32 };
         if !matches!(packets::send(&self.servers[server].socket, told.as_bytes(), &[]), Ok(true)) {

@@ -1,6 +1,6 @@
 //! The shares of payloads that a process has, and their way back.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::reference::{PayloadId, Reference, Weight};
@@ -80,6 +80,7 @@ pub struct Hold {
     /// Where it has come straight from the payload's writer, who sends for real what is needed here. To others a payload
     /// has passed by somebody, and its reference was worth it, whatever they do.
     touching: Option<Touching>,
+    is_excused: AtomicBool,
     returns: Arc<Returns>,
 }
 
@@ -90,7 +91,8 @@ impl Hold {
         let (units, passed_on, of_bytes) =
             (AtomicU64::new(weight.units()), AtomicU32::new(0), AtomicU64::new(of_bytes));
         let (since_ms, returns) = (now_ms(), Arc::clone(returns));
-        Self { payload, units, passed_on, of_bytes, since_ms, touching: None, returns }
+        let is_excused = AtomicBool::new(false);
+        Self { payload, units, passed_on, of_bytes, since_ms, touching: None, is_excused, returns }
     }
 
     /// The same, straight from the payload's writer.
@@ -109,6 +111,11 @@ impl Hold {
     /// So many bytes are fetched because the memory that they are for cannot be absent, whoever looks at them.
     pub fn fetched(&self, bytes: u64) {
         self.touching.iter().for_each(|touching| touching.fetched(bytes));
+    }
+
+    /// What of this payload is fetched, others like it would not be: it is not told of.
+    pub fn excuse(&self) {
+        self.is_excused.store(true, Ordering::Relaxed);
     }
 
     /// How much of the payload the process has heard of: what it has of that is a part.
@@ -150,7 +157,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let touched = self.touching.as_ref().map(Touching::found).unwrap_or_default();
+        let told = self.touching.as_ref().filter(|_| !*self.is_excused.get_mut());
+        let touched = told.map(Touching::found).unwrap_or_default();
         self.returns.give_units(self.payload, *self.units.get_mut(), touched);
     }
 }
@@ -176,5 +184,18 @@ mod tests {
         assert_eq!(returned.iter().map(|share| share.weight.units()).sum::<u64>(), Weight::WHOLE.units());
         let touched = returned.iter().fold(Touched::default(), |sum, share| sum.and(&share.touched));
         assert_eq!(touched, Touched { first: 7, end: 10, bytes: 3, fetches: 1 });
+    }
+
+    #[test]
+    fn what_is_excused_is_not_told_of() {
+        let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
+        let returns = Arc::new(Returns::default());
+        let hold = Hold::from_writer(payload, Weight::WHOLE, 1000, &returns);
+        hold.touch(0, 1000);
+        hold.excuse();
+        drop(hold);
+        let returned = returns.take();
+        assert!(returned.iter().all(|share| share.touched == Touched::default()));
+        assert_eq!(returned.iter().map(|share| share.weight.units()).sum::<u64>(), Weight::WHOLE.units());
     }
 }

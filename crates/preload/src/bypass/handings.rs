@@ -95,8 +95,11 @@ impl Handings {
         let link = self.link.as_mut()?;
         let sender = link.sender(run.first()?.hold.payload().holder)?;
         let standing = link.standing(borrow(fd), sender).ok()?;
-        if standing == Standing::No {
-            count(Counted::Declined, bytes(run) as usize);
+        match standing {
+            Standing::No => count(Counted::Declined, bytes(run) as usize),
+            // Later ones may be handed off.
+            Standing::Unknown(_) => run.iter().for_each(|piece| piece.hold.excuse()),
+            Standing::Yes => {}
         }
         (standing == Standing::Yes).then_some(sender)
     }
