@@ -19,11 +19,44 @@ pub enum Coverage {
     None(&'static str),
 }
 
+/// To which clients the machine that has a body sends it in the program's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// Those over TCP. Of TLS the program itself knows nothing.
+    Tcp,
+    /// Those over TLS 1.3, too: it writes by OpenSSL, to sockets.
+    Tls,
+    /// Over TLS it fetches: OpenSSL writes to a BIO of the program's own.
+    OwnBio,
+}
+
+impl Clients {
+    fn of(imports: &BTreeSet<&str>) -> Self {
+        match ["SSL_write", "SSL_write_ex"].iter().any(|name| imports.contains(name)) {
+            false => Self::Tcp,
+            true if imports.contains("BIO_meth_new") => Self::OwnBio,
+            true => Self::Tls,
+        }
+    }
+}
+
+impl fmt::Display for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "over TCP",
+            Self::Tls => "over TCP, and over TLS 1.3 with OpenSSL 3",
+            Self::OwnBio => "over TCP; over TLS it fetches them, because it gives OpenSSL a BIO of its own",
+        })
+    }
+}
+
 /// What is known of a program's file.
 #[derive(Debug)]
 pub struct Explanation {
     program: PathBuf,
     pub coverage: Coverage,
+    /// How bodies that it does not look at reach clients that are not under Shunt.
+    pub clients: Clients,
     /// What the library does not see, and what that means.
     pub remarks: Vec<&'static str>,
 }
@@ -77,7 +110,7 @@ pub fn explain(program: &Path) -> Result<Explanation> {
         coverage
     };
     let remarks = AROUND.iter().filter(|(name, _)| names.contains(name)).map(|(_, remark)| *remark).collect();
-    Ok(Explanation { program: program.into(), coverage, remarks })
+    Ok(Explanation { program: program.into(), coverage, clients: Clients::of(&names), remarks })
 }
 
 fn is_privileged(program: &Path) -> Result<bool> {
@@ -98,6 +131,12 @@ impl fmt::Display for Explanation {
                 writeln!(f, "{program} is covered. It imports these calls, which the library knows:")?;
                 writeln!(f, "  {}", calls.join(" "))?;
                 writeln!(f, "Libraries that it loads are covered too, except with dlopen's RTLD_DEEPBIND.")?;
+                writeln!(
+                    f,
+                    "Bodies that it passes to clients without a look at them go past it: {}. That needs [frontend] in this \
+                     machine's shuntd.toml, and [backend] where the bodies are.",
+                    self.clients
+                )?;
             }
         }
         for remark in &self.remarks {

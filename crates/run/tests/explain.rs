@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use shunt_run::explain::{Coverage, explain};
+use shunt_run::explain::{Clients, Coverage, explain};
 
 #[test]
 fn nginx_is_covered() {
@@ -33,4 +33,14 @@ fn a_setuid_program_is_not_and_a_script_is_an_error() {
     let script = dir.path().join("script");
     std::fs::write(&script, "#!/bin/sh\n").unwrap();
     assert!(explain(&script).unwrap_err().to_string().contains("interpreter"));
+}
+
+#[test]
+fn programs_say_by_their_imports_to_which_clients_bodies_go_past_them() {
+    let clients = |program: &str| explain(Path::new(program)).unwrap().clients;
+    assert_eq!(clients("/usr/sbin/nginx"), Clients::Tls);
+    assert_eq!(clients("/usr/sbin/haproxy"), Clients::OwnBio);
+    assert_eq!(clients("/usr/bin/cat"), Clients::Tcp);
+    let text = explain(Path::new("/usr/sbin/nginx")).unwrap().to_string();
+    assert!(text.contains("TLS 1.3") && text.contains("[frontend]"), "{text}");
 }
