@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libc::iovec;
 use rustix::net::ipproto;
@@ -126,6 +126,15 @@ impl Bypass {
 
     fn lock(&self) -> MutexGuard<'_, Handings> {
         self.handings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None`: another thread has them.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Handings>> {
+        match self.handings.try_lock() {
+            Ok(handings) => Some(handings),
+            Err(TryLockError::Poisoned(handings)) => Some(handings.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// Until the value is dropped nothing changes: before a fork, when all that has begun is told.
@@ -260,7 +269,7 @@ fn tell() {
 
 /// Several times a second: what agents have said, and what nobody has looked at for a while.
 pub fn tend(runtime: &'static Runtime) {
-    let Ok(mut handings) = runtime.bypass.handings.try_lock() else { return };
+    let Some(mut handings) = runtime.bypass.try_lock() else { return };
     let failed = handings.tend(runtime);
     drop(handings);
     failed.into_iter().for_each(|failed| rescue::start(runtime, failed));

@@ -204,6 +204,8 @@ impl Handings {
             self.on.insert(handing.cookie, handing.message.handoff);
             self.told.insert(handing.message.handoff, handing);
         } else {
+            // Its agent has counted it.
+            self.link.iter().for_each(|link| link.over(&handing.message));
             self.failed.push(Failed { handing, reason: Reason::Limit });
         }
     }

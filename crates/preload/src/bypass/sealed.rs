@@ -50,7 +50,7 @@ impl Client {
 
 /// Whether anything can be handed off at all.
 pub fn can_begin(runtime: &'static Runtime) -> bool {
-    runtime.bypass.handings.try_lock().is_ok_and(|mut handings| handings.connect(runtime))
+    runtime.bypass.try_lock().is_some_and(|mut handings| handings.connect(runtime))
 }
 
 /// Has the holder of a run of absent bytes seal and send them: under keys that are given away now; without keys, behind what
