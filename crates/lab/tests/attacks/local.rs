@@ -38,13 +38,16 @@ try:
         s.send(bytes.fromhex(message))
 except BrokenPipeError:
     pass  # it has answered and closed before
-try:
-    while packet := s.recv(65536):
+packet = True
+while packet:
+    try:
+        packet = s.recv(65536)
+    except ConnectionResetError:
+        continue  # it has closed with our message unread; what it said before comes next
+    if packet:
         kind, size = struct.unpack_from('=II', packet)
         print(kind, struct.unpack_from('=QI', packet, 8)[1] if kind == 6 else '')
         if kind == 10: break
-except ConnectionResetError:
-    pass  # it has closed with our message unread
 ";
 
 fn ask(user: u32, host: &Host, messages: &[&[u32]]) -> Result<String> {

@@ -13,7 +13,8 @@ use crate::client::{Client, Target, Told};
 use crate::nonces::opened;
 use crate::service::Running;
 
-const LIMIT: Duration = Duration::from_secs(30);
+/// Longer than the lease of a payload: what clients that left had not had fills the store for so long, if nobody returns it.
+const LIMIT: Duration = Duration::from_secs(180);
 const LONG: u64 = 64 << 20;
 
 /// The connection ended in the middle, as by a network that fails: nothing that came was not the file's, and nobody waited.
