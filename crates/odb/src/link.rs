@@ -20,7 +20,7 @@ use shunt_sys::ringbuf::RingBuffer;
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{
-    Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header, Hello,
+    Abort, Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header, Hello,
     MAX_PACKET_BYTES, NO_PEER, Reason, State, VERSION, Welcome, closed, kind,
 };
 use shunt_wire::parts::Parts;
@@ -244,6 +244,14 @@ impl Link {
     /// The kernel's.
     pub fn cancel(&self, handoff: u64) -> io::Result<()> {
         self.tell(Cancel { header: Cancel::HEADER, handoff }.as_bytes())
+    }
+
+    /// Nobody is there any more for what a machine sends.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn abort(&self, handoff: u64) -> io::Result<()> {
+        self.tell(Abort { header: Abort::HEADER, handoff }.as_bytes())
     }
 
     fn tell(&self, message: &[u8]) -> io::Result<()> {

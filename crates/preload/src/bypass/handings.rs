@@ -229,6 +229,10 @@ impl Handings {
             Some(handing) => {
                 if let Some(link) = &self.link {
                     link.over(&handing.message);
+                    if outcome == Outcome::Reset {
+                        // Who has begun to send after the reset had passed would wait for ACKs until its patience ends.
+                        let _ = link.abort(handoff);
+                    }
                 }
                 if self.on.get(&handing.cookie) == Some(&handoff) {
                     self.on.remove(&handing.cookie);
