@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use crate::agent::Agent;
 use crate::packets;
 
-fn socket_addr(address: shunt_wire::Address, port_be: [u8; 2]) -> SocketAddr {
+pub(crate) fn socket_addr(address: shunt_wire::Address, port_be: [u8; 2]) -> SocketAddr {
     Endpoint { address, port_be }.socket_addr()
 }
 

@@ -8,13 +8,13 @@ use shunt_handoff::payload::{Kept, Payload};
 use shunt_handoff::sender::{Claimant, Failure, Progress};
 use shunt_odb::reference::{PayloadId, Reference, Weight};
 use shunt_odb::store::pinned::Pinned;
-use shunt_wire::Endpoint;
 use shunt_wire::local::Reason;
 use shunt_wire::parts::{Part, Parts};
 use shunt_wire::peer::Claim;
 use tracing::field::display;
 
 use crate::agent::Agent;
+use crate::asking::socket_addr;
 use crate::poll::{Interest, Source};
 
 /// Bytes of this machine's store.
@@ -77,7 +77,7 @@ impl Agent {
         parts: Option<&Parts>,
         claimant: Claimant,
     ) -> Result<Progress, Reason> {
-        let server = Endpoint { address: claim.server_address, port_be: claim.server_port }.socket_addr();
+        let server = socket_addr(claim.server_address, claim.server_port);
         let client = claim.client_address.ip();
         let payload = match parts {
             None => {

@@ -6,8 +6,7 @@ use shunt_odb::frame::Want;
 
 use crate::ahead::{Piece, walk};
 use crate::descriptors;
-use crate::kernel::Errno;
-use crate::kernel::{self, own};
+use crate::kernel::{self, Errno, own};
 use crate::receive::{Read, Stop};
 use crate::runtime::Runtime;
 

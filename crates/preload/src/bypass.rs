@@ -36,11 +36,9 @@ use crate::kernel::{self, Errno};
 use crate::outside;
 use crate::parts::{Parts, addresses, length, of};
 use crate::runtime::Runtime;
+use handing::bytes;
 pub use handings::Handings;
 pub use sealed::{Client, Turn, can_begin, seal};
-
-/// What is shorter, and not a part of what is as long, is not worth a handoff of its own.
-const LONG: u64 = 64 << 10;
 
 /// What is fetched all the same for a client that others send to: while they do, its socket takes little, and what was fetched
 /// in vain cannot be handed off any more.
@@ -104,15 +102,6 @@ impl Cut {
         }
     }
 
-    /// Whether a handoff of it costs less than fetching it.
-    fn is_long(&self) -> bool {
-        self.bytes() as u64 >= LONG || self.run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
-    }
-
-    fn bytes(&self) -> usize {
-        self.run.iter().map(|piece| piece.addresses.len()).sum()
-    }
-
     /// The run's memory, and all behind it.
     fn rest(&self) -> Parts {
         self.run.iter().map(|piece| of(&piece.addresses)).chain(self.behind.iter().copied()).collect()
@@ -163,8 +152,8 @@ pub fn write(
             return Ok(sent);
         }
     }
-    let handed = runtime.bypass.lock().hand_off(runtime, fd, &cut.run, cut.is_long(), flags);
-    let (handed, rest) = if handed { (cut.bytes(), cut.behind) } else { (0, cut.rest()) };
+    let handed = runtime.bypass.lock().hand_off(runtime, fd, &cut.run, flags);
+    let (handed, rest) = if handed { (bytes(&cut.run) as usize, cut.behind) } else { (0, cut.rest()) };
     count(Counted::HandedOff, handed);
     runtime.memory.return_shares();
     let done = before + handed;

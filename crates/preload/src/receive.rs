@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use crate::connections::Connection;
 use crate::descriptors;
 use crate::hooks::outside;
-use crate::kernel::Errno;
-use crate::kernel::{self, own};
+use crate::kernel::{self, Errno, own};
+use crate::memory::any_absent;
 use crate::parts::{PARTS_AT_ONCE, Parts, addresses, behind, first, length, split};
 use crate::peek::peek;
 use crate::runtime::Runtime;
@@ -210,7 +210,6 @@ impl<'a> Read<'a> {
         }
         match self.receiving.want() {
             Want::Preamble(bytes) => self.preamble(bytes),
-            _ if self.drained => Err(Stop::Empty(1)),
             Want::Header(_) => self.look_ahead(rest),
             Want::Real(left) => self.real(rest, left, 0),
             Want::ReferencePart(bytes) => self.reference_part(bytes),
@@ -359,9 +358,12 @@ impl<'a> Read<'a> {
     /// What is left of a buffer has no meaning any more. Where the page in which real bytes end still stands for some of an
     /// earlier body, a look at those bytes would have that fetched; and end the process, if it is lost.
     fn give_up_behind(&self, iov: &[iovec]) {
+        if self.real_end == 0 || !any_absent() || self.flags & libc::MSG_TRUNC != 0 {
+            return;
+        }
         let rest = split(iov, self.got).1;
         let Some(Range { start, end }) = rest.first().map(addresses) else { return };
-        if self.real_end != start || self.flags & libc::MSG_TRUNC != 0 {
+        if self.real_end != start {
             return;
         }
         let page_end = start.next_multiple_of(PAGE_BYTES).min(end);

@@ -8,8 +8,7 @@ use shunt_odb::reference::REFERENCE_BYTES;
 
 use crate::descriptors;
 use crate::hooks::{outside, real};
-use crate::kernel::Errno;
-use crate::kernel::{self, own};
+use crate::kernel::{self, Errno, own};
 
 /// recvmsg(2) that may wait: glibc's, where the thread may be cancelled.
 pub fn patient(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {

@@ -10,6 +10,9 @@ use shunt_lab::{Ending, Fetch, Host};
 use crate::service::Running;
 use crate::{LIMIT, options, paths, run};
 
+/// Until what was killed is started again.
+const GONE: Duration = Duration::from_millis(300);
+
 /// Does something while a client has some of a body and takes no more, and returns what that client gets after all.
 pub fn disturb(service: &mut Running<'_>, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<Ending> {
     let server = service.service.chain().server();
@@ -51,35 +54,35 @@ pub fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> 
     Ok(())
 }
 
+/// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.
+fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
+    for host in [service.lab.backend(), service.lab.frontend()] {
+        let ending = disturb(service, |service| what(service, host));
+        is_honest(&ending?).with_context(|| format!("{} was disturbed", host.name()))?;
+        until_handed_off(service).with_context(|| format!("after {} was disturbed", host.name()))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_killed_agent_costs_a_connection_and_no_byte() -> Result<()> {
     run("a_killed_agent_costs_a_connection_and_no_byte", options(), |service| {
-        for host in [service.lab.backend(), service.lab.frontend()] {
-            let ending = disturb(service, |service| {
-                service.service.kill_agent(host)?;
-                std::thread::sleep(Duration::from_millis(300));
-                service.service.restart_agent(host)
-            });
-            is_honest(&ending?).with_context(|| format!("{}'s agent was killed", host.name()))?;
-            until_handed_off(service).with_context(|| format!("after {}'s agent was killed", host.name()))?;
-        }
-        Ok(())
+        on_each(service, |service, host| {
+            service.service.kill_agent(host)?;
+            std::thread::sleep(GONE);
+            service.service.restart_agent(host)
+        })
     })
 }
 
 #[test]
 fn a_killed_server_costs_a_connection_and_no_byte() -> Result<()> {
     run("a_killed_server_costs_a_connection_and_no_byte", options(), |service| {
-        for host in [service.lab.backend(), service.lab.frontend()] {
-            let ending = disturb(service, |service| {
-                signal_server(service, host, Signal::KILL)?;
-                std::thread::sleep(Duration::from_millis(300));
-                service.service.chain_mut().restart(host)
-            });
-            is_honest(&ending?).with_context(|| format!("{}'s server was killed", host.name()))?;
-            until_handed_off(service).with_context(|| format!("after {}'s server was killed", host.name()))?;
-        }
-        Ok(())
+        on_each(service, |service, host| {
+            signal_server(service, host, Signal::KILL)?;
+            std::thread::sleep(GONE);
+            service.service.chain_mut().restart(host)
+        })
     })
 }
 

@@ -16,6 +16,9 @@ use shunt_wire::parts::{PARTS_MAX, Part, Parts};
 /// is faster than its client.
 pub const REGION_MAX: u64 = 8 << 20;
 
+/// What is shorter, and not a part of what is as long, is not worth a handoff of its own.
+const LONG: u64 = 64 << 10;
+
 /// A share of each payload is kept until the client has all of it.
 pub struct Handing {
     /// By which it was written to last: the number may be another's by now.
@@ -45,6 +48,11 @@ fn part(piece: &Piece) -> Part {
 
 pub fn bytes(run: &[Piece]) -> u64 {
     run.iter().map(|piece| piece.addresses.len() as u64).sum()
+}
+
+/// Whether a handoff of a run of absent bytes costs less than fetching it.
+pub fn is_long(run: &[Piece]) -> bool {
+    bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG)
 }
 
 /// Bytes on the wire of a payload; `None`: the keys are not for so many.

@@ -14,7 +14,7 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::erase::Erased;
 use shunt_wire::local::{Reason, Tls};
 
-use super::handing::{Failed, Handing, bytes, region_bytes};
+use super::handing::{Failed, Handing, bytes, is_long, region_bytes};
 use super::{BEGUN, prepare, refuse, unsent};
 use crate::counts::count;
 use crate::descriptors::borrow;
@@ -43,9 +43,10 @@ pub struct Handings {
 
 impl Handings {
     /// Has the holder of a run of absent bytes send them, behind all that was written to the descriptor. False: they are to
-    /// be fetched. `is_long`: they are worth a handoff of their own.
-    pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], is_long: bool, flags: i32) -> bool {
+    /// be fetched.
+    pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], flags: i32) -> bool {
         self.settle();
+        let is_long = is_long(run);
         if !is_long && self.begun.is_empty() {
             return false;
         }

@@ -7,9 +7,9 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::erase::Erased;
 use shunt_wire::local::Tls;
 
-use super::handing::{REGION_MAX, bytes};
+use super::handing::{REGION_MAX, bytes, is_long};
 use super::handings::Handings;
-use super::{LONG, may_be_client, prepare, unsent};
+use super::{may_be_client, prepare, unsent};
 use crate::counts::count;
 use crate::descriptors::borrow;
 use crate::runtime::Runtime;
@@ -91,8 +91,7 @@ impl Handings {
             let begun = self.begun(at);
             return if begun.is_sealed && begun.can_take(run) { Turn::Grows } else { Turn::Later };
         }
-        let is_long = bytes(run) >= LONG || run.iter().any(|piece| piece.hold.of_bytes() >= LONG);
-        if !is_long || bytes(run) > REGION_MAX || !self.sends(runtime, fd, run) {
+        if !is_long(run) || bytes(run) > REGION_MAX || !self.sends(runtime, fd, run) {
             return Turn::Never;
         }
         prepare(fd);

@@ -246,6 +246,18 @@ impl Drop for Machine {
     }
 }
 
+/// How a Python program begins that connects to the port which its first argument says, once somebody listens there.
+pub const CONNECTS: &str = "
+import os, signal, socket, sys, time
+signal.alarm(100)
+for turn in range(1000):
+    try:
+        sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+";
+
 /// An address that no other test, in this process or another, uses.
 fn own_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);

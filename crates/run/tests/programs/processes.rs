@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use shunt_odb::store::Limits;
 
-use crate::bed::{Bed, Program, free_address};
+use crate::bed::{Bed, CONNECTS, Program, free_address};
 
 /// Runs one Python program that sends when it is told to and one that receives, each under Shunt, and returns what the
 /// receiving one said.
@@ -22,7 +22,7 @@ fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
         command.spawn().unwrap()
     };
     let _accepts = Program(program(&format!("{LISTENS}{accepts}")));
-    let connects = program(&format!("{CONNECTS}{connects}"));
+    let connects = program(&format!("{CONNECTS}{RECEIVED}{connects}"));
     connects.wait_with_output().unwrap()
 }
 
@@ -38,15 +38,7 @@ listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 sock = listener.accept()[0]
 ";
 
-const CONNECTS: &str = "
-import os, signal, socket, sys, time
-signal.alarm(60)
-for turn in range(1000):
-    try:
-        sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
-        break
-    except ConnectionRefusedError:
-        time.sleep(0.01)
+const RECEIVED: &str = "
 def received(count):
     buffer = bytearray(1 << 20)
     view, at = memoryview(buffer), 0

@@ -15,6 +15,8 @@ use crate::service::Running;
 
 /// Longer than the lease of a payload: what clients that left had not had fills the store for so long, if nobody returns it.
 const LIMIT: Duration = Duration::from_secs(180);
+/// Until what was killed is started again.
+const GONE: Duration = Duration::from_millis(300);
 const LONG: u64 = 64 << 20;
 
 /// The connection ended in the middle, as by a network that fails: nothing that came was not the file's, and nobody waited.
@@ -69,35 +71,35 @@ fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
     Ok(())
 }
 
+/// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.
+fn on_each(service: &mut Running<'_>, what: impl Fn(&mut Running<'_>, &Host) -> Result<()>) -> Result<()> {
+    for host in [service.lab.backend(), service.lab.frontend()] {
+        let ending = disturb(service, |service| what(service, host));
+        ending.with_context(|| format!("{} was disturbed", host.name()))?;
+        until_handed_off(service).with_context(|| format!("after {} was disturbed", host.name()))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_killed_agent_costs_a_tls_connection_and_no_byte() -> Result<()> {
     run("a_killed_agent_costs_a_tls_connection_and_no_byte", |service| {
-        for host in [service.lab.backend(), service.lab.frontend()] {
-            let ending = disturb(service, |service| {
-                service.service.kill_agent(host)?;
-                std::thread::sleep(Duration::from_millis(300));
-                service.service.restart_agent(host)
-            });
-            ending.with_context(|| format!("{}'s agent was killed", host.name()))?;
-            until_handed_off(service).with_context(|| format!("after {}'s agent was killed", host.name()))?;
-        }
-        Ok(())
+        on_each(service, |service, host| {
+            service.service.kill_agent(host)?;
+            std::thread::sleep(GONE);
+            service.service.restart_agent(host)
+        })
     })
 }
 
 #[test]
 fn a_killed_server_costs_a_tls_connection_and_no_byte() -> Result<()> {
     run("a_killed_server_costs_a_tls_connection_and_no_byte", |service| {
-        for host in [service.lab.backend(), service.lab.frontend()] {
-            let ending = disturb(service, |service| {
-                kill_server(service, host)?;
-                std::thread::sleep(Duration::from_millis(300));
-                service.service.chain_mut().restart(host)
-            });
-            ending.with_context(|| format!("{}'s server was killed", host.name()))?;
-            until_handed_off(service).with_context(|| format!("after {}'s server was killed", host.name()))?;
-        }
-        Ok(())
+        on_each(service, |service, host| {
+            kill_server(service, host)?;
+            std::thread::sleep(GONE);
+            service.service.chain_mut().restart(host)
+        })
     })
 }
 
