@@ -14,14 +14,15 @@ HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE = 1, 2, 3, 4
 COMPLETE, RESET = 1, 2
-VERSION = 2
-HEAD_BYTES, PEER_BYTES, PEERS = 96, 108, 64
+HEAD_BYTES, PEER_BYTES, PEERS = 96, 112, 64
 HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
 BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
 COUNTERS_BYTES = 64 * 8 + PEERS * 4
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../include/shunt.h")) as header:
-    COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", header.read())}
+    SHUNT_H = header.read()
+VERSION = int(re.search(r"#define SHUNT_VERSION (\d+)", SHUNT_H)[1])
+COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", SHUNT_H)}
 
 OFFER_FORMAT = "=IIIIQQQ16s16sqQ"
 HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIHBBBB2sHHHHQ12s32s4x"
@@ -140,7 +141,7 @@ class Agent:
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
-        peer = lambda name: struct.pack("=III64s16s16s", 2, 1, 0, name, key, key)
+        peer = lambda name: struct.pack("=IIII64s16s16s", 2, 1, 0, families, name, key, key)
         data = struct.pack("=IIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families,
                            b"self") + peer(b"self")
         os.ftruncate(board, BOARD_BYTES)
