@@ -16,6 +16,8 @@
 //! that nothing was written, so it may go on with other bytes, or none. Then the reference's last byte says that it does
 //! not count. So nobody ever has to wait until all of it is in the socket.
 
+use std::mem::offset_of;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::reference::{REFERENCE_BYTES, Reference, Weight};
@@ -149,6 +151,16 @@ impl Default for Receiving {
 }
 
 impl Receiving {
+    /// Bytes of it that say all, unless [`Self::is_more`].
+    pub const HEAD_BYTES: usize = offset_of!(Self, reference);
+
+    /// Whether it ends with a reference, or a part of one.
+    #[must_use]
+    #[inline]
+    pub fn is_more(&self) -> bool {
+        self.reference_bytes > 0
+    }
+
     /// A direction that is not framed, and never will be.
     #[must_use]
     pub fn plain() -> Self {
@@ -357,7 +369,7 @@ pub struct Sending {
 /// Of the bytes of short writes in a row, so many are promised ahead: one part, no fewer and no more.
 const AHEAD_PART: u32 = 8;
 const AHEAD_MIN: u32 = 4 << 10;
-const AHEAD_MAX: u32 = 16 << 10;
+const AHEAD_MAX: u32 = 64 << 10;
 
 /// The preamble is sent, or owed.
 const BEGAN: u32 = 1;
@@ -373,6 +385,16 @@ impl Default for Sending {
 }
 
 impl Sending {
+    /// Bytes of it that say all, unless [`Self::is_more`].
+    pub const HEAD_BYTES: usize = offset_of!(Self, owed);
+
+    /// Whether something is owed, with which it ends.
+    #[must_use]
+    #[inline]
+    pub fn is_more(&self) -> bool {
+        self.owed_bytes > 0
+    }
+
     /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
     #[inline]
     pub fn real(&mut self, bytes: usize) -> usize {
@@ -477,7 +499,9 @@ impl Sending {
     pub fn sent(&mut self, bytes: usize) -> usize {
         let owed = self.owed().len();
         let of_owed = bytes.min(owed);
-        self.owed.copy_within(of_owed..owed, 0);
+        if of_owed < owed {
+            self.owed.copy_within(of_owed..owed, 0);
+        }
         self.owed_bytes = (owed - of_owed) as u32;
         if self.owed_bytes == 0 {
             self.flags &= !OWES_REFERENCE;

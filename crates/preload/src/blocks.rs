@@ -119,12 +119,17 @@ pub fn allocate(bytes: usize) -> Option<usize> {
         0 => fresh(base, pages),
         free => {
             FREE[class].store(NEXT[free - 1].load(Ordering::Relaxed), Ordering::Relaxed);
-            FREE_BYTES.fetch_sub(pages * PAGE_BYTES, Ordering::Relaxed);
+            count_free(|bytes| bytes - pages * PAGE_BYTES);
             Some(free - 1)
         }
     };
     unlock();
     page.map(|page| base + page * PAGE_BYTES + offset)
+}
+
+/// Under the lock.
+fn count_free(change: impl FnOnce(usize) -> usize) {
+    FREE_BYTES.store(change(FREE_BYTES.load(Ordering::Relaxed)), Ordering::Relaxed);
 }
 
 fn fresh(base: usize, pages: usize) -> Option<usize> {
@@ -185,7 +190,7 @@ pub fn free(start: usize) {
     lock();
     NEXT[page].store(FREE[class].load(Ordering::Relaxed), Ordering::Relaxed);
     FREE[class].store(page as u32 + 1, Ordering::Relaxed);
-    FREE_BYTES.fetch_add(pages * PAGE_BYTES, Ordering::Relaxed);
+    count_free(|bytes| bytes + pages * PAGE_BYTES);
     unlock();
 }
 

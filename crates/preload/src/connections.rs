@@ -173,24 +173,42 @@ impl<'a> Connection<'a> {
         locked
     }
 
+    #[inline]
     pub fn receiving(&self) -> Receiving {
         let mut state = Receiving::default();
-        self.table.read(self.at + RECEIVING, state.as_mut_bytes());
+        self.table.read(self.at + RECEIVING, &mut state.as_mut_bytes()[..Receiving::HEAD_BYTES]);
+        if state.is_more() {
+            self.table.read(self.at + RECEIVING, state.as_mut_bytes());
+        }
         state
     }
 
+    #[inline]
     pub fn set_receiving(&self, state: &Receiving) {
-        self.table.write(self.at + RECEIVING, state.as_bytes());
+        if state.is_more() {
+            self.table.write(self.at + RECEIVING, state.as_bytes());
+        } else {
+            self.table.write(self.at + RECEIVING, &state.as_bytes()[..Receiving::HEAD_BYTES]);
+        }
     }
 
+    #[inline]
     pub fn sending(&self) -> Sending {
-        let mut bytes = [0; size_of::<Sending>()];
-        self.table.read(self.at + SENDING, &mut bytes);
-        Sending::read_from_bytes(&bytes).unwrap_or_default()
+        let mut state = Sending::default();
+        self.table.read(self.at + SENDING, &mut state.as_mut_bytes()[..Sending::HEAD_BYTES]);
+        if state.is_more() {
+            self.table.read(self.at + SENDING, state.as_mut_bytes());
+        }
+        state
     }
 
+    #[inline]
     pub fn set_sending(&self, state: &Sending) {
-        self.table.write(self.at + SENDING, state.as_bytes());
+        if state.is_more() {
+            self.table.write(self.at + SENDING, state.as_bytes());
+        } else {
+            self.table.write(self.at + SENDING, &state.as_bytes()[..Sending::HEAD_BYTES]);
+        }
     }
 
     /// Whether what is sent from now on is framed. The first who asks decides: a direction that has begun without

@@ -52,7 +52,13 @@ static FORKING: AtomicUsize = AtomicUsize::new(0);
 /// Whether any memory of the process is absent, or registered.
 #[inline]
 pub fn any_absent() -> bool {
-    ABSENT_BYTES.load(Ordering::Acquire) != 0 || ANY_BLOCKS.load(Ordering::Relaxed)
+    any_bytes_absent() || ANY_BLOCKS.load(Ordering::Relaxed)
+}
+
+/// Whether any bytes are absent.
+#[inline]
+pub fn any_bytes_absent() -> bool {
+    ABSENT_BYTES.load(Ordering::Acquire) != 0
 }
 
 /// From here on: another thread may write beside what this one reads into.
@@ -199,12 +205,12 @@ impl Memory {
         any_absent()
             && !range.is_empty()
             && (blocks::contains(range.start) && blocks::any(&pages_around(range), blocks::PageState::Missing)
-                || ABSENT_BYTES.load(Ordering::Acquire) != 0 && self.lock().absent.meets(range))
+                || any_bytes_absent() && self.lock().absent.meets(range))
     }
 
     /// What of a range is absent, in order, as the kernel sees it now.
     pub fn absent_within(&self, range: &Range<usize>) -> Pieces {
-        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
+        if !any_bytes_absent() {
             return Pieces::new();
         }
         let state = self.lock();
@@ -235,7 +241,7 @@ impl Memory {
 
     /// The program has no more use for what a range holds.
     pub fn forget(&self, range: &Range<usize>) {
-        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
+        if !any_bytes_absent() {
             return;
         }
         let mut state = self.lock();
@@ -313,7 +319,7 @@ impl Memory {
     }
 
     fn fetch_all(&self, ranges: &[Range<usize>], each: impl Fn(&Piece)) -> Result<(), FetchError> {
-        if ABSENT_BYTES.load(Ordering::Acquire) == 0 {
+        if !any_bytes_absent() {
             return Ok(());
         }
         loop {

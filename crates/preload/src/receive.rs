@@ -133,8 +133,14 @@ pub fn overwriting(runtime: &Runtime, fd: RawFd, iov: &[iovec]) {
 }
 
 /// The address behind the first `bytes` of some memory.
-fn end_of(memory: &[iovec], bytes: usize) -> usize {
-    split(memory, bytes).0.last().map_or(0, |part| addresses(part).end)
+fn end_of(memory: &[iovec], mut bytes: usize) -> usize {
+    for part in memory {
+        if bytes <= part.iov_len {
+            return if bytes > 0 { part.iov_base as usize + bytes } else { 0 };
+        }
+        bytes -= part.iov_len;
+    }
+    0
 }
 
 impl<'a> Read<'a> {
@@ -211,7 +217,7 @@ impl<'a> Read<'a> {
         match self.receiving.want() {
             Want::Preamble(bytes) => self.preamble(bytes),
             Want::Header(_) => self.look_ahead(rest),
-            Want::Real(left) => self.real(rest, left, 0),
+            Want::Real(left) => self.real(rest, left, &mut []),
             Want::ReferencePart(bytes) => self.reference_part(bytes),
             Want::Reference if self.splits(rest[0].iov_base as usize) => Err(Stop::Split),
             Want::Reference => match self.see_reference()? {
@@ -278,7 +284,7 @@ impl<'a> Read<'a> {
                 Want::Real(_) if rest.is_empty() => break,
                 Want::Real(left) => {
                     self.drained = false;
-                    return self.real(&rest, left, at);
+                    return self.real(&rest, left, &mut looked[..at]);
                 }
                 Want::ReferencePart(bytes) => {
                     let now = bytes.min(new.len());
@@ -300,8 +306,8 @@ impl<'a> Read<'a> {
         Self::drain(self.fd, &mut looked[..at])
     }
 
-    /// Has the kernel put real bytes into place, behind `seen` bytes of ours that are not taken yet.
-    fn real(&mut self, rest: &[iovec], left: u64, seen: usize) -> Result<(), Stop> {
+    /// Has the kernel put real bytes into place, behind what is `seen` of ours and not taken yet.
+    fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
         if now.iter().any(|part| self.runtime.memory.meets(&addresses(part))) {
@@ -311,10 +317,10 @@ impl<'a> Read<'a> {
         // Where the first page stands for something before them, the kernel's touch would have it fetched.
         let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);
         let mut edge = vec![0; at_edge];
-        let (mut ours, mut next) = ([0; LOOK_BYTES], [0; HEADER_BYTES]);
+        let mut next = [0; HEADER_BYTES];
         let mut parts = Parts::new();
-        if seen > 0 {
-            parts.extend(own(&mut ours[..seen]));
+        if !seen.is_empty() {
+            parts.extend(own(seen));
         }
         if at_edge > 0 {
             parts.extend(own(&mut edge));
@@ -329,7 +335,7 @@ impl<'a> Read<'a> {
         }
         let asked = length(&parts);
         let got = self.take(&parts, 1)?;
-        let Some(behind) = got.checked_sub(seen) else { return Err(Stop::Failed(libc::ECONNRESET)) };
+        let Some(behind) = got.checked_sub(seen.len()) else { return Err(Stop::Failed(libc::ECONNRESET)) };
         let real = behind.min(room);
         self.place(&now, &edge[..at_edge.min(real)]);
         self.receiving.took_real(real as u64);

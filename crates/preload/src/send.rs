@@ -519,6 +519,12 @@ impl<'a> Write<'a> {
 
     /// The same, not through the store.
     fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        if self.sending.owed().is_empty() && self.sending.promised() >= bytes as u64 {
+            match self.rest_of_frame(file, from, bytes) {
+                Err(Stop::Failed(libc::EINVAL)) => {}
+                outcome => return outcome,
+            }
+        }
         // As much as there is, because a frame promises it.
         let status = rustix::fs::fstat(file).ok();
         let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
@@ -530,7 +536,12 @@ impl<'a> Write<'a> {
         let there = there as usize;
         let promised = if self.is_short { self.sending.short(there) } else { self.sending.real(there) };
         self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
-        let moved = kernel::send_file(self.fd, file, from, promised).map_err(Stop::Failed)?;
+        self.rest_of_frame(file, from, promised)
+    }
+
+    /// The same, all of which a frame that has begun has promised.
+    fn rest_of_frame(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        let moved = kernel::send_file(self.fd, file, from, bytes).map_err(Stop::Failed)?;
         self.sent += self.sending.sent(moved);
         count(Counted::SentReal, moved);
         // Less may have another reason than a full socket: the next call says.

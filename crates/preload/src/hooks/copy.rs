@@ -9,7 +9,7 @@ use libc::{c_void, size_t};
 use super::socket::checked;
 use super::{Inside, errno, real, set_errno};
 use crate::blocks::{self, PageState};
-use crate::memory::pages_around;
+use crate::memory::{any_absent, pages_around};
 use crate::runtime::{Runtime, runtime};
 use crate::{bypass, tls};
 
@@ -18,16 +18,17 @@ const COPY_MIN: usize = 512;
 /// Behind what is copied. Who copies one part of a block goes on.
 const AHEAD_BYTES: usize = 256 << 10;
 
-/// Copies where memory is absent. True: it is done.
-#[inline]
-fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> bool {
-    let reads = bytes >= COPY_MIN && blocks::contains(from as usize);
-    let writes = tls::watches() && blocks::contains(to as usize) && bytes > 0;
-    (reads || writes) && copy(to as usize, from as usize, bytes)
+/// Copies where memory may be absent.
+#[cold]
+fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
+    if !copy(to as usize, from as usize, bytes) {
+        // SAFETY: as below.
+        unsafe { real::memmove(to, from, bytes) };
+    }
+    to
 }
 
-/// Asks for no lock before it knows of a missing page: the library copies what is there, and with locks held.
-#[cold]
+/// True: it is done. Asks for no lock before it knows of a missing page: the library copies what is there, and with locks held.
 fn copy(to: usize, from: usize, bytes: usize) -> bool {
     let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
     let is_missing =
@@ -67,8 +68,10 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
 /// What memcpy(3) of programs that were linked before glibc 2.14 allows, too: overlapping memory. To glibc it is the same.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
-    if copies(to, from, bytes) {
-        return to;
+    let reads = bytes >= COPY_MIN && blocks::contains(from as usize);
+    let writes = tls::watches() && blocks::contains(to as usize) && bytes > 0;
+    if (reads || writes) && any_absent() {
+        return copies(to, from, bytes);
     }
     // SAFETY: the program's own call, as all here.
     unsafe { real::memmove(to, from, bytes) }

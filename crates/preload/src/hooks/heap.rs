@@ -12,7 +12,7 @@ use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::{Inside, errno, real, set_errno};
 use crate::blocks;
-use crate::memory::any_absent;
+use crate::memory::{any_absent, any_bytes_absent};
 use crate::runtime::runtime;
 
 unsafe extern "C" {
@@ -122,7 +122,7 @@ pub unsafe extern "C-unwind" fn malloc_usable_size(at: *mut c_void) -> size_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn free(at: *mut c_void) {
     let ours = is_ours(at);
-    if any_absent()
+    if any_bytes_absent()
         && !at.is_null()
         && let Some(runtime) = runtime()
     {
@@ -157,7 +157,7 @@ pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut 
     if ours && bytes <= before && bytes > before / 2 {
         return at;
     }
-    if any_absent()
+    if any_bytes_absent()
         && before >= PAGE_BYTES
         && let Some(runtime) = runtime()
     {
@@ -200,7 +200,7 @@ pub unsafe extern "C-unwind" fn reallocarray(at: *mut c_void, count: size_t, byt
 /// What drops pages drops what they stood for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
-    if any_absent()
+    if any_bytes_absent()
         && matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE)
         && let Some(runtime) = runtime()
     {

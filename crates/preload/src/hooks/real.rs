@@ -8,11 +8,8 @@ use libc::{
     pthread_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
+#[cold]
 fn find(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    let known = found.load(Ordering::Relaxed);
-    if !known.is_null() {
-        return known;
-    }
     // SAFETY: a name that ends with a zero byte.
     let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
@@ -32,7 +29,8 @@ macro_rules! real {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             // SAFETY: both spellings below end with a zero byte.
             let name = unsafe { CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) };
-            let found = find(name, &FOUND);
+            let known = FOUND.load(Ordering::Relaxed);
+            let found = if known.is_null() { find(name, &FOUND) } else { known };
             // SAFETY: glibc's function of this name has this type.
             let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: the caller's promise.
