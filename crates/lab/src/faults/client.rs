@@ -50,8 +50,13 @@ impl Client {
 
     /// Asks for `path`, which is the file of this name and size. A connection that is gone shows when it is read.
     pub fn ask(&mut self, path: &str, file: &str, length: u64) {
+        self.ask_with(&[], path, file, length);
+    }
+
+    /// The same, with more header fields.
+    pub fn ask_with(&mut self, fields: &[String], path: &str, file: &str, length: u64) {
         self.answer = Some(Answer::of(file, length));
-        self.refused = self.stream.write_all(get_request(self.server, path, &[]).as_bytes()).is_err();
+        self.refused = self.stream.write_all(get_request(self.server, path, fields).as_bytes()).is_err();
     }
 
     /// Bytes of the present body so far.

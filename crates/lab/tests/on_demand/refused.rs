@@ -82,39 +82,62 @@ fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
     })
 }
 
-/// Its agent stands still for longer than its peers wait for it: what a program has told it meanwhile is of a session that is
-/// over, and comes back.
+/// Has each of eight clients ask for one body while the frontend's agent stands still for longer than its peers wait for it:
+/// what a program tells it meanwhile is of a session that is over. Returns how many got all; the others nothing of the body.
+fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> {
+    until_handed_off(service)?;
+    let (frontend, server) = (service.lab.frontend(), service.service.chain().server());
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(Client::connect(service.lab.client(), server, None)?);
+    }
+    let signal = |service: &mut Running<'_>, signal| -> Result<()> {
+        service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
+        Ok(())
+    };
+    signal(service, Signal::STOP)?;
+    clients.iter_mut().for_each(|client| client.ask_with(fields, "/64k", "64k", 64 << 10));
+    std::thread::sleep(Duration::from_secs(3));
+    signal(service, Signal::CONT)?;
+    let mut whole = 0;
+    for client in &mut clients {
+        match client.finish(LIMIT)? {
+            Ending::Whole => whole += 1,
+            Ending::Reset(0) => {}
+            ending => bail!("{ending}"),
+        }
+    }
+    Ok(whole)
+}
+
+const CLIENTS: u64 = 8;
+
 #[test]
 fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
     run("a_handoff_of_a_session_that_is_over_is_taken_back", options(), |service| {
-        until_handed_off(service)?;
-        let (frontend, server) = (service.lab.frontend(), service.service.chain().server());
-        let mut clients = Vec::new();
-        for _ in 0..8 {
-            clients.push(Client::connect(service.lab.client(), server, None)?);
-        }
-        let signal = |service: &mut Running<'_>, signal| -> Result<()> {
-            service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
-            Ok(())
-        };
-        signal(service, Signal::STOP)?;
-        clients.iter_mut().for_each(|client| client.ask("/64k", "64k", 64 << 10));
-        std::thread::sleep(Duration::from_secs(3));
-        signal(service, Signal::CONT)?;
-        let mut whole = 0;
-        for client in &mut clients {
-            match client.finish(LIMIT)? {
-                Ending::Whole => whole += 1,
-                // Its claim left before the agent has found out, and may have come to somebody.
-                Ending::Reset(0) => {}
-                ending => bail!("{ending}"),
-            }
-        }
+        let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
-        ensure!(whole >= 4 && whole == undone && lost >= 8 - whole, "{whole} whole, {undone} taken back, {lost} lost");
+        // The claim of another left before the agent has found out, and may have come to somebody.
+        ensure!(
+            whole >= 4 && whole == undone && lost >= CLIENTS - whole,
+            "{whole} whole, {undone} taken back, {lost} lost"
+        );
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
+        until_handed_off(service)
+    })
+}
+
+/// Nobody can write what comes back, and its client need not wait for it.
+#[test]
+fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
+    run("a_handoff_that_comes_back_to_a_closed_connection_ends_it", options(), |service| {
+        let whole = asked_meanwhile(service, &["Connection: close".to_owned()])?;
+        let stats = service.frontend_stats()?;
+        let cancelled = stats.count("frontend.fe_cancelled");
+        ensure!(whole + cancelled >= CLIENTS && cancelled >= 4, "{whole} whole, {cancelled} cancelled");
+        ensure!(stats.count("store.by_program.nginx.taken_back") == 0, "there is nobody to take it back");
         until_handed_off(service)
     })
 }
