@@ -117,8 +117,8 @@ pub struct Agent {
     pub(crate) incoming: Waiting,
     pub(crate) callers: Callers,
     pub(crate) refusals: OncePerSecond,
-    /// Of handoffs, as their backends say.
-    pub(crate) ends: PerSecond<100>,
+    /// Handoffs and fetches that fail are told of, as far as there are not too many.
+    pub(crate) failures: PerSecond<100>,
     pub(crate) fetches_out: Slab<FetchOut>,
     pub(crate) fetches_in: Slab<FetchIn>,
     pub(crate) store: Option<Store>,
@@ -203,7 +203,7 @@ impl Agent {
             incoming: Waiting::default(),
             callers,
             refusals: OncePerSecond::default(),
-            ends: PerSecond::default(),
+            failures: PerSecond::default(),
             fetches_out: Slab::new(),
             fetches_in: Slab::new(),
             store,

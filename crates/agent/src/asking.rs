@@ -60,21 +60,23 @@ impl Agent {
     }
 
     /// Whether this machine sends bytes of its store to a client, as that server, because the peer says so.
-    pub(crate) fn would_send(&self, peer: usize, server: SocketAddr, client: IpAddr) -> Result<(), Reason> {
+    pub(crate) fn would_send(&mut self, peer: usize, server: SocketAddr, client: IpAddr) -> Result<(), Reason> {
         self.may_speak_for(peer, server, client)?;
         let store = self.store.as_ref().ok_or(Reason::UnknownOffer)?;
         if store.config.lets_read(&self.peers[peer].name) { Ok(()) } else { Err(Reason::NotAllowed) }
     }
 
     /// Whether this machine sends anything so.
-    pub(crate) fn may_speak_for(&self, peer: usize, server: SocketAddr, client: IpAddr) -> Result<(), Reason> {
+    pub(crate) fn may_speak_for(&mut self, peer: usize, server: SocketAddr, client: IpAddr) -> Result<(), Reason> {
         if self.config.backend.is_none() || self.senders.is_none() {
             return Err(Reason::UnknownOffer);
         }
         if self.config.peers[peer].may_have_sent(server, client) {
             return Ok(());
         }
-        tracing::warn!(peer = self.peers[peer].name, %server, %client, "refused to send as that server (speaks_for)");
+        if self.failures.may_speak(self.now) {
+            tracing::warn!(peer = self.peers[peer].name, %server, %client, "refused to send as that server (speaks_for)");
+        }
         Err(Reason::NotAllowed)
     }
 

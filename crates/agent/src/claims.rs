@@ -166,7 +166,9 @@ impl Agent {
     pub(crate) fn report(&mut self, failure: Failure) {
         let Failure { claimant, reason } = failure;
         let trace = claimant.trace.known().map(display);
-        tracing::warn!(%reason, handoff = claimant.handoff, trace, "a handoff failed");
+        if self.failures.may_speak(self.now) {
+            tracing::warn!(%reason, handoff = claimant.handoff, trace, "a handoff failed");
+        }
         self.tell_peer(&claimant, reason);
     }
 }

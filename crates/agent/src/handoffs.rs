@@ -34,7 +34,9 @@ impl Agent {
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {
-            tracing::warn!(reason = %Reason::UnknownOffer, handoff = id, trace, "a handoff failed");
+            if self.failures.may_speak(self.now) {
+                tracing::warn!(reason = %Reason::UnknownOffer, handoff = id, trace, "a handoff failed");
+            }
             return self.tell_server(server, id, Reason::UnknownOffer);
         };
         tracing::debug!(handoff = id, length = handoff.length, trace, "a payload is claimed");
@@ -66,7 +68,7 @@ impl Agent {
     pub(crate) fn on_ended(&mut self, peer: usize, ended: &Ended) {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
-        if self.ends.may_speak(self.now) {
+        if self.failures.may_speak(self.now) {
             tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
         }
         match self.owner_of(ended.worker.get()) {

@@ -89,7 +89,10 @@ impl Agent {
         let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == caller.credentials.uid);
         if own.count() >= CONNECTIONS_OF_A_USER {
             self.counts.refused_callers += 1;
-            return tracing::warn!(?caller, "a user has too many connections to the agent");
+            if self.refusals.may_speak(self.now) {
+                tracing::warn!(?caller, "a user has too many connections to the agent");
+            }
+            return;
         }
         let worker = self.next_worker;
         self.next_worker = self.next_worker.wrapping_add(1).max(1);

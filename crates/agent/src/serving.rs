@@ -8,7 +8,7 @@ use shunt_wire::local::Reason;
 use shunt_wire::peer;
 
 use crate::agent::Agent;
-use crate::fetches::{PATIENCE, PROGRESS, log_failure};
+use crate::fetches::{PATIENCE, PROGRESS};
 use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
 use crate::transport::{Transport, TransportError};
@@ -46,7 +46,7 @@ impl Agent {
                 self.on_fetch_in(index);
             }
             Err(reason) => {
-                log_failure(reason, fetch.trace);
+                self.log_failure(reason, fetch.trace);
                 self.count_refusal(reason);
                 self.refuse_fetch(incoming, reason);
             }
@@ -84,7 +84,7 @@ impl Agent {
     /// Not an end: the reader must not take what it has for the whole.
     fn reset_fetch(&mut self, index: usize, reason: Reason) {
         let serving = self.fetches_in.remove(index);
-        log_failure(reason, serving.trace);
+        self.log_failure(reason, serving.trace);
         self.count_refusal(reason);
         serving.transport.reset();
     }
