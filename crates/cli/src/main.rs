@@ -59,8 +59,9 @@ enum Command {
     Ca(CaCommand),
     /// Run a program that nobody changed, with on-demand buffers
     ///
-    /// Between two programs that both run like this, large bodies stay where they were produced until somebody looks at
-    /// them. All other connections carry what they always did. Needs an agent with a [store] on this machine (docs/odb.md).
+    /// Between two programs that both run like this, large bodies stay where they were produced
+    /// until somebody looks at them. All other connections carry what they always did. Needs an
+    /// agent with a [store] on this machine (docs/odb.md).
     ///
     ///     shunt run -- nginx -g 'daemon off;'
     #[command(verbatim_doc_comment)]
