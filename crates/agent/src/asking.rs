@@ -8,17 +8,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use shunt_wire::Endpoint;
 use shunt_wire::local::{self, Reason};
 use shunt_wire::peer;
 use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
 use crate::packets;
-
-pub(crate) fn socket_addr(address: shunt_wire::Address, port_be: [u8; 2]) -> SocketAddr {
-    Endpoint { address, port_be }.socket_addr()
-}
 
 impl Agent {
     /// A program asks. Of a session that is gone there is no answer: with the next one it asks again.
@@ -44,9 +39,8 @@ impl Agent {
 
     /// Another agent asks.
     pub(crate) fn on_ask(&mut self, peer: usize, ask: &peer::Ask) {
-        let server = socket_addr(ask.server_address, ask.server_port);
-        let client = socket_addr(ask.client_address, ask.client_port);
-        let would = self.would_send(peer, server, client.ip()).and_then(|()| self.has_place());
+        let client = ask.client_address.ip();
+        let would = self.would_send(peer, ask.server().socket_addr(), client).and_then(|()| self.has_place());
         let reason = would.err().map_or(local::Answer::YES, |reason| reason as u32);
         self.answer(peer, ask.worker.get(), ask.handoff.get(), reason);
     }

@@ -11,10 +11,8 @@ use shunt_odb::store::pinned::Pinned;
 use shunt_wire::local::Reason;
 use shunt_wire::parts::{Part, Parts};
 use shunt_wire::peer::Claim;
-use tracing::field::display;
 
 use crate::agent::Agent;
-use crate::asking::socket_addr;
 use crate::poll::{Interest, Source};
 
 /// Bytes of this machine's store.
@@ -77,7 +75,7 @@ impl Agent {
         parts: Option<&Parts>,
         claimant: Claimant,
     ) -> Result<Progress, Reason> {
-        let server = socket_addr(claim.server_address, claim.server_port);
+        let server = claim.server().socket_addr();
         let client = claim.client_address.ip();
         let payload = match parts {
             None => {
@@ -165,10 +163,7 @@ impl Agent {
 
     pub(crate) fn report(&mut self, failure: Failure) {
         let Failure { claimant, reason } = failure;
-        let trace = claimant.trace.known().map(display);
-        if self.failures.may_speak(self.now) {
-            tracing::warn!(%reason, handoff = claimant.handoff, trace, "a handoff failed");
-        }
+        self.log_failed_handoff(reason, claimant.handoff, claimant.trace);
         self.tell_peer(&claimant, reason);
     }
 }

@@ -53,7 +53,7 @@ impl Agent {
     pub(crate) fn fetch(&mut self, server: usize, fetch: &Fetch) {
         self.counts.fetches_out += 1;
         if let Err(reason) = self.begin_fetch(server, fetch) {
-            self.log_failure(reason, fetch.trace);
+            self.log_failed_fetch(reason, fetch.trace);
             self.tell_server(server, fetch.fetch, reason);
         }
     }
@@ -183,7 +183,7 @@ impl Agent {
         watched.map(|()| for_backend).map_err(|_| Reason::Limit)
     }
 
-    pub(crate) fn log_failure(&mut self, reason: Reason, trace: TraceId) {
+    pub(crate) fn log_failed_fetch(&mut self, reason: Reason, trace: TraceId) {
         if self.failures.may_speak(self.now) {
             tracing::warn!(%reason, trace = trace.known().map(display), "a fetch failed");
         }
@@ -192,7 +192,7 @@ impl Agent {
     /// A server that has its end already sees that end early, which it does not take for the whole.
     fn fail_fetch(&mut self, index: usize, reason: Reason) {
         let out = self.fetches_out.remove(index);
-        self.log_failure(reason, out.trace);
+        self.log_failed_fetch(reason, out.trace);
         match out.stage {
             Stage::Asked { server, fetch } => self.tell_server(server, fetch, reason),
             Stage::Answered { .. } => self.count_refusal(reason),

@@ -3,6 +3,7 @@
 //! The kernel has begun the region already (SHUNT_BEGIN), and tells the server itself when it is complete; the agent
 //! only carries the claim there, and bad news back.
 
+use shunt_wire::TraceId;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::parts::Parts;
 use shunt_wire::peer::{Abort, Claim, Ended, Spacing};
@@ -34,9 +35,7 @@ impl Agent {
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {
-            if self.failures.may_speak(self.now) {
-                tracing::warn!(reason = %Reason::UnknownOffer, handoff = id, trace, "a handoff failed");
-            }
+            self.log_failed_handoff(Reason::UnknownOffer, id, handoff.trace);
             return self.tell_server(server, id, Reason::UnknownOffer);
         };
         tracing::debug!(handoff = id, length = handoff.length, trace, "a payload is claimed");
@@ -62,6 +61,12 @@ impl Agent {
     pub(crate) fn on_spacing(&mut self, peer: usize, spacing: &Spacing) {
         if let Some(frontend) = &self.frontend {
             frontend.set_spacing(peer as u32, spacing);
+        }
+    }
+
+    pub(crate) fn log_failed_handoff(&mut self, reason: Reason, handoff: u64, trace: TraceId) {
+        if self.failures.may_speak(self.now) {
+            tracing::warn!(%reason, handoff, trace = trace.known().map(display), "a handoff failed");
         }
     }
 

@@ -46,7 +46,7 @@ impl Agent {
                 self.on_fetch_in(index);
             }
             Err(reason) => {
-                self.log_failure(reason, fetch.trace);
+                self.log_failed_fetch(reason, fetch.trace);
                 self.count_refusal(reason);
                 self.refuse_fetch(incoming, reason);
             }
@@ -84,7 +84,7 @@ impl Agent {
     /// Not an end: the reader must not take what it has for the whole.
     fn reset_fetch(&mut self, index: usize, reason: Reason) {
         let serving = self.fetches_in.remove(index);
-        self.log_failure(reason, serving.trace);
+        self.log_failed_fetch(reason, serving.trace);
         self.count_refusal(reason);
         serving.transport.reset();
     }

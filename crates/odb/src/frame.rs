@@ -12,9 +12,10 @@
 //!
 //! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow
 //! make it up, whatever they are. So a direction that has carried only short writes for long promises more than it has
-//! ([`Sending::short`]): the next ones need no header, and their receiver need not look for one. A reference is no promise: where the kernel takes a part of one, the program is told
-//! that nothing was written, so it may go on with other bytes, or none. Then the reference's last byte says that it does
-//! not count. So nobody ever has to wait until all of it is in the socket.
+//! ([`Sending::short`]): the next ones need no header, and their receiver need not look for one. A reference is no promise:
+//! where the kernel takes a part of one, the program is told that nothing was written, so it may go on with other bytes, or
+//! none. Then the reference's last byte says that it does not count. So nobody ever has to wait until all of it is in the
+//! socket.
 
 use std::mem::offset_of;
 
@@ -110,6 +111,33 @@ pub struct Receiving {
     reference: [u8; REFERENCE_BYTES],
 }
 
+/// The state of a direction's end, which as a rule is no more than its first bytes.
+pub trait End: Default + FromBytes + IntoBytes + Immutable {
+    /// Bytes of it that say all, unless [`End::is_more`].
+    const HEAD_BYTES: usize;
+
+    /// Whether what is behind those says something, too.
+    fn is_more(&self) -> bool;
+}
+
+impl End for Receiving {
+    const HEAD_BYTES: usize = offset_of!(Self, reference);
+
+    #[inline]
+    fn is_more(&self) -> bool {
+        self.reference_bytes > 0
+    }
+}
+
+impl End for Sending {
+    const HEAD_BYTES: usize = offset_of!(Self, owed);
+
+    #[inline]
+    fn is_more(&self) -> bool {
+        self.owed_bytes > 0
+    }
+}
+
 /// What has become of a reference by a read ([`Receiving::took_reference`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Took {
@@ -151,16 +179,6 @@ impl Default for Receiving {
 }
 
 impl Receiving {
-    /// Bytes of it that say all, unless [`Self::is_more`].
-    pub const HEAD_BYTES: usize = offset_of!(Self, reference);
-
-    /// Whether it ends with a reference, or a part of one.
-    #[must_use]
-    #[inline]
-    pub fn is_more(&self) -> bool {
-        self.reference_bytes > 0
-    }
-
     /// A direction that is not framed, and never will be.
     #[must_use]
     pub fn plain() -> Self {
@@ -385,16 +403,6 @@ impl Default for Sending {
 }
 
 impl Sending {
-    /// Bytes of it that say all, unless [`Self::is_more`].
-    pub const HEAD_BYTES: usize = offset_of!(Self, owed);
-
-    /// Whether something is owed, with which it ends.
-    #[must_use]
-    #[inline]
-    pub fn is_more(&self) -> bool {
-        self.owed_bytes > 0
-    }
-
     /// Prepares for `bytes` real bytes, at least 1, and says how many of them may follow [`Self::owed`] in one write.
     #[inline]
     pub fn real(&mut self, bytes: usize) -> usize {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
-use shunt_odb::frame::{Receiving, Sending};
+use shunt_odb::frame::{End, Receiving, Sending};
 use shunt_odb::learnt::TABLE_BYTES;
 use shunt_sys::odb;
 use shunt_sys::own::OwnFd;
@@ -175,39 +175,41 @@ impl<'a> Connection<'a> {
 
     #[inline]
     pub fn receiving(&self) -> Receiving {
-        let mut state = Receiving::default();
-        self.table.read(self.at + RECEIVING, &mut state.as_mut_bytes()[..Receiving::HEAD_BYTES]);
-        if state.is_more() {
-            self.table.read(self.at + RECEIVING, state.as_mut_bytes());
-        }
-        state
+        self.load(RECEIVING)
     }
 
     #[inline]
     pub fn set_receiving(&self, state: &Receiving) {
-        if state.is_more() {
-            self.table.write(self.at + RECEIVING, state.as_bytes());
-        } else {
-            self.table.write(self.at + RECEIVING, &state.as_bytes()[..Receiving::HEAD_BYTES]);
-        }
+        self.store(RECEIVING, state);
     }
 
     #[inline]
     pub fn sending(&self) -> Sending {
-        let mut state = Sending::default();
-        self.table.read(self.at + SENDING, &mut state.as_mut_bytes()[..Sending::HEAD_BYTES]);
+        self.load(SENDING)
+    }
+
+    #[inline]
+    pub fn set_sending(&self, state: &Sending) {
+        self.store(SENDING, state);
+    }
+
+    /// With two lengths that the compiler knows: neither is a call of memcpy.
+    #[inline]
+    fn load<T: End>(&self, from: usize) -> T {
+        let mut state = T::default();
+        self.table.read(self.at + from, &mut state.as_mut_bytes()[..T::HEAD_BYTES]);
         if state.is_more() {
-            self.table.read(self.at + SENDING, state.as_mut_bytes());
+            self.table.read(self.at + from, state.as_mut_bytes());
         }
         state
     }
 
     #[inline]
-    pub fn set_sending(&self, state: &Sending) {
+    fn store<T: End>(&self, to: usize, state: &T) {
         if state.is_more() {
-            self.table.write(self.at + SENDING, state.as_bytes());
+            self.table.write(self.at + to, state.as_bytes());
         } else {
-            self.table.write(self.at + SENDING, &state.as_bytes()[..Sending::HEAD_BYTES]);
+            self.table.write(self.at + to, &state.as_bytes()[..T::HEAD_BYTES]);
         }
     }
 

@@ -51,6 +51,31 @@ impl Endpoint {
     }
 }
 
+/// Messages that name both ends of a client's connection.
+macro_rules! with_ends {
+    ($($name:ident),*) => {$(
+        impl $name {
+            /// The client's end.
+            pub fn client(&self) -> $crate::Endpoint {
+                $crate::Endpoint { address: self.client_address, port_be: self.client_port }
+            }
+
+            /// The frontend's end.
+            pub fn server(&self) -> $crate::Endpoint {
+                $crate::Endpoint { address: self.server_address, port_be: self.server_port }
+            }
+
+            /// Whether there can be such a connection: ports, and one IP version.
+            pub fn has_ends(&self) -> bool {
+                self.client_port != [0; 2]
+                    && self.server_port != [0; 2]
+                    && self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4()
+            }
+        }
+    )*};
+}
+pub(crate) use with_ends;
+
 impl From<SocketAddr> for Endpoint {
     fn from(at: SocketAddr) -> Self {
         Self { address: at.ip().into(), port_be: at.port().to_be_bytes() }

@@ -4,7 +4,7 @@
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use crate::address::{Address, Endpoint};
+use crate::address::{Address, with_ends};
 use crate::parts::Parts;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
@@ -234,16 +234,6 @@ impl Handoff {
         let header = Header { kind: kind::HANDOFF_PARTS, size };
         [Self { header, ..*self }.as_bytes(), list].concat()
     }
-
-    /// The client's end.
-    pub fn client(&self) -> Endpoint {
-        Endpoint { address: self.client_address, port_be: self.client_port }
-    }
-
-    /// The frontend's end.
-    pub fn server(&self) -> Endpoint {
-        Endpoint { address: self.server_address, port_be: self.server_port }
-    }
 }
 
 /// What a server may say.
@@ -327,9 +317,8 @@ impl Offer {
 impl Handoff {
     fn checked(self) -> Result<Self, Reason> {
         require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
-        require(self.client_port != [0; 2] && self.server_port != [0; 2])?;
+        require(self.has_ends())?;
         require(self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss >= 1)?;
-        require(self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4())?;
         require(self.tls.generation().region_bytes(self.length).is_some())?;
         Ok(self)
     }
@@ -337,8 +326,7 @@ impl Handoff {
 
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {
-        require((self.peer as usize) < BOARD_PEERS && self.client_port != [0; 2] && self.server_port != [0; 2])?;
-        require(self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4())?;
+        require((self.peer as usize) < BOARD_PEERS && self.has_ends())?;
         Ok(self)
     }
 }
@@ -453,17 +441,7 @@ pub struct State {
     pub pad: [u8; 7],
 }
 
-impl State {
-    /// The client's end.
-    pub fn client(&self) -> Endpoint {
-        Endpoint { address: self.client_address, port_be: self.client_port }
-    }
-
-    /// The frontend's end.
-    pub fn server(&self) -> Endpoint {
-        Endpoint { address: self.server_address, port_be: self.server_port }
-    }
-}
+with_ends!(Handoff, Ask, State);
 
 impl Handoff {
     /// Of a region that has just begun.

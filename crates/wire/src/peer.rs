@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::address::Address;
+use crate::address::{Address, with_ends};
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
 use crate::tag::Tag;
@@ -494,18 +494,16 @@ impl Claim {
 
     fn checked(self) -> Result<Self, Reason> {
         let scales = self.snd_wscale <= 14 && self.rcv_wscale <= 14;
-        let ports = self.client_port != [0; 2] && self.server_port != [0; 2];
-        let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
         let sizes = self.length.get() > 0 && self.mss.get() > 0 && self.region_bytes().is_some();
-        if scales && ports && families && sizes { Ok(self) } else { Err(Reason::Malformed) }
+        if scales && sizes && self.has_ends() { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 
+with_ends!(Claim, Ask);
+
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {
-        let ports = self.client_port != [0; 2] && self.server_port != [0; 2];
-        let families = self.client_address.ip().is_ipv4() == self.server_address.ip().is_ipv4();
-        if ports && families && self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+        if self.has_ends() && self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 
