@@ -155,8 +155,9 @@ struct shunt_event {
 #define SHUNT_FAMILY_IPV4 1
 #define SHUNT_FAMILY_IPV6 2
 
-#define SHUNT_PEER_DOWN 0
+#define SHUNT_PEER_DOWN 0 /* not seen yet, or not trusted any more: no keys */
 #define SHUNT_PEER_UP   1
+#define SHUNT_PEER_LOST 2 /* no session now; what it has offered is still to be had by FETCH */
 
 /* Bits of `closed`: a limit is near, and what is new is relayed. A word of its own, which changes
  * without the epoch: what was begun before goes on. */
@@ -215,7 +216,7 @@ struct shunt_board {
     X(20, fetched_expired, "fetched: the offer may have expired")                                   \
     X(21, refused_untrusted, "502: the upstream is not in shunt_trust")                             \
     X(22, refused_malformed, "502: the Shunt-Payload field cannot be read")                         \
-    X(23, refused_unknown_peer, "502: it names an agent that is not configured or not connected")   \
+    X(23, refused_unknown_peer, "502: it names an agent that is not configured or was never connected") \
     X(24, refused_tag, "502: its tag is wrong (forged, foreign, used before, or another length)")   \
     X(25, refused_body, "502: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
@@ -238,7 +239,8 @@ struct shunt_board {
     X(52, relayed_tls_suite, "not consented: a cipher suite that cannot be handed over")            \
     X(53, relayed_tls_kernel, "not consented: the kernel encrypts this connection (kTLS)")          \
     X(54, relayed_tls_budget, "not consented: the client would take more KeyUpdates amiss")         \
-    X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")
+    X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")               \
+    X(56, fetched_no_session, "fetched: the backend's agent is not connected now")
 /* clang-format on */
 
 struct shunt_counters {
@@ -445,8 +447,8 @@ struct shunt_fetched {
 
 /*
  * The tag of an offer: SipHash-2-4 with 128-bit output (Aumasson, Bernstein 2012), keyed with the
- * session's key, over nonce (16 bytes, from the consent), offer number and length (8 bytes each,
- * little-endian).
+ * backend's key for that frontend, over nonce (16 bytes, from the consent), offer number and length
+ * (8 bytes each, little-endian).
  *
  * docs/protocols.md has the header fields.
  */

@@ -65,6 +65,7 @@ typedef struct {
     ngx_uint_t index;
     uint32_t epoch;
     uint32_t closed; /* SHUNT_CLOSED_* */
+    ngx_uint_t lost; /* no session now */
     u_char our_key[16];
     u_char their_key[16];
 } ngx_http_shunt_peer_t;

@@ -47,7 +47,7 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_not_file;
     }
 
-    if (ngx_http_shunt_board_find(&ctx->consent.frontend, &ctx->peer) != NGX_OK) {
+    if (ngx_http_shunt_board_find(&ctx->consent.frontend, &ctx->peer) != NGX_OK || ctx->peer.lost) {
         return SHUNT_COUNT_relayed_no_peer;
     }
 

@@ -113,15 +113,17 @@ ngx_str_t ngx_http_shunt_board_name(void)
 static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry, ngx_str_t *name,
                                            ngx_http_shunt_peer_t *peer)
 {
-    uint32_t epoch;
+    uint32_t epoch, state;
 
     epoch = __atomic_load_n(&entry->epoch, __ATOMIC_ACQUIRE);
+    state = __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE);
 
-    if ((epoch & 1) || __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE) != SHUNT_PEER_UP ||
+    if ((epoch & 1) || (state != SHUNT_PEER_UP && state != SHUNT_PEER_LOST) ||
         ngx_memcmp(entry->name, name->data, name->len) != 0 || entry->name[name->len] != '\0') {
         return NGX_DECLINED;
     }
 
+    peer->lost = state == SHUNT_PEER_LOST;
     peer->closed = __atomic_load_n(&entry->closed, __ATOMIC_RELAXED);
     ngx_memcpy(peer->our_key, entry->our_key, 16);
     ngx_memcpy(peer->their_key, entry->their_key, 16);
@@ -133,7 +135,8 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     return __atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) == epoch ? NGX_OK : NGX_DECLINED;
 }
 
-/* The connected peer of that name. An entry that changes at this moment counts as not connected. */
+/* The peer of that name, if it is connected or was. An entry that changes at this moment: neither.
+ */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
     ngx_uint_t i;

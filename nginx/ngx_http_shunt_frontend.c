@@ -140,9 +140,14 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     ctx->given = 0; /* one consent, one payload */
     ctx->mode = SHUNT_MODE_ACCEPTED;
 
-    /* The backend made its offer after the request was sent. The agents still have to find each
-     * other. */
-    if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
+    if (ctx->peer.lost) {
+        /* the backend had not noticed when it made the offer, and may be there all the same */
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_no_session);
+        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+
+    } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
+        /* the backend made its offer after the request was sent, and the agents still have to find
+         * each other */
         ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_expired);
         ctx->mode = SHUNT_MODE_FETCH_EARLY;
     }

@@ -326,6 +326,11 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
         return reason == SHUNT_COUNT_refused_unknown_peer ? NGX_AGAIN : NGX_DECLINED;
     }
 
+    *why = "its agent is lost";
+    if (rec->peer.lost) {
+        return NGX_AGAIN;
+    }
+
     *why = "its offer is of another length";
     return rec->payload.length == ctx->payload.length - rec->from ? NGX_OK : NGX_DECLINED;
 }

@@ -17,6 +17,7 @@ COMPLETE, RESET = 1, 2
 HEAD_BYTES, PEER_BYTES, PEERS = 96, 112, 64
 HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
+PEER_DOWN, PEER_UP, PEER_LOST = range(3)
 BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
 COUNTERS_BYTES = 64 * 8 + PEERS * 4
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../include/shunt.h")) as header:
@@ -141,7 +142,7 @@ class Agent:
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
-        peer = lambda name: struct.pack("=IIII64s16s16s", 2, 1, 0, families, name, key, key)
+        peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
         data = struct.pack("=IIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families,
                            b"self") + peer(b"self")
         os.ftruncate(board, BOARD_BYTES)
@@ -168,6 +169,9 @@ class Agent:
                 pass
             s.close()
         os.unlink(self.path)
+
+    def set_peer_state(self, state):
+        os.pwrite(self.board, struct.pack("=I", state), HEAD_BYTES + 4)
 
     def accept(self):
         while True:

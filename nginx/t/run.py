@@ -684,14 +684,16 @@ class Refuse(Base):
         self.assertNotRegex("".join(lines), "(?i)tag=|[0-9a-f]{17}")
         return lines[-1]
 
+    def good_offer(self, q):
+        self.agent.offers[7] = (os.open(self.dir + "/www/big", os.O_RDONLY), 0, 50000, b"")
+        return self.answer(self.offer(q))
+
     def test_raw_offer(self):
         """The consent's form; and that a good offer of a raw upstream is taken."""
         ours = {}
         def make(q):
             ours["consent"] = field(q, "Shunt-Consent")
-            fd = os.open(self.dir + "/www/big", os.O_RDONLY)
-            self.agent.offers[7] = (fd, 0, 50000, b"")
-            return self.answer(self.offer(q))
+            return self.good_offer(q)
         raw = Raw(make)
         r = Client().get("/raw/x")
         raw.close()
@@ -725,6 +727,31 @@ class Refuse(Base):
 
     def test_other_length(self):
         self.refused(lambda q: self.answer(self.offer(q).replace("50000", "50001")), "refused_tag")
+
+    def test_lost_session(self):
+        """The backend had not noticed: its offer is good, and the payload is fetched."""
+        def make(q):
+            self.agent.set_peer_state(agents.PEER_LOST)
+            return self.good_offer(q)
+        raw = Raw(make)
+        r = Client().get("/raw/x")
+        raw.close()
+        self.assertEqual((r.status, r.body), (200, BIG[:50000]))
+        self.assertEqual(self.outcome(), "fetched:no_session")
+
+    def test_lost_session_and_wrong_key(self):
+        self.agent.set_peer_state(agents.PEER_LOST)
+        self.refused(lambda q: self.answer(self.offer(q, key=b"X" * 16)), "refused_tag")
+
+    def test_peer_that_was_never_there(self):
+        self.agent.set_peer_state(agents.PEER_DOWN)
+        self.refused(lambda q: self.answer(self.offer(q)), "refused_unknown_peer")
+
+    def test_no_offer_to_a_lost_peer(self):
+        self.agent.set_peer_state(agents.PEER_LOST)
+        r = Client().get("/big")
+        self.assertEqual((r.status, r.body), (200, BIG))
+        self.assertEqual(self.agent.counters()["relayed_no_peer"], 1)
 
     def test_unknown_peer(self):
         self.refused(lambda q: self.answer(self.offer(q, name="other")), "refused_unknown_peer")

@@ -71,15 +71,23 @@ impl Board {
     /// # Errors
     /// The kernel's.
     pub fn up(&mut self, index: usize, our_key: [u8; 16], their_key: [u8; 16]) -> io::Result<()> {
-        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (1, our_key, their_key))
+        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (BoardPeer::UP, our_key, their_key))
     }
 
-    /// It ends; its keys are gone.
+    /// It ends; what was offered in it can still be fetched, and its keys stay.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn lost(&mut self, index: usize) -> io::Result<()> {
+        self.change(index, |peer| peer.state = BoardPeer::LOST)
+    }
+
+    /// The peer is not trusted any more: nothing that it offered is good, and its keys are gone.
     ///
     /// # Errors
     /// The kernel's.
     pub fn down(&mut self, index: usize) -> io::Result<()> {
-        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (0, [0; 16], [0; 16]))
+        self.change(index, |peer| (peer.state, peer.our_key, peer.their_key) = (BoardPeer::DOWN, [0; 16], [0; 16]))
     }
 
     /// What is relayed from now on: bits of [`closed`](shunt_wire::local::closed), for one peer or for all. Whether
@@ -102,7 +110,12 @@ impl Board {
 
     /// Of the session with the peer; `None` where there is none.
     pub fn epoch(&self, index: usize) -> Option<u32> {
-        self.peers.get(index).filter(|peer| peer.state == 1).map(|peer| peer.epoch)
+        self.peers.get(index).filter(|peer| peer.state == BoardPeer::UP).map(|peer| peer.epoch)
+    }
+
+    /// Whether there is or was a session with the peer, whose keys are good.
+    pub fn knows(&self, index: usize) -> bool {
+        self.peers.get(index).is_some_and(|peer| peer.state != BoardPeer::DOWN)
     }
 
     /// A sequence lock (include/shunt.h): odd while the entry changes.
@@ -186,15 +199,37 @@ mod tests {
         board.up(0, [1; 16], [2; 16]).unwrap();
         let first = board.epoch(0).unwrap();
         assert_eq!(first % 2, 0);
-        board.down(0).unwrap();
+        board.lost(0).unwrap();
         assert_eq!(board.epoch(0), None);
         board.up(0, [3; 16], [4; 16]).unwrap();
         assert!(board.epoch(0).unwrap() > first);
-        let mut bytes = vec![0; BOARD_BYTES];
-        board.memory.read_exact_at(&mut bytes, 0).unwrap();
-        let peer = &bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()];
+        let peer = first_peer(&board);
         assert_eq!(&peer[16..18], b"be");
         assert_eq!(peer[80..96], [3; 16]);
+    }
+
+    /// As servers read it.
+    fn first_peer(board: &Board) -> Vec<u8> {
+        let mut bytes = vec![0; BOARD_BYTES];
+        board.memory.read_exact_at(&mut bytes, 0).unwrap();
+        bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()].to_vec()
+    }
+
+    #[test]
+    fn keys_outlive_a_session_but_not_trust() {
+        let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
+        assert!(!board.knows(0) && !board.knows(1));
+        board.up(0, [1; 16], [2; 16]).unwrap();
+        assert!(board.knows(0));
+        let up = first_peer(&board);
+        board.lost(0).unwrap();
+        let lost = first_peer(&board);
+        assert!(board.knows(0) && board.epoch(0).is_none());
+        assert_eq!((up[4], lost[4], &lost[80..112]), (1, 2, &up[80..112]));
+        board.down(0).unwrap();
+        let down = first_peer(&board);
+        assert!(!board.knows(0));
+        assert_eq!((down[4], &down[80..112]), (0, &[0; 32][..]));
     }
 
     #[test]

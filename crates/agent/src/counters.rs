@@ -23,7 +23,7 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("accept_failed", "times that no connection could be accepted, for want of descriptors or memory"),
     ("unread", "messages that a server did not take, its socket being full"),
     ("offers", "offers taken from servers"),
-    ("offers_of_lost_sessions", "of those, dropped: made in a session that was gone already"),
+    ("offers_to_strangers", "of those, dropped: made to a peer that is not trusted any more"),
     ("offers_without_descriptor", "offers dropped for want of descriptors"),
     ("offers_open", "offers that wait for their claim now"),
     ("offers_expired", "offers that nobody claimed in time"),

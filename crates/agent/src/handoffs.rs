@@ -30,7 +30,7 @@ impl Agent {
         self.keys_passed |= handoff.tls.suite != 0;
         let peer = handoff.peer as usize;
         let worker = self.servers[server].worker;
-        // Of another session: the offer is gone with it, and nobody sends anything.
+        // Of another session: its regions were given up with it (lose_peer), and the server asks for the rest again.
         let current = self.board.epoch(peer) == Some(handoff.epoch);
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));

@@ -26,6 +26,7 @@ pub(crate) struct Peer {
     pub(crate) link: Link,
     dials: bool,
     backoff: Duration,
+    /// For the tags of our offers to it; zeros before the first session. Offers outlive sessions, and so does this.
     offer_key: [u8; 16],
     /// Where our senders for its clients are, as our newest HELLO says.
     pub(crate) senders: SenderAddresses,
@@ -124,7 +125,6 @@ impl Agent {
         let tls = self.credentials.dial(&self.peers[index].name).map_err(io::Error::other);
         let dialled = tls.and_then(|tls| Transport::connect(self.peers[index].address, tls));
         let dialled = dialled.and_then(|mut transport| {
-            self.peers[index].offer_key = random_key()?;
             self.hello(index, transport.local()?)?.emit(transport.output());
             self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Both)?;
             Ok(transport)
@@ -145,6 +145,9 @@ impl Agent {
                 port = 0;
                 tracing::error!(%local, "no address to send payloads from: name some in [backend] addresses");
             }
+        }
+        if self.peers[index].offer_key == [0; 16] {
+            self.peers[index].offer_key = random_key()?;
         }
         let [sender_ipv4, sender_ipv6] = self.peers[index].senders.on_the_wire();
         Ok(Hello {
@@ -294,7 +297,7 @@ impl Agent {
         if !was_up {
             return;
         }
-        let _ = self.board.down(index);
+        let _ = self.board.lost(index);
         self.watch_regions(Some(index as u32));
         self.forget_waiting(|of| of.peer == index as u32);
         if let Some(senders) = &mut self.senders {
@@ -312,6 +315,8 @@ impl Agent {
             if let Err(error) = session.transport.is_good_for(&self.credentials, &peer.name) {
                 self.counts.strangers += 1;
                 self.lose_peer(index, &format!("its certificate is no longer good: {error}"));
+                self.peers[index].offer_key = [0; 16];
+                let _ = self.board.down(index);
             }
         }
     }
@@ -325,10 +330,6 @@ impl Agent {
         if self.peers[index].is_up() {
             self.lose_peer(index, "the peer began a new session");
         }
-        let Ok(key) = random_key() else {
-            return;
-        };
-        self.peers[index].offer_key = key;
         let mut transport = incoming.transport;
         match transport.local().and_then(|local| self.hello(index, local)) {
             Ok(answer) => answer.emit(transport.output()),

@@ -265,9 +265,9 @@ impl Agent {
 
     fn add_offer(&mut self, offer: shunt_wire::local::Offer, file: File) -> Result<(), Reason> {
         self.counts.offers += 1;
-        // A tag of an earlier session: its frontend could not claim it. The file closes here.
-        if self.board.epoch(offer.peer as usize) != Some(offer.epoch) {
-            self.counts.offers_of_lost_sessions += 1;
+        // Nobody could claim it. The file closes here.
+        if !self.board.knows(offer.peer as usize) {
+            self.counts.offers_to_strangers += 1;
             return Ok(());
         }
         if !self.has_descriptors() {

@@ -45,7 +45,7 @@ pub struct Counts {
     /// Offers taken from servers.
     pub offers: u64,
     /// Of those, made in a session that was gone already.
-    pub offers_of_lost_sessions: u64,
+    pub offers_to_strangers: u64,
     /// Offers that were dropped for want of descriptors.
     pub offers_without_descriptor: u64,
     /// Handoffs that this machine's servers began.
@@ -90,7 +90,7 @@ impl Default for Counts {
             rings_exhausted: 0,
             unread: 0,
             offers: 0,
-            offers_of_lost_sessions: 0,
+            offers_to_strangers: 0,
             offers_without_descriptor: 0,
             handoffs: 0,
             claims: 0,
@@ -187,7 +187,7 @@ impl Agent {
             "rings_exhausted": counts.rings_exhausted,
             "unread": counts.unread,
             "offers": counts.offers,
-            "offers_of_lost_sessions": counts.offers_of_lost_sessions,
+            "offers_to_strangers": counts.offers_to_strangers,
             "offers_without_descriptor": counts.offers_without_descriptor,
             "offers_open": self.offers.len(),
             "offers_expired": self.offers.expired(),

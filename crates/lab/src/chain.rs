@@ -179,6 +179,12 @@ impl Chain {
         self.tiers.iter_mut().try_for_each(|tier| tier.process.check_running())
     }
 
+    /// What the servers wrote last.
+    pub(crate) fn explain(&self) -> String {
+        let explain = |tier: &Tier| format!("\n{}\n{}", tier.process.name(), tier.process.log_end());
+        self.tiers.iter().map(explain).collect()
+    }
+
     /// Ends all servers, the frontend first.
     ///
     /// # Errors

@@ -120,6 +120,7 @@ impl<'lab> Failover<'lab> {
     pub fn try_download(&mut self, losses: &[Loss]) -> (Result<Download>, Vec<String>) {
         let mut lost = Vec::new();
         let download = self.download_and_lose(losses, &mut lost);
+        let download = download.with_context(|| format!("lost {lost:?}{}", self.service.explain()));
         (download, lost)
     }
 
@@ -142,7 +143,7 @@ impl<'lab> Failover<'lab> {
             }
             reader.join().map_err(|_| anyhow!("the reader panicked"))?
         });
-        let fetched = fetched.with_context(|| format!("lost {lost:?}{}", self.service.explain()))?.remove(0);
+        let fetched = fetched?.remove(0);
         ensure!(fetched.status == 200 && fetched.length == BODY_BYTES, "{} bytes: {fetched:?}", fetched.length);
         ensure!(fetched.sha256 == self.sha256, "other bytes than the file's: {fetched:?}");
         Ok(Download { fetched, lost: lost.clone(), failovers: self.failovers()? - before })

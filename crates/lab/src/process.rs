@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+/// A panic with its place, or an error with its causes.
+const LOG_END_LINES: usize = 12;
+
 /// A child in a process group of its own. Dropping it kills the whole group.
 #[derive(Debug)]
 pub struct Process {
@@ -64,6 +67,13 @@ impl Process {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
+    /// The last lines of that, indented.
+    pub(crate) fn log_end(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_END_LINES)..].iter().map(|line| format!("  {line}\n")).collect()
+    }
+
     /// The exit status, once it has ended.
     ///
     /// # Errors
@@ -98,10 +108,7 @@ impl Process {
     /// When it has.
     pub fn check_running(&mut self) -> Result<()> {
         if let Some(status) = self.try_wait()? {
-            let log = self.log();
-            let tail = log.lines().rev().take(12).collect::<Vec<_>>();
-            let tail = tail.into_iter().rev().collect::<Vec<_>>().join("\n");
-            bail!("{} ended ({status}); its log ends:\n{tail}", self.name);
+            bail!("{} ended ({status}); its log ends:\n{}", self.name, self.log_end());
         }
         Ok(())
     }

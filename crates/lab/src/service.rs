@@ -240,10 +240,10 @@ impl<'lab> Service<'lab> {
         self.agents.iter().try_fold(Stats::default(), |sum, agent| Ok(sum.plus(&agent.stats()?)))
     }
 
-    /// What the agents counted and wrote last: to stand under an error of a load.
+    /// What the servers wrote last, and what the agents counted and wrote last: to stand under an error of a load.
     #[must_use]
     pub fn explain(&self) -> String {
-        let mut text = String::new();
+        let mut text = self.chain.as_ref().map(Chain::explain).unwrap_or_default();
         for agent in &self.agents {
             let counters = agent.stats().map(|stats| stats.flat()).unwrap_or_default();
             let counters =

@@ -2,11 +2,13 @@
 
 mod service;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use service::may_run;
 use shunt_lab::failover::{BODY_BYTES, BOUND, Failover, How, Loss, Rounds};
 use shunt_lab::report::Progress;
-use shunt_lab::{Lab, LabBuilder, Wire};
+use shunt_lab::{Lab, LabBuilder, Role, Wire};
 
 const HOWS: [How; 2] = [How::Kill, How::CutOff];
 /// Later, a backend's kernel has all the rest: what it keeps for a client is at most so much.
@@ -110,6 +112,26 @@ fn lost_twice_in_one_download() -> Result<()> {
     })
 }
 
+/// As long as agents take to lose each other, more or less: one has, and the other may not know yet.
+#[test]
+fn after_a_moment_off_the_network_no_offer_is_refused() -> Result<()> {
+    if !may_run("after_a_moment_off_the_network_no_offer_is_refused") {
+        return Ok(());
+    }
+    let lab = Lab::builder().wire(Wire::Mtu).build()?;
+    let mut failover = Failover::start_with(&lab, &[])?;
+    let backend = lab.hosts_of(Role::Backend).next().context("no backend")?;
+    for moment in (700..1100).step_by(50).map(Duration::from_millis) {
+        failover.lose(backend, How::CutOff)?;
+        std::thread::sleep(moment);
+        failover.bring_back(&[backend.name().to_owned()], How::CutOff)?;
+        failover.download(&[]).with_context(|| format!("after {moment:?} off the network"))?;
+    }
+    let refused = failover.service.stats(lab.frontend())?.count("servers.refused_unknown_peer");
+    ensure!(refused == 0, "{refused} offers were refused");
+    Ok(())
+}
+
 /// Without a strong ETag nobody can tell whether another backend has the same bytes.
 #[test]
 fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
@@ -122,7 +144,10 @@ fn where_nobody_can_go_on_the_client_is_reset_in_time() -> Result<()> {
         let (download, lost) = failover.try_download(&[Loss { at: MIDDLE, how }]);
         match download {
             Ok(download) => bail!("{how}: the client took a part for the whole: {download:?}"),
-            Err(error) => ensure!(format!("{error:#}").contains("reset"), "{how}: not a reset in 10 s: {error:#}"),
+            Err(error) => ensure!(
+                format!("{error:#}").contains("Connection reset by peer"),
+                "{how}: not a reset in 10 s: {error:#}"
+            ),
         }
         failover.bring_back(&lost, how)?;
         failover.download(&[])?;

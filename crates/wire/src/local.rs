@@ -357,6 +357,15 @@ pub struct BoardPeer {
     pub their_key: [u8; 16],
 }
 
+impl BoardPeer {
+    /// Not seen yet, or not trusted any more: no keys.
+    pub const DOWN: u32 = 0;
+    /// There is a session.
+    pub const UP: u32 = 1;
+    /// There is none now; what was offered before is still to be had by FETCH.
+    pub const LOST: u32 = 2;
+}
+
 /// Before the peers on the board (`struct shunt_board`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

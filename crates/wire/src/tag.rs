@@ -1,8 +1,8 @@
 //! The tag of an offer.
 //!
-//! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the session's key, over the request's
-//! nonce, the offer's number and the payload's length. A frontend checks it before it sends the header: a forged,
-//! foreign, replayed or stretched offer then ends as a clean 502.
+//! SipHash-2-4 with 128-bit output (Aumasson and Bernstein 2012), keyed with the backend's key for that frontend,
+//! over the request's nonce, the offer's number and the payload's length. A frontend checks it before it sends the header:
+//! a forged, foreign, replayed or stretched offer then ends as a clean 502.
 
 use std::hash::Hasher;
 

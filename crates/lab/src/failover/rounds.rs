@@ -92,7 +92,8 @@ impl Rounds {
                 Ok(whole) if slow(whole) => format!("took {:.2} s", whole.elapsed.as_secs_f64()),
                 Ok(_) => return None,
             };
-            Some(format!("download {number}, whose backend was {how} at byte {at}, {what} (SHUNT_SEED={})", self.seed))
+            let (number, seed) = (number + 1, self.seed);
+            Some(format!("download {number}, whose backend was {how} at byte {at} (SHUNT_SEED={seed}), {what}"))
         };
         self.rounds.iter().enumerate().filter_map(fault).collect()
     }

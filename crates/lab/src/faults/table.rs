@@ -76,8 +76,8 @@ const N: Expected = soon(&[End::Unanswered]);
 const LE: Expected = late(&[End::Error]);
 const LB: Expected = late(&[End::Broken]);
 /// Moments decide. A second is as long as four heartbeats: whether agents lose each other is open, and with that whether
-/// offers of before are good, and whether the rest can be asked for in time. So it is where a frontend's agent is back,
-/// and its server asks before the backend's is, too.
+/// the rest can be asked for in time. So it is where a frontend's agent is back, and its server asks before the backend's
+/// is, too.
 const WE: Expected = late(&[End::Whole, End::Error]);
 const WB: Expected = late(&[End::Whole, End::Broken]);
 /// What is queued may be with the client before its reset.
@@ -94,7 +94,7 @@ fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
         BackendServerKilled => [E, W, W, W, W, W, E, W],
         BackendServerReloaded => [W; 8],
         BackendAgentKilled => [W, E, B, B, B, W, W, B],
-        BackendAgentRestarted | SessionLost => [W, E, W, W, W, W, W, W],
+        BackendAgentRestarted => [W, E, W, W, W, W, W, W],
         BackendAgentStopped | FrontendAgentStopped => [W; 8],
         FrontendWorkerKilled | FrontendServerKilled => [N, N, B, B, B, BW, N, B],
         FrontendServerReloaded | FrontendServerUpgraded => [W, W, W, W, W, W, WN, W],
@@ -104,7 +104,7 @@ fn row(fault: Fault) -> [Expected; Step::ALL.len()] {
         BackendCut => [LE, LB, LB, LB, LB, LB, LE, LB],
         FrontendCut => [LE, LE, LB, LB, LB, LB, LE, LB],
         BackendCutBriefly | FrontendCutBriefly => [WE, WE, WB, WB, WB, WB, WE, WB],
-        FlowTableFull | FrontendAgentNoDescriptors => [W; 8],
+        SessionLost | FlowTableFull | FrontendAgentNoDescriptors => [W; 8],
         BackendAgentNoDescriptors => [B, W, B, B, W, W, W, W],
         FrontendAgentNoMemory | BackendAgentNoMemory => [WEB, WEB, WEB, WEB, WEB, W, WEB, WEB],
         NoPorts => [W, W, W, W, W, W, E, W],

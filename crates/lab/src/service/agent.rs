@@ -22,8 +22,6 @@ const PORT: u16 = 7440;
 /// Long enough for a dialer that lost the race with its listener to try again.
 const PEERS_LIMIT: Duration = Duration::from_secs(60);
 
-const LOG_END_LINES: usize = 8;
-
 #[derive(Debug)]
 pub(super) struct Agent<'lab> {
     host: &'lab Host,
@@ -88,9 +86,7 @@ impl<'lab> Agent<'lab> {
 
     /// The last lines of its log.
     pub(super) fn log_end(&self) -> String {
-        let log = self.process.as_ref().map(Process::log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(LOG_END_LINES)..].iter().map(|line| format!("  {line}\n")).collect()
+        self.process.as_ref().map(Process::log_end).unwrap_or_default()
     }
 
     pub(super) fn check_running(&mut self) -> Result<()> {
