@@ -145,8 +145,8 @@ struct shunt_event {
 /* ---- the board: who is there, read without a system call ----
  *
  * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state`
- * is UP before and `epoch` is the same before and after reading them (a sequence lock: odd while it
- * changes).
+ * is UP or LOST before and `epoch` is the same before and after reading them (a sequence lock: odd
+ * while it changes).
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
 #define SHUNT_BOARD_PEERS 64
@@ -319,8 +319,8 @@ struct shunt_welcome {
 
 struct shunt_offer {
     struct shunt_header header;
-    shunt_u32 peer;   /* the frontend that may claim it: index into the board */
-    shunt_u32 epoch;  /* of that entry when the tag was made */
+    shunt_u32 peer; /* the frontend that may claim it: index into the board */
+    shunt_u32 pad;
     shunt_u64 number; /* worker << 32 | count: never twice while the agent lives */
     shunt_u64 offset; /* bytes into the file */
     shunt_u64 length;
@@ -430,8 +430,8 @@ struct shunt_ended {
 
 struct shunt_fetch {
     struct shunt_header header;
-    shunt_u32 peer;
-    shunt_u32 epoch;
+    shunt_u32 peer; /* the backend: index into the board */
+    shunt_u32 pad;
     shunt_u64 fetch; /* the caller's name for it; shares its space with handoffs */
     shunt_u64 offer;
     shunt_u64 length;

@@ -134,7 +134,6 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     offer.header.kind = SHUNT_MSG_OFFER;
     offer.header.size = sizeof(offer);
     offer.peer = ctx->peer.index;
-    offer.epoch = ctx->peer.epoch;
     offer.number = ctx->payload.number;
     offer.offset = b->file_pos;
     offer.length = ctx->payload.length;

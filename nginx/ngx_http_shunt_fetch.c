@@ -43,7 +43,6 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
     msg.header.kind = SHUNT_MSG_FETCH;
     msg.header.size = sizeof(msg);
     msg.peer = ctx->peer.index;
-    msg.epoch = ctx->peer.epoch;
     msg.fetch = ctx->id;
     msg.offer = ctx->payload.number;
     msg.length = ctx->payload.length;

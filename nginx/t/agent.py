@@ -202,7 +202,7 @@ class Agent:
         if kind == HELLO:
             self.welcome(s, struct.unpack_from("=IIII", data)[3])
         elif kind == OFFER:
-            _, _, peer, epoch, number, offset, length, tag, trace, mtime, size = struct.unpack(OFFER_FORMAT, data)
+            _, _, peer, _, number, offset, length, tag, trace, mtime, size = struct.unpack(OFFER_FORMAT, data)
             st = os.fstat(fds[0])
             assert (st.st_mtime_ns, st.st_size) == (mtime, size)
             with self.changed:
@@ -219,7 +219,7 @@ class Agent:
             self.note("handoff", h)
             threading.Thread(target=self.on_handoff, args=(s, h), daemon=True).start()
         elif kind == FETCH:
-            _, _, peer, epoch, fetch, offer, length, tag, _ = struct.unpack(FETCH_FORMAT, data)
+            _, _, peer, _, fetch, offer, length, tag, _ = struct.unpack(FETCH_FORMAT, data)
             self.note("fetch", fetch)
             threading.Thread(target=self.on_fetch, args=(s, fetch, offer, length), daemon=True).start()
         elif kind == ABORT:

@@ -162,7 +162,7 @@ message!(
 message!(
 /// A payload that the agent may send; one descriptor, the file.
 Offer, kind::OFFER, {
-    peer: u32, epoch: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
+    peer: u32, pad: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
 });
 message!(
 /// The send side of a client's connection, for one payload.
@@ -192,7 +192,7 @@ message!(
     Ended, kind::ENDED, { handoff: u64, reason: u32, peer: u32, });
 message!(
     /// The payload of an offer, as a stream for this server.
-    Fetch, kind::FETCH, { peer: u32, epoch: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });
+    Fetch, kind::FETCH, { peer: u32, pad: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });
 message!(
     /// Its answer; one descriptor, a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });

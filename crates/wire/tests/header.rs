@@ -67,7 +67,7 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_header", Header, [kind, size]);
     same_layout!(c, "shunt_hello", Hello, [header, version, channel]);
     same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring]);
-    same_layout!(c, "shunt_offer", Offer, [header, peer, epoch, number, offset, length, tag, trace, mtime_ns, size]);
+    same_layout!(c, "shunt_offer", Offer, [header, peer, pad, number, offset, length, tag, trace, mtime_ns, size]);
     same_layout!(
         c,
         "shunt_handoff",
@@ -151,7 +151,7 @@ fn the_c_header_has_the_same_layout() {
     );
     same_layout!(c, "shunt_answer", Answer, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
-    same_layout!(c, "shunt_fetch", Fetch, [header, peer, epoch, fetch, offer, length, tag, trace]);
+    same_layout!(c, "shunt_fetch", Fetch, [header, peer, pad, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
     same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, closed, families, name, our_key, their_key]);
     same_layout!(c, "shunt_counters", Counters, [value, handoffs]);
