@@ -135,8 +135,7 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     return __atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) == epoch ? NGX_OK : NGX_DECLINED;
 }
 
-/* The peer of that name, if it is connected or was. An entry that changes at this moment: neither.
- */
+/* The peer of that name, connected or lost; not one whose entry changes at this moment. */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
     ngx_uint_t i;

@@ -124,6 +124,14 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
     return NGX_HTTP_BAD_GATEWAY;
 }
 
+/* The body is to pass through the filters here, for this reason. */
+static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_uint_t counter)
+{
+    ngx_http_shunt_outcome(r, counter);
+    ctx->mode = SHUNT_MODE_FETCH_EARLY;
+}
+
 static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_int_t rc;
@@ -142,14 +150,12 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     if (ctx->peer.lost) {
         /* the backend had not noticed when it made the offer, and may be there all the same */
-        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_no_session);
-        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+        ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_no_session);
 
     } else if (board == NULL || ngx_current_msec - ctx->given_at >= board->offer_lifetime_ms / 2) {
         /* the backend made its offer after the request was sent, and the agents still have to find
          * each other */
-        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_expired);
-        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+        ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
     }
 
     /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
@@ -281,8 +287,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
         /* the header has not come to the late filter: a filter holds it until it has seen the body
          */
-        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_filter);
-        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+        ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_filter);
     }
 
     if (ctx->mode != SHUNT_MODE_FETCH_EARLY) {
@@ -325,8 +330,7 @@ static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
             return ngx_http_shunt_next_late_header(r);
         }
 
-        ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_filter);
-        ctx->mode = SHUNT_MODE_FETCH_EARLY;
+        ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_filter);
     }
 
     if (ctx && ctx->mode == SHUNT_MODE_FETCH_EARLY) {

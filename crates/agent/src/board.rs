@@ -192,6 +192,18 @@ fn shared_memory(name: &str, bytes: u64) -> io::Result<File> {
 mod tests {
     use super::*;
 
+    /// Head and peers, as servers read them.
+    fn parts(board: &Board) -> (Vec<u8>, Vec<u8>) {
+        let mut head = vec![0; BOARD_BYTES];
+        board.memory.read_exact_at(&mut head, 0).unwrap();
+        let peers = head.split_off(size_of::<BoardHead>());
+        (head, peers)
+    }
+
+    fn first_peer(board: &Board) -> Vec<u8> {
+        parts(board).1[..size_of::<BoardPeer>()].to_vec()
+    }
+
     #[test]
     fn epochs_are_even_at_rest_and_grow_with_sessions() {
         let mut board = Board::new("fe", true, false, 30_000, &["be"]).unwrap();
@@ -206,13 +218,6 @@ mod tests {
         let peer = first_peer(&board);
         assert_eq!(&peer[16..18], b"be");
         assert_eq!(peer[80..96], [3; 16]);
-    }
-
-    /// As servers read it.
-    fn first_peer(board: &Board) -> Vec<u8> {
-        let mut bytes = vec![0; BOARD_BYTES];
-        board.memory.read_exact_at(&mut bytes, 0).unwrap();
-        bytes[size_of::<BoardHead>()..][..size_of::<BoardPeer>()].to_vec()
     }
 
     #[test]
@@ -236,9 +241,7 @@ mod tests {
     fn families_are_one_word() {
         let mut board = Board::new("fe", true, false, 30_000, &["is", "be"]).unwrap();
         board.set_families(|index| if index == 1 { BoardHead::IPV6 } else { 0 }).unwrap();
-        let mut bytes = vec![0; BOARD_BYTES];
-        board.memory.read_exact_at(&mut bytes, 0).unwrap();
-        let (head, peers) = bytes.split_at(size_of::<BoardHead>());
+        let (head, peers) = parts(&board);
         assert_eq!(head, board.head.as_bytes());
         assert_eq!(head[28..32], 2u32.to_ne_bytes());
         let of = |index: usize| &peers[index * size_of::<BoardPeer>() + 12..][..4];
@@ -252,9 +255,8 @@ mod tests {
         let epoch = board.epoch(0);
         assert!(board.close(None, 2).unwrap() && board.close(Some(0), 1).unwrap());
         assert!(!board.close(None, 2).unwrap() && !board.close(Some(0), 1).unwrap());
-        let mut bytes = vec![0; BOARD_BYTES];
-        board.memory.read_exact_at(&mut bytes, 0).unwrap();
-        assert_eq!((bytes[24], bytes[size_of::<BoardHead>() + 8]), (2, 1));
+        let (head, peers) = parts(&board);
+        assert_eq!((head[24], peers[8]), (2, 1));
         assert_eq!(board.epoch(0), epoch, "what was begun before goes on");
         board.down(0).unwrap();
         board.up(0, [1; 16], [2; 16]).unwrap();

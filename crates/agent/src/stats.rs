@@ -44,7 +44,7 @@ pub struct Counts {
     pub unread: u64,
     /// Offers taken from servers.
     pub offers: u64,
-    /// Of those, made in a session that was gone already.
+    /// Of those, dropped: made to a peer that is not trusted any more.
     pub offers_to_strangers: u64,
     /// Offers that were dropped for want of descriptors.
     pub offers_without_descriptor: u64,

@@ -95,7 +95,8 @@ fn is_followed(more: &str) {
         assert!(real.real >= most(ENOUGH), "what the intermediate reads goes for real: {real:?}");
         // Of two payloads in each body.
         assert!((1..=16).contains(&real.probes), "{real:?}");
-        // The others went by reference: probes, and a few after a report that says otherwise has come late.
+        // The others went by reference: probes, and a few after reports of the time before. A body that nobody looked at is
+        // reported when the memory that it was in is used again, and that may be long after it was freed.
         let by_reference = (ENOUGH * SIZE) as u64 - real.real;
         let payloads = by_reference.div_ceil(SIZE as u64 / 2);
         assert!(real.faults <= 6 * payloads && real.fetched <= by_reference, "only those are fetched: {real:?}");
