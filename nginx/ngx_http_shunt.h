@@ -119,6 +119,7 @@ typedef struct {
     unsigned given : 1;       /* the consent is ours */
     unsigned header_held : 1; /* by the late header filter */
     unsigned tls_fresh : 1;   /* nothing went out under the present key before this response */
+    unsigned deaf : 1;        /* the client's FIN is ignored while a payload is under way */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
@@ -139,7 +140,7 @@ typedef struct {
     ngx_msec_t progress_at;
     ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
     ngx_event_t watch;           /* posted: look at what a client on TLS says meanwhile */
-    ngx_event_handler_pt reader; /* of the client's connection, while its FIN is ignored */
+    ngx_event_handler_pt reader; /* of the client's connection, while a payload is under way */
     ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
 } ngx_http_shunt_ctx_t;

@@ -44,6 +44,20 @@ static ngx_uint_t ngx_http_shunt_nmessages;
 static ngx_uint_t ngx_http_shunt_messages_room;
 static ngx_event_t ngx_http_shunt_flush;
 
+/* The first `n` messages are sent, or never will be: they may hold keys, and leave nothing. */
+static void ngx_http_shunt_forget_messages(ngx_uint_t n)
+{
+    if (n == 0) {
+        return;
+    }
+
+    ngx_http_shunt_nmessages -= n;
+    ngx_memmove(ngx_http_shunt_messages, ngx_http_shunt_messages + n,
+                ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
+    explicit_bzero(ngx_http_shunt_messages + ngx_http_shunt_nmessages,
+                   n * sizeof(ngx_http_shunt_message_t));
+}
+
 /* ---- a worker's beginning and end ---- */
 
 ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
@@ -62,6 +76,7 @@ ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf
 
 void ngx_http_shunt_agent_exit(void)
 {
+    ngx_http_shunt_forget_messages(ngx_http_shunt_nmessages);
     ngx_http_shunt_channel_close(&ngx_http_shunt_control);
     ngx_http_shunt_channel_close(&ngx_http_shunt_offers);
 }
@@ -223,11 +238,7 @@ static void ngx_http_shunt_flush_handler(ngx_event_t *ev)
             return;
         }
 
-        ngx_http_shunt_nmessages -= sent;
-        ngx_memmove(ngx_http_shunt_messages, ngx_http_shunt_messages + sent,
-                    ngx_http_shunt_nmessages * sizeof(ngx_http_shunt_message_t));
-        explicit_bzero(ngx_http_shunt_messages + ngx_http_shunt_nmessages,
-                       sent * sizeof(ngx_http_shunt_message_t));
+        ngx_http_shunt_forget_messages(sent);
 
         if (sent == 0) {
             c->write->ready = 0;
@@ -316,6 +327,6 @@ static void ngx_http_shunt_control_lost(void)
         }
     }
 
-    ngx_http_shunt_nmessages = 0;
+    ngx_http_shunt_forget_messages(ngx_http_shunt_nmessages);
     ngx_http_shunt_pending_each(ngx_http_shunt_orphan);
 }

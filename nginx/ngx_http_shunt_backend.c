@@ -9,6 +9,7 @@
 
 static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
 {
+    const struct shunt_board *board;
     ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
@@ -51,9 +52,14 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_peer;
     }
 
+    board = ngx_http_shunt_board(); /* may vanish between any two looks */
+
+    if (board == NULL) {
+        return SHUNT_COUNT_relayed_no_agent;
+    }
+
     /* a client already has the first part of a rest: relayed, it would be of no use */
-    if (((ngx_http_shunt_board()->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) &&
-        !ctx->consent.rest) {
+    if (((board->closed | ctx->peer.closed) & SHUNT_CLOSED_OFFERS) && !ctx->consent.rest) {
         return SHUNT_COUNT_relayed_offers_limit;
     }
 

@@ -13,34 +13,59 @@
 static void ngx_http_shunt_progress_handler(ngx_event_t *ev);
 static void ngx_http_shunt_failure_handler(ngx_event_t *ev);
 
-/* ---- a client that has closed its half, where that is no reason to leave it ---- */
+/* ---- what the client says meanwhile ---- */
 
-static void ngx_http_shunt_deaf_handler(ngx_event_t *rev)
+/*
+ * Stands before nginx's reader while a payload is under way. A client that has everything may close
+ * at once, and the last acknowledgement is in its FIN: the kernel has noted it by then, and it
+ * comes first, whichever event nginx looks at first. Until the request has ended, too, a FIN is no
+ * reason to give it up. A connection that is to be closed (worker_shutdown_timeout) is nginx's.
+ */
+static void ngx_http_shunt_reading_handler(ngx_event_t *rev)
 {
     ngx_connection_t *c = rev->data;
+    ngx_http_request_t *r = c->data;
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r->main);
+    ngx_event_handler_pt reader = ctx->reader;
 
-    ngx_http_block_reading(c->data);
+    if (!c->close) {
+        if (ctx->mode == SHUNT_MODE_ACTIVE) {
+            ngx_http_set_log_request(c->log, r);
+            (void) ngx_http_shunt_follow(ctx);
+        }
+
+        if (ctx->mode == SHUNT_MODE_COMPLETE) {
+            return;
+        }
+
+        if (ctx->deaf) {
+            ngx_http_block_reading(r);
+            return;
+        }
+    }
+
+    reader(rev);
 }
 
 /*
- * While nginx reads from an upstream, proxy_ignore_client_abort and its kin have it send on to such
- * a client. With an offer the upstream is done at once, and nginx would look for a FIN from when
- * the filters have returned: by an event of this very turn, if one is there.
+ * While nginx reads from an upstream, proxy_ignore_client_abort and its kin have it send on to a
+ * client that has closed its half. With an offer the upstream is done at once, and nginx would look
+ * for a FIN from when the filters have returned: by an event of this very turn, if one is there.
  */
-static void ngx_http_shunt_turn_deaf(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+static void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_event_t *rev = r->connection->read;
 
+    ctx->reader = rev->handler;
+    rev->handler = ngx_http_shunt_reading_handler;
+
     /* on TLS, events have more to tell: ngx_http_shunt_ssl_watch() */
-    if (ctx->content_bytes == 0 && !r->discard_body && r->upstream &&
-        r->upstream->conf->ignore_client_abort) {
-        ctx->reader = rev->handler;
-        rev->handler = ngx_http_shunt_deaf_handler;
-    }
+    ctx->deaf = ctx->content_bytes == 0 && !r->discard_body && r->upstream &&
+                r->upstream->conf->ignore_client_abort;
 }
 
 /* What came meanwhile has left `ready` set, and whoever wants to read begins with that. */
-static void ngx_http_shunt_hear_again(ngx_http_shunt_ctx_t *ctx)
+static void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->reader) {
         ctx->request->connection->read->handler = ctx->reader;
@@ -277,7 +302,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
     ngx_http_shunt_watch_progress(r, ctx);
-    ngx_http_shunt_turn_deaf(r, ctx);
+    ngx_http_shunt_watch_reading(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
     rc = ngx_http_shunt_claim(ctx, &keys);
@@ -328,7 +353,6 @@ static void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = 0;
     ctx->mode = SHUNT_MODE_COMPLETE;
-    ngx_http_shunt_hear_again(ctx);
     ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->progress.timer_set) {
@@ -486,7 +510,7 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 {
     struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
 
-    ngx_http_shunt_hear_again(ctx);
+    ngx_http_shunt_leave_reading(ctx);
     ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->failure.posted) {

@@ -134,6 +134,7 @@ class Agent:
         self.on_handoff = self.serve          # what a test replaces
         self.on_fetch = self.serve_fetch
         self.on_offer = lambda number, trace: None
+        self.on_begin = lambda handoff: None  # before the worker goes on
         self.changed = threading.Condition()
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
@@ -274,6 +275,8 @@ class Agent:
             handoff |= ring << 64
             if what in (BEGIN, STATE, MOVE) and self.ring:
                 self.ring.rings[ring].write(data[28:])
+            if what == BEGIN:
+                self.on_begin(handoff)
             self.shim.sendto(b".", at)
             if what == STATE:
                 os.close(fds[0])
