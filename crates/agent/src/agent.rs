@@ -4,7 +4,8 @@
 //! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
 //! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
 //! * `limits`: how much of all that there may be.
-//! * `losses`: what becomes of payloads whose backend's agent is gone.
+//! * `losses`: what becomes of payloads whose backend's agent is gone;
+//! * `uplinks`: by which port clients' ACKs leave for each backend.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
@@ -42,6 +43,7 @@ use crate::serving::FetchIn;
 use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
 use crate::store::{self, Store, StoreError};
+use crate::uplinks::Uplinks;
 use crate::waiting::WaitingClaims;
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
@@ -123,6 +125,8 @@ pub struct Agent {
     pub(crate) fetches_in: Slab<FetchIn>,
     pub(crate) store: Option<Store>,
     pub(crate) reaching: Slab<Reaching>,
+    /// From where this machine is a frontend.
+    pub(crate) uplinks: Option<Uplinks>,
     /// Peers with frames to send at the end of this turn.
     pub(crate) unsent: Vec<usize>,
     pub(crate) now: Instant,
@@ -208,6 +212,7 @@ impl Agent {
             fetches_in: Slab::new(),
             store,
             reaching: Slab::new(),
+            uplinks: None,
             unsent: Vec::new(),
             now,
             keys_passed: false,
@@ -305,6 +310,7 @@ impl Agent {
             Source::Sender(index) => self.on_sender(index),
             Source::Store => self.on_wishes(),
             Source::Reaching(index) => self.on_reaching(index),
+            Source::Routes => self.on_routes(),
         }
     }
 

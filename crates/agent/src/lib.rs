@@ -29,6 +29,7 @@ mod peers;
 mod poll;
 pub mod privileges;
 mod reaching;
+mod routes;
 pub mod seccomp;
 mod servers;
 mod serving;
@@ -36,7 +37,10 @@ mod speaks_for;
 mod stats;
 mod steer;
 mod store;
+#[cfg(test)]
+mod test_machine;
 mod transport;
+mod uplinks;
 mod waiting;
 
 pub use agent::{Agent, AgentError};

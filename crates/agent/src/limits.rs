@@ -114,6 +114,8 @@ struct PeerGates {
     bytes: Gate,
     /// Its agent has as many handoffs as it wants.
     is_full: bool,
+    /// It has been told to offer nothing.
+    is_told: bool,
 }
 
 /// Where things stand.
@@ -236,12 +238,18 @@ impl Agent {
         let offers = gates.offers.look(used.sent.payloads, limits.offers_per_peer, &mut closings.offers_per_peer)
             | gates.bytes.look(used.sent.bytes, limits.bytes_per_peer, &mut closings.bytes_per_peer)
             | gates.is_full;
-        let was_full = gates.handoffs.is_closed;
         let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer);
+        let was_told = gates.is_told;
         self.set_closed(Some(index), if offers { closed::OFFERS } else { 0 });
-        if was_full != is_full {
+        if was_told != (is_full || self.is_out_of_reach(index)) {
             self.tell_full(index);
         }
+    }
+
+    /// Whether no route leads to any of a peer's senders: what it offered would only be fetched.
+    fn is_out_of_reach(&self, index: usize) -> bool {
+        let is_asked = self.uplinks.as_ref().is_some_and(|uplinks| uplinks.is_answered(index as u32));
+        is_asked && self.frontend.as_ref().is_some_and(|frontend| frontend.families(index as u32) == 0)
     }
 
     fn set_closed(&mut self, peer: Option<usize>, bits: u32) {
@@ -262,7 +270,8 @@ impl Agent {
 
     /// Has the peer's servers make us no more offers, or make them again. Also when its session begins.
     pub(crate) fn tell_full(&mut self, index: usize) {
-        let full = self.pressure.peers[index].handoffs.is_closed;
+        let full = self.pressure.peers[index].handoffs.is_closed || self.is_out_of_reach(index);
+        self.pressure.peers[index].is_told = full;
         if let Some(session) = self.peers[index].session() {
             Closed { offers: u32::from(full).into() }.emit(session.transport.output());
             self.mark_unsent(index);
@@ -272,6 +281,7 @@ impl Agent {
     /// A session with the peer begins: it has said nothing yet, and may not know what we said before.
     pub(crate) fn renew_limits(&mut self, index: usize) {
         self.pressure.set_full(index, false);
+        self.pressure.peers[index].is_told = false;
         if self.pressure.peers[index].handoffs.is_closed {
             self.tell_full(index);
         }

@@ -68,6 +68,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     privileges::give_up(user.as_ref())?;
     agent.serve_metrics()?;
     agent.start_store()?;
+    agent.start_routes()?;
     if restricted {
         seccomp::restrict()?;
     }

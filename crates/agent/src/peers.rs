@@ -269,6 +269,9 @@ impl Agent {
             if let Err(error) = frontend.set_peer(index as u32, hello) {
                 tracing::error!(%error, peer = self.peers[index].name, "cannot steer to a peer");
             }
+            if let Some(uplinks) = &mut self.uplinks {
+                uplinks.watch(index as u32, [hello.ipv4(), hello.ipv6()]);
+            }
             self.board.set_families(|index| frontend.families(index as u32))?;
         }
         self.board.up(index, our_key, hello.offer_key)?;

@@ -37,6 +37,8 @@ pub enum Source {
     Store,
     /// A connection to another store is being made for a program.
     Reaching(usize),
+    /// A route to a peer is another one.
+    Routes,
 }
 
 impl Source {
@@ -55,6 +57,7 @@ impl Source {
             Source::FetchReader(index) => (10, index),
             Source::Store => (11, 0),
             Source::Reaching(index) => (12, index),
+            Source::Routes => (13, 0),
         };
         kind << 56 | index as u64
     }
@@ -74,7 +77,8 @@ impl Source {
             9 => Source::Reload,
             10 => Source::FetchReader(index),
             11 => Source::Store,
-            _ => Source::Reaching(index),
+            12 => Source::Reaching(index),
+            _ => Source::Routes,
         }
     }
 }
@@ -163,6 +167,7 @@ mod tests {
             Source::FetchReader(3),
             Source::Store,
             Source::Reaching(5),
+            Source::Routes,
         ] {
             assert_eq!(Source::of_token(source.token()), source);
         }

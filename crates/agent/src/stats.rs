@@ -66,6 +66,10 @@ pub struct Counts {
     pub fetches_in: u64,
     /// Fetches refused by a limit, in either direction.
     pub fetches_limited: u64,
+    /// Routes to peers that were others than before, or gone.
+    pub routes_changed: u64,
+    /// Times that no route led to a peer.
+    pub routes_lost: u64,
     /// Connections of programs to other machines' stores that could not be made.
     pub stores_unreached: u64,
     /// Handoffs and fetches that ended without success, by [`Reason`].
@@ -101,6 +105,8 @@ impl Default for Counts {
             fetches_out: 0,
             fetches_in: 0,
             fetches_limited: 0,
+            routes_changed: 0,
+            routes_lost: 0,
             stores_unreached: 0,
             ended: [0; 16],
             gone: [0; COUNTERS],
@@ -154,10 +160,13 @@ impl Agent {
 
     /// Everything that is counted.
     pub fn stats(&self) -> Value {
+        let is_asked = |index| self.uplinks.as_ref().is_some_and(|uplinks| uplinks.is_asking(index as u32));
+        let up = |index: usize| self.peers[index].is_up() && !is_asked(index);
         let peers = self
             .peers
             .iter()
-            .map(|peer| json!({"name": peer.name, "address": peer.address.to_string(), "up": peer.is_up()}));
+            .enumerate()
+            .map(|(index, peer)| json!({"name": peer.name, "address": peer.address.to_string(), "up": up(index)}));
         json!({
             "name": self.config.name,
             "peers": peers.collect::<Vec<_>>(),
@@ -201,6 +210,8 @@ impl Agent {
             "fetches_out": counts.fetches_out,
             "fetches_in": counts.fetches_in,
             "fetches_limited": counts.fetches_limited,
+            "routes_changed": counts.routes_changed,
+            "routes_lost": counts.routes_lost,
             "ended": ended.into_iter().collect::<Map<_, _>>(),
             "now": self.use_now(),
             "limit": self.limits_now(),

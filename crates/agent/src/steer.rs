@@ -120,21 +120,46 @@ impl FrontendSteering {
         }
     }
 
-    /// Handoffs to this peer may begin, for clients of those IP versions that it has senders for, and that this machine
-    /// knows a way to.
+    /// Handoffs to this peer may begin, for clients of those IP versions that it has senders for, as soon as the port
+    /// towards these is known ([`Self::set_port`]). One that is known already still holds.
     ///
     /// # Errors
     /// The kernel's.
     pub fn set_peer(&mut self, index: u32, hello: &Hello) -> io::Result<()> {
+        let before = self.peers.get(&index).copied().unwrap_or_default();
         let mut peer = SteerPeer { port: hello.sender_port.get().to_be(), up: 1, ..Default::default() };
+        let kept = |is_same: bool, port| if is_same { port } else { 0 };
         if let Some(address) = hello.ipv4() {
-            (peer.ipv4, peer.ipv4_ifindex) = (Address::from(address).0, way_to(address));
+            peer.ipv4 = Address::from(address).0;
+            peer.ipv4_ifindex = kept(peer.ipv4 == before.ipv4, before.ipv4_ifindex);
         }
         if let Some(address) = hello.ipv6() {
-            (peer.ipv6, peer.ipv6_ifindex) = (Address::from(address).0, way_to(address));
+            peer.ipv6 = Address::from(address).0;
+            peer.ipv6_ifindex = kept(peer.ipv6 == before.ipv6, before.ipv6_ifindex);
         }
         self.peers.insert(index, peer);
+        if peer.ipv4_ifindex == 0 && peer.ipv6_ifindex == 0 {
+            return Ok(()); // handoffs that an earlier agent's servers began go on as they are
+        }
         self.programs.set_peer(index, &peer).map_err(io::Error::other)
+    }
+
+    /// Packets for this address of a peer leave by that port from now on, also those of handoffs under way; 0: there is
+    /// no route. `false` where it is not an address of the peer's.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_port(&mut self, index: u32, address: IpAddr, port: u32) -> io::Result<bool> {
+        let Some(peer) = self.peers.get_mut(&index) else { return Ok(false) };
+        let bytes = Address::from(address).0;
+        if address.is_ipv4() && peer.ipv4 == bytes {
+            peer.ipv4_ifindex = port;
+        } else if address.is_ipv6() && peer.ipv6 == bytes {
+            peer.ipv6_ifindex = port;
+        } else {
+            return Ok(false);
+        }
+        self.programs.set_peer(index, peer).map(|()| true).map_err(io::Error::other)
     }
 
     /// No new handoff to this peer. Those in progress are still steered: its kernel may have all it needs.
@@ -239,14 +264,6 @@ impl FrontendSteering {
         counters.insert("flows".into(), Value::from(self.programs.flows().count()));
         Value::Object(counters)
     }
-}
-
-/// Index of the port towards an address; 0 where there is no way.
-fn way_to(address: IpAddr) -> u32 {
-    host::interface_towards(address).unwrap_or_else(|error| {
-        tracing::error!(%error, %address, "cannot steer to a backend's address: clients of its IP version are relayed");
-        0
-    })
 }
 
 /// Ours first, as /proc/net/tcp has them.

@@ -328,7 +328,7 @@ static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, 
     bpf_spin_unlock(&flow->lock);
 
     struct steer_peer *peer = bpf_map_lookup_elem(&peers, &region.payload.peer);
-    if (!peer) {
+    if (!peer || !(is_ipv6(p) ? peer->ipv6_ifindex : peer->ipv4_ifindex)) {
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }

@@ -4,13 +4,18 @@
 mod service;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use service::held::Held;
 use service::{ALONE, FILES, Running, may_run, start_on};
-use shunt_lab::{Capture, Expect, Families, Family, Fetch, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256};
+use shunt_lab::{
+    Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256,
+};
 
 /// Files that are offered.
 const LONG: u64 = 4;
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn with(families: Families) -> Options {
     Options { families, ..Options::shunt() }
@@ -19,7 +24,8 @@ fn with(families: Families) -> Options {
 /// Every file over one connection, compared.
 fn fetch_all(service: &Running<'_>) -> Result<()> {
     let paths: Vec<String> = FILES.iter().map(|(name, _)| format!("/{name}")).collect();
-    for one in Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths)? {
+    let fetched = Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths);
+    for one in fetched.with_context(|| service.service.explain())? {
         ensure!(one.status == 200, "{}: status {}", one.path, one.status);
         ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
     }
@@ -144,4 +150,118 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
             Ok(())
         },
     )
+}
+
+/// Runs `ip` commands on a host.
+fn ip(host: &Host, commands: &[&str]) -> Result<()> {
+    commands.iter().try_for_each(|command| {
+        let mut ip = Command::new("ip");
+        ip.args(command.split(' '));
+        host.check(ip).map(drop)
+    })
+}
+
+/// Every long body by shortcuts alone, where frontend and backend have these routes before anything starts.
+fn by_shortcut_with_routes(test: &str, frontend: &[&str], backend: &[&str], cut: bool) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    let prepare = |lab: &Lab| {
+        ip(lab.backend(), backend)?;
+        ip(lab.frontend(), frontend)?;
+        if cut { lab.cut(lab.frontend(), "service0") } else { Ok(()) }
+    };
+    service::start_prepared(Lab::builder(), FILES, Options::shunt(), prepare, |service| {
+        all_by_shortcut(service, Family::V4)
+    })
+}
+
+#[test]
+fn acks_leave_by_the_routes_port_wherever_the_source_address_is() -> Result<()> {
+    let commands = ["addr add 10.77.1.200/32 dev lo", "route replace 10.77.1.0/24 dev service0 src 10.77.1.200"];
+    let back = ["route add 10.77.1.200/32 via 10.77.1.1"];
+    by_shortcut_with_routes("acks_leave_by_the_routes_port_wherever_the_source_address_is", &commands, &back, false)
+}
+
+#[test]
+fn acks_leave_by_one_of_several_paths() -> Result<()> {
+    let commands = ["route add 10.77.1.101/32 src 10.77.1.1 nexthop dev service0 nexthop dev client0"];
+    by_shortcut_with_routes("acks_leave_by_one_of_several_paths", &commands, &[], false)
+}
+
+#[test]
+fn acks_leave_as_policy_rules_say() -> Result<()> {
+    // The port of the source address is cut off.
+    let back = ["route add 10.77.1.1/32 via 10.77.0.1 dev service0 onlink"];
+    let commands = [
+        "route add blackhole 10.77.1.101/32",
+        "route add 10.77.1.101/32 dev client0 src 10.77.1.1 table 77",
+        "rule add to 10.77.1.101 lookup 77",
+    ];
+    by_shortcut_with_routes("acks_leave_as_policy_rules_say", &commands, &back, true)
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !reached()? {
+        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
+    if !may_run("a_download_goes_on_when_its_acks_leave_by_another_uplink") {
+        return Ok(());
+    }
+    let settings = Settings { http: ALONE, ..Settings::default() };
+    start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
+        let (lab, frontend) = (service.lab, service.lab.frontend());
+        let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
+        until("the handoff begins", || Ok(service.frontend_stats()?.count("frontend.fe_begun") == 1))?;
+        ip(frontend, &["route add 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
+        lab.cut(frontend, "service0")?;
+        until("the agent has heard of it", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
+        lab.client().run(|| held.finish(service))??;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("servers.shortcuts") == 1, "not by the shortcut: {:#}", stats.0);
+        // The other way round, and with nothing in progress.
+        lab.join(frontend, "service0")?;
+        ip(frontend, &["route del 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
+        until("the agent has heard of that", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 2))?;
+        service.service.wait_for_agents()?;
+        service.still_good()
+    })
+}
+
+#[test]
+fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> {
+    if !may_run("without_a_route_to_a_backends_senders_its_bodies_are_relayed") {
+        return Ok(());
+    }
+    let settings = Settings { agent_backend: "addresses = [\"10.77.1.250\"]\n", ..Settings::default() };
+    let prepare = |lab: &Lab| {
+        ip(lab.backend(), &["addr add 10.77.1.250/32 dev lo"])?;
+        ip(lab.frontend(), &["route add unreachable 10.77.1.250/32"])
+    };
+    let options = Options { settings, ..Options::shunt() };
+    service::start_prepared(Lab::builder(), FILES, options, prepare, |service| {
+        let frontend = service.lab.frontend();
+        fetch_all(service)?;
+        let (stats, backend) = (service.frontend_stats()?, service.service.stats(service.lab.backend())?);
+        ensure!(stats.count("agent.routes_lost") == 1 && stats.count("servers.fetched") == 0, "{:#}", stats.0);
+        ensure!(backend.count("servers.relayed_offers_limit") == LONG, "{:#}", backend.0);
+        let log = service.service.agent(frontend)?.log();
+        let said = log.lines().filter(|line| line.contains("WARN") && line.contains("no route to a backend")).count();
+        ensure!(said == 1, "said {said} times:\n{log}");
+        ip(frontend, &["route replace 10.77.1.250/32 via 10.77.1.101"])?;
+        until("there is a route", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
+        // Its servers may hear of it a moment later.
+        until("a shortcut", || {
+            fetch_all(service)?;
+            Ok(service.frontend_stats()?.count("servers.shortcuts") > 0)
+        })?;
+        service.still_good()
+    })
 }

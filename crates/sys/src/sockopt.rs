@@ -121,6 +121,14 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     get(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE)
 }
 
+/// Index of the interface that a socket is bound to, such as the VRF that `ip vrf exec` puts sockets into; 0: none.
+///
+/// # Errors
+/// The kernel's.
+pub fn bound_interface(socket: impl AsFd) -> io::Result<u32> {
+    get(socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX)
+}
+
 /// Who is at the other end of a Unix socket (`struct ucred`): as it was when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes)]
 #[repr(C)]

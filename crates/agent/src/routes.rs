@@ -1,0 +1,174 @@
+//! Which port of this machine packets for an address leave by, as its routes say: rtnetlink(7), RTM_GETROUTE.
+//!
+//! The question is the one that `bpf_redirect_neigh` asks the kernel for each packet (net/core/filter.c), except that
+//! the port is not known yet: a packet of TCP, of nobody in particular, from any source. So the answer follows policy
+//! rules, several paths, and routes whose source address is on another interface. It takes no privilege, but the kernel
+//! may take its lock on all network settings for it: ask in a thread that nobody waits for (uplinks.rs).
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+use rustix::net::SocketType;
+use shunt_sys::sockopt;
+
+/// Room for an answer: one route.
+const ANSWER_BYTES: usize = 16 << 10;
+/// Notifications that are read at once. More of them change nothing: they say only that something has changed.
+const NOTIFICATIONS: usize = 4096;
+
+/// What may change a route.
+const GROUPS: [u32; 8] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_RULE,
+    libc::RTNLGRP_IPV6_RULE,
+    libc::RTNLGRP_NEXTHOP,
+];
+
+/// Why packets for an address cannot be sent on by the steering programs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoute {
+    /// The kernel's.
+    #[error("{}", io::Error::from_raw_os_error(*.0))]
+    Kernel(i32),
+    /// The route is no way to another machine.
+    #[error("its route is of type {0:?}: only a unicast route leads to another machine")]
+    Kind(RouteType),
+    /// What is sent by it is wrapped up, which a redirected packet is not.
+    #[error("its route encapsulates packets (`ip route get` shows how), which redirected ones would not be")]
+    Encapsulated,
+    /// The kernel's answer is not understood.
+    #[error("the kernel's answer cannot be used: {0}")]
+    Answer(String),
+}
+
+/// Asks the kernel for routes.
+#[derive(Debug)]
+pub struct Routes {
+    socket: Socket,
+    sequence: u32,
+    /// The routing domain that this process's sockets are in (`ip vrf exec`), or 0.
+    domain: u32,
+}
+
+impl Routes {
+    /// Of the network namespace that this thread is in.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        let any = rustix::net::socket(rustix::net::AddressFamily::INET, SocketType::DGRAM, None)?;
+        Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
+    }
+
+    /// Index of the interface that packets for `address` leave by.
+    ///
+    /// # Errors
+    /// Where nothing could be asked, which says nothing about the route.
+    pub fn port_towards(&mut self, address: IpAddr) -> io::Result<Result<u32, NoRoute>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.socket.send(&question(address, self.domain, self.sequence), 0)?;
+        let mut buffer = vec![0; ANSWER_BYTES];
+        loop {
+            // The kernel has answered by the time that it has taken the question.
+            let length = self.socket.recv(&mut &mut buffer[..], 0)?;
+            match NetlinkMessage::<RouteNetlinkMessage>::deserialize(&buffer[..length.min(ANSWER_BYTES)]) {
+                Ok(message) if message.header.sequence_number != self.sequence => {}
+                Ok(message) => return Ok(port_of(message.payload)),
+                Err(error) => return Ok(Err(NoRoute::Answer(error.to_string()))),
+            }
+        }
+    }
+}
+
+fn question(address: IpAddr, domain: u32, sequence: u32) -> Vec<u8> {
+    let mut route = RouteMessage::default();
+    (route.header.address_family, route.header.destination_prefix_length) = match address {
+        IpAddr::V4(_) => (AddressFamily::Inet, 32),
+        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
+    };
+    // Rules may go by user and protocol: redirected packets are the kernel's own, and TCP.
+    route.attributes = vec![
+        RouteAttribute::Destination(address.into()),
+        RouteAttribute::IpProto(libc::IPPROTO_TCP as u8),
+        RouteAttribute::Uid(0),
+    ];
+    if domain != 0 {
+        route.attributes.push(RouteAttribute::Oif(domain));
+    }
+    let mut header = NetlinkHeader::default();
+    (header.flags, header.sequence_number) = (NLM_F_REQUEST, sequence);
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(RouteNetlinkMessage::GetRoute(route)));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+fn port_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<u32, NoRoute> {
+    let route = match answer {
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => route,
+        NetlinkPayload::Error(error) => return Err(NoRoute::Kernel(error.code.map_or(0, |code| -code.get()))),
+        other => return Err(NoRoute::Answer(format!("a message of type {}", other.message_type()))),
+    };
+    if route.header.kind != RouteType::Unicast {
+        return Err(NoRoute::Kind(route.header.kind));
+    }
+    if route.attributes.iter().any(|one| matches!(one, RouteAttribute::Encap(_))) {
+        return Err(NoRoute::Encapsulated);
+    }
+    let port =
+        route.attributes.iter().find_map(|one| if let RouteAttribute::Oif(port) = one { Some(*port) } else { None });
+    port.ok_or_else(|| NoRoute::Answer("a route without an interface".into()))
+}
+
+/// Hears that routes may have changed.
+#[derive(Debug)]
+pub struct Changes(Socket);
+
+impl Changes {
+    /// Of the network namespace that this thread is in, from now on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.set_non_blocking(true)?;
+        // A kernel without one of them, for want of IPv6, say, has nothing to tell there.
+        GROUPS.iter().for_each(|group| drop(socket.add_membership(*group)));
+        Ok(Self(socket))
+    }
+
+    /// Whether there were any since the last call.
+    pub fn take(&self) -> bool {
+        let mut changed = false;
+        for _ in 0..NOTIFICATIONS {
+            match self.0.recv(&mut &mut [0; 64][..], 0) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // One that was cut off, or an error: ENOBUFS says that some are lost.
+                _ => changed = true,
+            }
+        }
+        changed
+    }
+
+    /// To poll it.
+    pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests;
