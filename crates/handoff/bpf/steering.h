@@ -175,7 +175,7 @@ struct sender_slot {
     X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
     X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
-    X(FE_DROP_COPY, "dropped: a copy whose flow or backend is gone, or that no route leads to")    \
+    X(FE_DROP_COPY, "dropped: a copy whose flow, backend or route to it is gone")                 \
     X(FE_BEGUN, "regions begun")                                                                  \
     X(FE_APPENDED, "regions made longer")                                                         \
     X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
