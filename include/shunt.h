@@ -27,7 +27,7 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 3
+#define SHUNT_VERSION 4
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *
@@ -129,6 +129,7 @@ struct shunt_state {
 #define SHUNT_OPTION_TIMESTAMPS 1
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
+#define SHUNT_OPTION_DIGEST     8 /* of a handoff: to be told which file its payload is of */
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
 #define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
@@ -225,6 +226,7 @@ struct shunt_board {
     X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
     X(30, failovers, "payloads that another backend went on with")                                  \
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
+    X(32, failover_unproven, "of the aborted: nobody knew whether another backend has the same bytes") \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
     X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
     X(42, relayed_tiers, "not consented by this intermediate: too many tiers have")                 \
@@ -278,6 +280,10 @@ struct shunt_counters {
 #define SHUNT_MSG_ASK           13
 /* its answer; or, unasked: that handoff waits until the peer can send more */
 #define SHUNT_MSG_ANSWER        14
+/* control: which file is behind an offer, before it is claimed? */
+#define SHUNT_MSG_PROVE         15
+/* its answer; or, unasked: the file behind a handoff with SHUNT_OPTION_DIGEST */
+#define SHUNT_MSG_DIGEST        16
 
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
@@ -411,6 +417,25 @@ struct shunt_answer {
     shunt_u64 handoff; /* of the question, or of a handoff that waits */
     shunt_u32 reason;  /* SHUNT_REASON_*; 0: it would */
     shunt_u32 peer;
+};
+
+struct shunt_prove {
+    struct shunt_header header;
+    shunt_u32 peer;    /* index into the board */
+    shunt_u32 epoch;   /* of that entry */
+    shunt_u64 handoff; /* the asker's name for it, returned in the answer */
+    shunt_u64 offer;
+    shunt_u64 length;
+    shunt_u8 tag[16];
+};
+
+struct shunt_digest {
+    struct shunt_header header;
+    shunt_u64 handoff;   /* of the question, or of a handoff that is under way */
+    shunt_u64 offset;    /* where in the file its payload begins */
+    shunt_u32 peer;      /* the backend whose agent says so */
+    shunt_u32 known;     /* 0: nobody knows, or the file has changed since */
+    shunt_u8 sha256[32]; /* of the whole file */
 };
 
 struct shunt_abort {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | recovery | fetch, agent, board | pending | ring, trace, field | siphash | kernel.
+ * handoff | recovery | proof | fetch, agent, board | pending | ring, trace, field | siphash |
+ * kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -43,7 +44,13 @@ typedef struct {
     ngx_hash_t offer_types;
     ngx_array_t *offer_types_keys;
     ngx_array_t *trust; /* of ngx_cidr_t; NULL: none */
+    ngx_uint_t recover; /* NGX_HTTP_SHUNT_ETAG and so on */
 } ngx_http_shunt_loc_conf_t;
+
+/* which backend may go on for a lost one: shunt_recover */
+#define NGX_HTTP_SHUNT_NOBODY 0
+#define NGX_HTTP_SHUNT_ETAG   1 /* one with the same strong ETag; over TLS as by the digest */
+#define NGX_HTTP_SHUNT_DIGEST 2 /* one whose file is the same, too */
 
 typedef struct {
     ngx_str_t frontend;
@@ -128,6 +135,11 @@ typedef struct {
     ngx_str_t etag; /* empty: nobody can go on with it */
     off_t first;    /* of its first byte there */
     off_t complete; /* the whole's length */
+    struct {
+        ngx_uint_t known;
+        uint64_t offset; /* where in it the payload begins */
+        u_char sha256[32];
+    } file; /* what its backend sends, as the agent there says */
     ngx_http_shunt_recovery_t *recovery;
 
     uint64_t region;        /* bytes on the wire: the payload's, or those of its records */
@@ -213,6 +225,17 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
+
+void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
+
+/* proof: that it has the same bytes */
+ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_prove(ngx_http_shunt_ctx_t *ctx, uint64_t id,
+                               const ngx_http_shunt_peer_t *peer,
+                               const ngx_http_shunt_payload_t *rest);
+ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg,
+                                       uint64_t from);
+void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
 
 /* ssl: TLS connections; without TLS they are as other connections */
 ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf);

@@ -18,6 +18,7 @@ typedef union {
     struct shunt_handoff handoff;
     struct shunt_abort abort;
     struct shunt_fetch fetch;
+    struct shunt_prove prove;
 } ngx_http_shunt_message_t;
 
 static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in);
@@ -277,6 +278,18 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         }
         if (ctx) {
             ngx_http_shunt_ended(ctx, in->body.ended.reason);
+        }
+
+        return NGX_OK;
+
+    case SHUNT_MSG_DIGEST:
+        if (in->size < sizeof(struct shunt_digest)) {
+            return NGX_ERROR;
+        }
+
+        ctx = ngx_http_shunt_pending_find(in->body.digest.handoff);
+        if (ctx) {
+            ngx_http_shunt_digest_told(ctx, &in->body.digest);
         }
 
         return NGX_OK;

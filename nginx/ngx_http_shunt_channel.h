@@ -17,6 +17,7 @@ typedef struct {
         struct shunt_welcome welcome;
         struct shunt_ended ended;
         struct shunt_fetched fetched;
+        struct shunt_digest digest;
         u_char bytes[512];
     } body;
 } ngx_http_shunt_received_t;

@@ -179,6 +179,9 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->snd_wscale = state->snd_wscale;
     msg->rcv_wscale = state->rcv_wscale;
     msg->options = state->options;
+    if (ctx->etag.len && ngx_http_shunt_proof_needed(ctx)) {
+        msg->options |= SHUNT_OPTION_DIGEST;
+    }
     msg->first = state->regions == 1;
 
     return NGX_OK;

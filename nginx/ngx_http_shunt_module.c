@@ -26,6 +26,13 @@ static void ngx_http_shunt_cleanup(void *data);
 
 static ngx_uint_t ngx_http_shunt_heap_is_set; /* by an operator who knows better */
 
+static ngx_conf_enum_t ngx_http_shunt_recover_values[] = {{ngx_string("off"),
+                                                           NGX_HTTP_SHUNT_NOBODY},
+                                                          {ngx_string("etag"), NGX_HTTP_SHUNT_ETAG},
+                                                          {ngx_string("digest"),
+                                                           NGX_HTTP_SHUNT_DIGEST},
+                                                          {ngx_null_string, 0}};
+
 static ngx_command_t ngx_http_shunt_commands[] = {
 
     {ngx_string("shunt_agent"), NGX_HTTP_MAIN_CONF | NGX_CONF_TAKE1, ngx_http_shunt_agent,
@@ -57,6 +64,10 @@ static ngx_command_t ngx_http_shunt_commands[] = {
 
     {ngx_string("shunt_offer_types"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_1MORE, ngx_http_types_slot,
      NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, offer_types_keys), NULL},
+
+    {ngx_string("shunt_recover"), NGX_HTTP_SHUNT_ANYWHERE | NGX_CONF_TAKE1, ngx_conf_set_enum_slot,
+     NGX_HTTP_LOC_CONF_OFFSET, offsetof(ngx_http_shunt_loc_conf_t, recover),
+     ngx_http_shunt_recover_values},
 
     ngx_null_command};
 
@@ -315,6 +326,7 @@ static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf)
     conf->offer = NGX_CONF_UNSET;
     conf->offer_min_length = NGX_CONF_UNSET_SIZE;
     conf->trust = NGX_CONF_UNSET_PTR;
+    conf->recover = NGX_CONF_UNSET_UINT;
 
     return conf;
 }
@@ -331,6 +343,7 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
     ngx_conf_merge_value(conf->offer, prev->offer, 0);
     ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);
     ngx_conf_merge_ptr_value(conf->trust, prev->trust, NULL);
+    ngx_conf_merge_uint_value(conf->recover, prev->recover, NGX_HTTP_SHUNT_ETAG);
 
     if (conf->offer_types_keys == NULL && prev->offer_types_keys == NULL) {
         prev->offer_types_keys = (void *) -1; /* "*", as ngx_http_types_slot() writes it */

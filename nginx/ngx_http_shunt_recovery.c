@@ -8,9 +8,11 @@
  * an offer. Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a
  * handoff's beginning. Nothing of that answer reaches the client.
  *
- *   ended --> asking --> moved            ACTIVE all the while: the client may still acknowledge,
- *               ^  |                      complete or reset what the lost backend has sent
- *               +--+ no answer: again
+ *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
+ *               ^  | |               ^    complete or reset what the lost backend has sent
+ *               +--+ +--> proving ---+
+ *         no answer: again     |          over TLS, and as shunt_recover says: proof.c
+ *                              +--> reset
  */
 #include <netinet/tcp.h>
 
@@ -29,6 +31,7 @@
 #define NGX_HTTP_SHUNT_ASK_CONNECT 500   /* ms for a server to take the connection or the request */
 #define NGX_HTTP_SHUNT_ASK_ANSWER  10000 /* ms for its answer */
 #define NGX_HTTP_SHUNT_STALLED     3000  /* ms, for a payload that nobody else can go on with */
+#define NGX_HTTP_SHUNT_PROOF       5000  /* ms for a backend to read its file */
 
 struct ngx_http_shunt_recovery_s {
     ngx_event_t event;           /* posted, or a timer: ask */
@@ -45,6 +48,7 @@ struct ngx_http_shunt_recovery_s {
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
+    uint64_t proof;    /* id of the question for its file that is out; 0: none */
     ngx_int_t verdict; /* on the answer. NGX_OK, NGX_AGAIN: no good one yet, NGX_DECLINED: never */
 };
 
@@ -92,9 +96,11 @@ void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *c
     off_t first = 0, last, complete = ctx->payload.length;
     ngx_table_elt_t *ranges = r->headers_out.accept_ranges;
 
+    ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
+
     ctx->etag.len = 0;
 
-    if (!ngx_http_shunt_is_strong(r->headers_out.etag)) {
+    if (lcf->recover == NGX_HTTP_SHUNT_NOBODY || !ngx_http_shunt_is_strong(r->headers_out.etag)) {
         return;
     }
 
@@ -208,6 +214,7 @@ static void ngx_http_shunt_ask_run(ngx_http_request_t *sr)
 }
 
 static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc);
+static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why);
 
 static ngx_int_t ngx_http_shunt_ask(ngx_http_shunt_ctx_t *ctx)
 {
@@ -264,8 +271,13 @@ static void ngx_http_shunt_ask_handler(ngx_event_t *ev)
 
     (void) ngx_http_shunt_follow(ctx); /* which may complete it */
 
-    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
-        ngx_http_shunt_ask(ctx) != NGX_OK) {
+    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
+        /* void */
+
+    } else if (ctx->recovery->proof) {
+        ngx_http_shunt_unproven(ctx, "its agent has not read its file in time");
+
+    } else if (ngx_http_shunt_ask(ctx) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
     }
 
@@ -453,6 +465,88 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_recovery_t *rec)
     return NGX_OK;
 }
 
+/* What there is to do after an answer, or a proof. */
+static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (verdict == NGX_AGAIN) {
+        if (ngx_http_shunt_ask_later(rec) != NGX_OK) {
+            ngx_http_shunt_fail(ctx);
+        }
+
+    } else if (verdict != NGX_OK) {
+        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        ngx_http_shunt_fail(ctx);
+
+    } else if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        ngx_http_shunt_count(SHUNT_COUNT_failovers, 1);
+        ctx->why = 0;
+        ngx_log_error(NGX_LOG_NOTICE, ctx->request->connection->log, 0,
+                      "shunt: \"%V\" goes on with the payload from byte %uL of %uL%V",
+                      &ctx->payload.backend, rec->from, ctx->payload.length,
+                      ngx_http_shunt_trace_text(ctx->request));
+    }
+}
+
+/* ---- proving ---- */
+
+/* Nobody asks another one: its file would have to be read first, and that takes as long. */
+static void ngx_http_shunt_unproven(ngx_http_shunt_ctx_t *ctx, const char *why)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    ngx_http_shunt_pending_remove(rec->proof);
+    rec->proof = 0;
+    ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                  "shunt: \"%V\" cannot go on with the payload of \"%V\": %s%V",
+                  &rec->payload.backend, &ctx->payload.backend, why,
+                  ngx_http_shunt_trace_text(ctx->request));
+    ngx_http_shunt_count(SHUNT_COUNT_failover_unproven, 1);
+    ngx_http_shunt_fail(ctx);
+}
+
+static ngx_int_t ngx_http_shunt_ask_for_proof(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    rec->proof = ngx_http_shunt_pending_add(ctx);
+
+    if (rec->proof == 0 ||
+        ngx_http_shunt_prove(ctx, rec->proof, &rec->peer, &rec->payload) != NGX_OK) {
+        ngx_http_shunt_pending_remove(rec->proof);
+        rec->proof = 0;
+        return NGX_AGAIN;
+    }
+
+    ngx_add_timer(&rec->event, NGX_HTTP_SHUNT_PROOF);
+
+    return NGX_DONE;
+}
+
+/* The agent of the backend that has offered the rest says which file that is of. */
+void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    if (rec == NULL || rec->proof == 0 || rec->proof != msg->handoff ||
+        rec->peer.index != msg->peer || ctx->failure.posted) {
+        return;
+    }
+
+    ngx_del_timer(&rec->event);
+
+    if (!ngx_http_shunt_is_same_file(ctx, msg, rec->from)) {
+        ngx_http_shunt_unproven(ctx, msg->known ? "its file is another one"
+                                                : "its agent does not know which file it has");
+        return;
+    }
+
+    ngx_http_shunt_pending_remove(rec->proof);
+    rec->proof = 0;
+    ngx_http_shunt_settle(ctx, ngx_http_shunt_move(ctx));
+}
+
 /* The request for the rest is over, however. Its result is not the client's request's. */
 static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
@@ -470,24 +564,15 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
         return NGX_OK;
     }
 
-    verdict = rec->verdict == NGX_OK ? ngx_http_shunt_move(ctx) : rec->verdict;
+    verdict = rec->verdict;
 
-    if (verdict == NGX_AGAIN) {
-        if (ngx_http_shunt_ask_later(rec) != NGX_OK) {
-            ngx_http_shunt_fail(ctx);
-        }
+    if (verdict == NGX_OK) {
+        verdict = ngx_http_shunt_proof_needed(ctx) ? ngx_http_shunt_ask_for_proof(ctx)
+                                                   : ngx_http_shunt_move(ctx);
+    }
 
-    } else if (verdict != NGX_OK) {
-        ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
-        ngx_http_shunt_fail(ctx);
-
-    } else if (ctx->mode == SHUNT_MODE_ACTIVE) {
-        ngx_http_shunt_count(SHUNT_COUNT_failovers, 1);
-        ctx->why = 0;
-        ngx_log_error(NGX_LOG_NOTICE, sr->connection->log, 0,
-                      "shunt: \"%V\" goes on with the payload from byte %uL of %uL%V",
-                      &ctx->payload.backend, rec->from, ctx->payload.length,
-                      ngx_http_shunt_trace_text(ctx->request));
+    if (verdict != NGX_DONE) {
+        ngx_http_shunt_settle(ctx, verdict);
     }
 
     return NGX_OK;
@@ -501,6 +586,7 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
  */
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
+    ngx_uint_t unproven;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
     /* of a file that was written to meanwhile the ETag may be the same: nginx's is as coarse as
@@ -510,7 +596,18 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_DECLINED;
     }
 
-    if (ctx->etag.len == 0) {
+    unproven = ctx->etag.len && ngx_http_shunt_proof_needed(ctx) && !ctx->file.known;
+
+    if (ctx->etag.len == 0 || unproven) {
+        if (unproven && (reason != SHUNT_REASON_PEER_LOST ||
+                         ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_STALLED)) {
+            ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                          "shunt: nobody goes on for \"%V\": its agent has not told which file it "
+                          "sends, as it does of files up to 1 GiB after a second%V",
+                          &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
+            ngx_http_shunt_count(SHUNT_COUNT_failover_unproven, 1);
+        }
+
         return reason == SHUNT_REASON_PEER_LOST &&
                        ngx_current_msec - ctx->progress_at < NGX_HTTP_SHUNT_STALLED
                    ? NGX_OK
@@ -550,6 +647,8 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
     }
 
     rec->request = NULL;
+    ngx_http_shunt_pending_remove(rec->proof);
+    rec->proof = 0;
 
     if (rec->event.posted) {
         ngx_delete_posted_event(&rec->event);

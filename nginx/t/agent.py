@@ -7,10 +7,12 @@ BPF ring buffer.
 Handoffs are numbered by each worker for itself. Here, and in tests, a handoff's number is therefore its worker's
 ring, times 2^64, and the worker's own number: with one worker, the two are the same.
 """
-import array, ctypes, fcntl, itertools, mmap, os, re, socket, struct, termios, threading, time
+import array, ctypes, fcntl, hashlib, itertools, mmap, os, re, socket, struct, termios, threading, time
 
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
+PROVE, DIGEST = 15, 16
+OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE = 1, 2, 3, 4
 COMPLETE, RESET = 1, 2
@@ -135,6 +137,7 @@ class Agent:
         self.on_fetch = self.serve_fetch
         self.on_offer = lambda number, trace: None
         self.on_begin = lambda handoff: None  # before the worker goes on
+        self.on_digest = self.tell_digest     # of a handoff that wants it, and of a question
         self.changed = threading.Condition()
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
@@ -218,7 +221,13 @@ class Agent:
             h = dict(zip(names, f))
             h["handoff"] |= self.ring_of.get(s, 0) << 64
             self.note("handoff", h)
+            if h["options"] & OPTION_DIGEST:
+                self.on_digest(s, h["handoff"], h["offer"])
             threading.Thread(target=self.on_handoff, args=(s, h), daemon=True).start()
+        elif kind == PROVE:
+            _, _, peer, _, handoff, offer, length, tag = struct.unpack("=IIIIQQQ16s", data)
+            self.note("prove", (peer, offer, length, tag))
+            self.on_digest(s, handoff, offer)
         elif kind == FETCH:
             _, _, peer, _, fetch, offer, length, tag, _ = struct.unpack(FETCH_FORMAT, data)
             self.note("fetch", fetch)
@@ -340,6 +349,13 @@ class Agent:
                 time.sleep(0.001)
             except OSError:
                 return
+
+    def tell_digest(self, s, id, number, known=1, peer=0, wrong_by=0, add=b""):
+        with self.changed:
+            self.changed.wait_for(lambda: number in self.offers, 5)
+            fd, offset, _, _ = self.offers[number]
+        digest = hashlib.sha256(os.pread(fd, os.fstat(fd).st_size, 0) + add).digest()
+        s.send(struct.pack("=IIQQII32s", DIGEST, 64, id & MASK, offset + wrong_by, peer, known, digest))
 
     def end(self, s, id, reason, peer=0xFFFFFFFF):
         s.send(struct.pack("=IIQII", ENDED, 24, id & MASK, reason, peer))

@@ -120,6 +120,82 @@ class Recovery(Lost):
         self.assertEqual(self.agent.counters()["failovers"], 1)
 
 
+class Proof(Lost):
+    """`shunt_recover digest`: nobody goes on who has another file, or of whom that is not known."""
+
+    def asked(self):
+        return [m[1] for m in self.agent.messages if m[0] == "prove"]
+
+    def digests(self, *told):
+        """What is told of the handoff, and then of each offer of the rest: arguments of tell_digest, None: nothing."""
+        left = list(told)
+
+        def tell(s, id, number):
+            how = left.pop(0) if left else {}
+            if how is not None:
+                self.agent.tell_digest(s, id, number, **how)
+
+        self.agent.on_digest = tell
+
+    def unproven(self, *told, asked=1):
+        self.digests(*told)
+        self.lose(100_000, reason=PEER_LOST if asked else SOCKET)
+        self.ends_in_a_reset("/digest/big")
+        n = self.agent.counters()
+        self.assertEqual((n["failovers"], n["failover_failed"], n["failover_unproven"]), (0, 0, 1))
+        self.assertEqual((len(self.handoffs()), len(self.asked())), (1, asked))
+
+    def test_the_same_file(self):
+        self.goes_on("/digest/big", 100_000)
+        peer, _, length, _ = self.asked()[0]
+        self.assertEqual((peer, length), (0, len(BIG) - 100_000))
+
+    def test_again_and_again(self):
+        self.goes_on("/digest/big", 1000, 0, 500_000)
+        self.assertEqual(len(self.asked()), 3)
+
+    def test_a_part_that_the_client_asked_for(self):
+        self.goes_on("/digest/big", 70_000, body=BIG[1000:2_001_000], fields="Range: bytes=1000-2000999\r\n")
+
+    def test_another_file(self):
+        self.unproven({}, {"add": b"x"})
+
+    def test_another_place_in_the_same_file(self):
+        self.unproven({}, {"wrong_by": 1})
+
+    def test_nobody_knows_what_was_sent(self):
+        self.unproven(None, asked=0)
+
+    def test_the_file_has_changed_since(self):
+        def tell(s, id, number):
+            self.agent.tell_digest(s, id, number)
+            self.agent.tell_digest(s, id, number, known=0)
+
+        self.agent.on_digest = tell
+        self.lose(100_000, reason=SOCKET)
+        self.ends_in_a_reset("/digest/big")
+        self.assertEqual((self.asked(), self.agent.counters()["failover_unproven"]), ([], 1))
+
+    def test_nobody_knows_what_is_offered(self):
+        self.unproven({}, {"known": 0})
+
+    def test_no_answer(self):
+        self.unproven({}, None)
+
+    def test_what_another_backend_says_counts_for_nothing(self):
+        self.unproven({"peer": 1}, asked=0)
+
+    def test_an_etag_is_enough_where_nothing_is_said(self):
+        self.goes_on("/big", 100_000)
+        self.assertEqual(self.asked(), [])
+        self.assertEqual([m[1]["options"] & agents.OPTION_DIGEST for m in self.agent.messages if m[0] == "handoff"], [0] * 3)
+
+    def test_nobody_is_to_go_on(self):
+        self.lose(100_000, reason=SOCKET)
+        self.ends_in_a_reset("/nobody/big")
+        self.assertEqual(self.handoffs(), [len(BIG)])
+
+
 class Application(Lost):
     """What an application says of itself decides whether the rest is asked for, and what it answers who goes on."""
 

@@ -67,6 +67,8 @@ CONF = HEAD + """
         location /off/ {{ shunt off; proxy_pass http://backend/; }}
         location /alone0/ {{ shunt_alone_length 0; proxy_pass http://backend/; }}
         location /deaf/ {{ proxy_ignore_client_abort on; proxy_pass http://backend/; }}
+        location /digest/ {{ shunt_recover digest; proxy_pass http://backend/; }}
+        location /nobody/ {{ shunt_recover off; proxy_pass http://backend/; }}
         location /raw/ {{ proxy_pass http://127.0.0.5:8085/; }}
         location /rawoff/ {{ shunt off; proxy_pass http://127.0.0.5:8085/; }}
         location /strange/ {{ proxy_pass http://127.0.0.6:8085/; }}

@@ -4,7 +4,7 @@
 //! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
 //! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
 //! * `limits`: how much of all that there may be.
-//! * `losses`: what becomes of payloads whose backend's agent is gone;
+//! * `losses`: what becomes of payloads whose backend's agent is gone; `proving`: whether another has the same bytes;
 //! * `uplinks`: by which port clients' ACKs leave for each backend.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
@@ -26,6 +26,7 @@ use crate::board::Board;
 use crate::callers::Callers;
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsError};
+use crate::digests::Digests;
 use crate::fetches::FetchOut;
 use crate::handoffs::Canceller;
 use crate::host;
@@ -37,6 +38,7 @@ use crate::offers::Offers;
 use crate::packets;
 use crate::peers::Peer;
 use crate::poll::{Interest, Poll, Source};
+use crate::proving::Question;
 use crate::reaching::Reaching;
 use crate::servers::Server;
 use crate::serving::FetchIn;
@@ -107,6 +109,9 @@ pub struct Agent {
     pub(crate) offers: Offers,
     pub(crate) waiting: WaitingClaims,
     pub(crate) losses: Losses,
+    pub(crate) digests: Digests,
+    /// Those of peers that wait for a file's digest.
+    pub(crate) questions: Vec<Question>,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
     pub(crate) pressure: Pressure,
@@ -180,6 +185,8 @@ impl Agent {
         let (reload, handler) = UnixStream::pair()?;
         reload.set_nonblocking(true)?;
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, handler)?;
+        let digests = Digests::new()?;
+        poll.set(digests.wake(), Source::Digests, Interest::Readable)?;
         poll.set(&stop, Source::Signal, Interest::Readable)?;
         poll.set(&reload, Source::Reload, Interest::Readable)?;
         poll.set(&local_listener, Source::LocalListener, Interest::Readable)?;
@@ -198,6 +205,8 @@ impl Agent {
             offers: Offers::new(lifetime),
             waiting: WaitingClaims::default(),
             losses: Losses::default(),
+            digests,
+            questions: Vec::new(),
             servers: Slab::new(),
             next_worker: 1,
             pressure,
@@ -258,6 +267,15 @@ impl Agent {
         Ok(self.store.as_mut().map_or(Ok(()), Store::start)?)
     }
 
+    /// Has files digested, where this machine sends any: after privileges were given up, and before system calls are
+    /// restricted.
+    ///
+    /// # Errors
+    /// Where a thread cannot be made.
+    pub fn start_digests(&self) -> Result<(), AgentError> {
+        Ok(self.senders.as_ref().map_or(Ok(()), |_| self.digests.start())?)
+    }
+
     /// Works until a termination signal.
     ///
     /// # Errors
@@ -309,6 +327,10 @@ impl Agent {
             Source::FetchIn(index) => self.on_fetch_in(index),
             Source::Sender(index) => self.on_sender(index),
             Source::Store => self.on_wishes(),
+            Source::Digests => {
+                self.digests.quiet();
+                self.answer_questions();
+            }
             Source::Reaching(index) => self.on_reaching(index),
             Source::Routes => self.on_routes(),
         }
@@ -323,6 +345,8 @@ impl Agent {
         self.tend_credentials();
         self.tend_senders();
         self.tend_waiting();
+        self.tell_files();
+        self.answer_questions();
         self.tend_fetches();
         self.tend_served();
         self.tend_reaching();

@@ -69,6 +69,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     agent.serve_metrics()?;
     agent.start_store()?;
     agent.start_routes()?;
+    agent.start_digests()?;
     if restricted {
         seccomp::restrict()?;
     }

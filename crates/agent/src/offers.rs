@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
+use shunt_handoff::identity::FileIdentity;
 use shunt_handoff::payload::Payload;
 use shunt_handoff::sender::Load;
 use shunt_wire::Tag;
@@ -12,6 +13,8 @@ use shunt_wire::local::{BOARD_PEERS, Offer, Reason};
 struct Offered {
     offer: Offer,
     file: File,
+    /// What the file was when its digest was told.
+    proven: Option<FileIdentity>,
 }
 
 /// All open offers.
@@ -61,7 +64,7 @@ impl Offers {
         }
         self.ends.push_back((now + self.lifetime, offer.number));
         self.loads[offer.peer as usize] += Load::waiting(offer.length);
-        self.by_number.insert(offer.number, Offered { offer, file });
+        self.by_number.insert(offer.number, Offered { offer, file, proven: None });
         Ok(())
     }
 
@@ -76,6 +79,12 @@ impl Offers {
     /// # Errors
     /// Why not. Another peer's offer is unknown: who asks learns nothing about it.
     pub fn claim(&mut self, peer: u32, number: u64, length: u64, tag: Tag) -> Result<Payload, Reason> {
+        self.find(peer, number, length, tag)?;
+        let Offered { offer, file, proven } = self.remove(number).ok_or(Reason::UnknownOffer)?;
+        Ok(Payload::proven(file, &offer, proven))
+    }
+
+    fn find(&self, peer: u32, number: u64, length: u64, tag: Tag) -> Result<&Offered, Reason> {
         let offered = self.by_number.get(&number).ok_or(Reason::UnknownOffer)?;
         if offered.offer.peer != peer {
             return Err(Reason::UnknownOffer);
@@ -86,8 +95,26 @@ impl Offers {
         if offered.offer.length != length {
             return Err(Reason::Length);
         }
-        let Offered { offer, file } = self.remove(number).ok_or(Reason::UnknownOffer)?;
-        Ok(Payload::new(file, &offer))
+        Ok(offered)
+    }
+
+    /// The file behind an offer, and where in it that begins, for the peer that it was made for.
+    ///
+    /// # Errors
+    /// As [`Offers::claim`].
+    pub fn file(&self, peer: u32, number: u64, length: u64, tag: Tag) -> Result<(&File, u64), Reason> {
+        self.find(peer, number, length, tag).map(|offered| (&offered.file, offered.offer.offset))
+    }
+
+    /// The file behind an offer that is still open.
+    pub fn file_of(&self, number: u64) -> Option<&File> {
+        self.by_number.get(&number).map(|offered| &offered.file)
+    }
+
+    /// A peer is told the digest of an offer's file: whoever claims it gets the file in that state, or nothing.
+    pub fn note_proven(&mut self, number: u64, identity: FileIdentity) -> bool {
+        let offered = self.by_number.get_mut(&number);
+        offered.map(|offered| offered.proven = Some(identity)).is_some()
     }
 
     fn remove(&mut self, number: u64) -> Option<Offered> {

@@ -230,6 +230,14 @@ impl Agent {
                 self.on_answer(index, &answer);
                 Ok(())
             }
+            (Frame::Prove(prove), true) => {
+                self.on_prove(index, &prove);
+                Ok(())
+            }
+            (Frame::Digest(digest), true) => {
+                self.on_digest(index, &digest);
+                Ok(())
+            }
             (Frame::Abort(abort), true) => {
                 self.on_abort(index, abort.worker.get(), abort.handoff.get());
                 Ok(())

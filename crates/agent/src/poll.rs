@@ -35,6 +35,8 @@ pub enum Source {
     Sender(usize),
     /// The store wants something.
     Store,
+    /// More is known of files.
+    Digests,
     /// A connection to another store is being made for a program.
     Reaching(usize),
     /// A route to a peer is another one.
@@ -56,6 +58,7 @@ impl Source {
             Source::Reload => (9, 0),
             Source::FetchReader(index) => (10, index),
             Source::Store => (11, 0),
+            Source::Digests => (14, 0),
             Source::Reaching(index) => (12, index),
             Source::Routes => (13, 0),
         };
@@ -78,7 +81,8 @@ impl Source {
             10 => Source::FetchReader(index),
             11 => Source::Store,
             12 => Source::Reaching(index),
-            _ => Source::Routes,
+            13 => Source::Routes,
+            _ => Source::Digests,
         }
     }
 }
@@ -166,6 +170,7 @@ mod tests {
             Source::Reload,
             Source::FetchReader(3),
             Source::Store,
+            Source::Digests,
             Source::Reaching(5),
             Source::Routes,
         ] {

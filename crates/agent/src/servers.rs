@@ -210,6 +210,10 @@ impl Agent {
                 self.ask(index, &ask);
                 Ok(())
             }
+            (Request::Prove(prove), Role::Control { .. }) => {
+                self.prove(index, &prove);
+                Ok(())
+            }
             (Request::Abort(abort), Role::Control { .. }) => {
                 self.abort_handoff(index, abort.handoff);
                 Ok(())

@@ -58,6 +58,10 @@ pub struct Counts {
     pub declined: u64,
     /// Times that servers were told that a payload comes no further because its backend's agent is gone.
     pub stalled: u64,
+    /// Times that a file's digest was told.
+    pub proven: u64,
+    /// Times that no digest could be told of a file.
+    pub unproven: u64,
     /// Handoffs that frontends gave up.
     pub aborts: u64,
     /// Fetches that this machine's servers asked for.
@@ -101,6 +105,8 @@ impl Default for Counts {
             claims_waited: 0,
             declined: 0,
             stalled: 0,
+            proven: 0,
+            unproven: 0,
             aborts: 0,
             fetches_out: 0,
             fetches_in: 0,
@@ -206,6 +212,9 @@ impl Agent {
             "declined": counts.declined,
             "stalled": counts.stalled,
             "regions_watched": self.losses.len(),
+            "digests": self.digests.made(),
+            "proven": counts.proven,
+            "unproven": counts.unproven,
             "aborts": counts.aborts,
             "fetches_out": counts.fetches_out,
             "fetches_in": counts.fetches_in,

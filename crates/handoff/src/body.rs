@@ -44,6 +44,14 @@ impl Body {
         }
     }
 
+    /// What it is made of.
+    pub(crate) fn payload(&self) -> &Payload {
+        match self {
+            Self::Plain(payload) => payload,
+            Self::Sealed(sealed) => sealed.payload(),
+        }
+    }
+
     /// See [`Payload::is_unchanged`].
     pub(crate) fn is_unchanged(&self) -> bool {
         match self {

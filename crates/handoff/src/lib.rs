@@ -14,6 +14,7 @@ mod body;
 pub mod counters;
 pub mod error;
 pub mod frontend;
+pub mod identity;
 pub mod payload;
 pub mod pins;
 pub mod sender;

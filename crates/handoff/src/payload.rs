@@ -1,15 +1,17 @@
 //! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
 //! somebody keeps for as long as they are sent.
 
+use std::cell::Cell;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::MetadataExt;
 
 use rustix::io::{Errno, pread, preadv};
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::local::{Offer, Reason};
+
+use crate::identity::FileIdentity;
 
 /// Bytes under a descriptor that stay there while the value lives, unless others change them.
 pub trait Kept: AsFd + Debug + Send {
@@ -44,6 +46,12 @@ enum Source {
         file: File,
         mtime_ns: i64,
         size: u64,
+        /// As the first look found it.
+        first: Cell<Option<FileIdentity>>,
+        /// A later look found it otherwise: replaced by another, as a rule.
+        has_changed: Cell<bool>,
+        /// What it must be, where others rely on its bytes.
+        proven: Option<FileIdentity>,
     },
     Kept(Box<dyn Kept>),
 }
@@ -59,15 +67,19 @@ impl AsFd for Source {
 
 impl Source {
     fn is_unchanged(&self) -> bool {
-        let (file, mtime_ns, size) = match self {
-            Self::Offered { file, mtime_ns, size } => (file, mtime_ns, size),
+        let (file, mtime_ns, size, first, has_changed, proven) = match self {
+            Self::Offered { file, mtime_ns, size, first, has_changed, proven } => {
+                (file, mtime_ns, size, first, has_changed, proven)
+            }
             Self::Kept(kept) => return kept.is_unchanged(),
         };
         let Ok(meta) = file.metadata() else {
             return false;
         };
-        let now_ns = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
-        meta.len() == *size && now_ns == *mtime_ns
+        let now = FileIdentity::of(&meta);
+        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
+        first.set(first.get().or(Some(now)));
+        now.size == *size && now.mtime_ns == *mtime_ns && proven.is_none_or(|proven| proven == now)
     }
 }
 
@@ -110,7 +122,14 @@ pub struct Payload {
 impl Payload {
     /// Of an offer and the descriptor that came with it.
     pub fn new(file: File, offer: &Offer) -> Self {
-        let source = Source::Offered { file, mtime_ns: offer.mtime_ns, size: offer.size };
+        Self::proven(file, offer, None)
+    }
+
+    /// The same. `proven`: what the file was when its digest was told, where whoever claims it relies on that.
+    pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
+        let (first, has_changed) = (Cell::new(None), Cell::new(false));
+        let (mtime_ns, size) = (offer.mtime_ns, offer.size);
+        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven };
         Self { ranges: vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }], next: 0 }
     }
 
@@ -137,6 +156,21 @@ impl Payload {
     /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
+    }
+
+    /// The file that all of it is of, as it was at the first look; `None` where there is none, or it has changed since.
+    pub fn file(&self) -> Option<(&File, FileIdentity)> {
+        match &self.ranges[..] {
+            [Range { source: Source::Offered { file, first, has_changed, .. }, .. }] if !has_changed.get() => {
+                Some((file, first.get()?))
+            }
+            _ => None,
+        }
+    }
+
+    /// Where it ends in its last file, in bytes.
+    pub fn end(&self) -> u64 {
+        self.ranges.last().map_or(0, |range| range.end)
     }
 
     /// The range that is next, if anything is left.
@@ -264,6 +298,7 @@ pub(crate) fn reason_of(errno: Errno) -> Reason {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixStream;
     use zerocopy::FromZeros;
 

@@ -28,9 +28,10 @@ use shunt_wire::peer::{Claim, Spacing};
 use shunt_wire::{Endpoint, TraceId};
 
 use crate::body::Body;
+use crate::identity::FileIdentity;
 use crate::payload::Payload;
 use crate::tls13::stream::Workbench;
-use connection::{Sender, State, Verdict, first_slot};
+use connection::{Digest, Sender, State, Verdict, first_slot};
 
 pub use load::Load;
 pub use table::{SenderKey, SenderTable, Slot};
@@ -79,6 +80,19 @@ pub struct Failure {
     pub reason: Reason,
 }
 
+/// What a frontend should be told of a payload that is under way.
+#[derive(Debug)]
+pub struct FileNews<'a> {
+    /// Of the sender, for [`Senders::settle_news`].
+    pub index: usize,
+    /// Whom to tell.
+    pub claimant: Claimant,
+    /// Which file all of it is of, and in which state; `None`: of none, or that has changed.
+    pub file: Option<(&'a std::fs::File, FileIdentity)>,
+    /// Where in it the payload begins.
+    pub offset: u64,
+}
+
 /// What a call left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -96,6 +110,8 @@ pub struct Senders<T> {
     by_key: HashMap<SenderKey, usize>,
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
+    /// Those whose frontends should be told which file they send.
+    news: Vec<usize>,
     /// Where the next sweep begins.
     swept: usize,
     /// Senders that are not parked: each has its payload's file beside its socket.
@@ -136,6 +152,7 @@ impl<T: SenderTable> Senders<T> {
             by_key: Default::default(),
             counts: Default::default(),
             advice: Vec::new(),
+            news: Vec::new(),
             swept: 0,
             busy: 0,
             workbench: Workbench::default(),
@@ -221,7 +238,7 @@ impl<T: SenderTable> Senders<T> {
             self.advise(index);
         }
         self.busy += usize::from(self.slots[index].is_parked());
-        self.slots[index].state = State::Sending(body);
+        self.slots[index].begin(body, claim, now);
         self.resume(index, now).map_err(|failure| failure.reason)
     }
 
@@ -289,6 +306,7 @@ impl<T: SenderTable> Senders<T> {
             let verdict = sender.look(now, &self.limits);
             self.busy -= usize::from(sender.is_parked() && !was_parked);
             match verdict {
+                Verdict::Keep if sender.has_news(now) => self.news.push(self.swept),
                 Verdict::Keep => {}
                 Verdict::Close => self.discard(self.swept),
                 Verdict::Fail(reason) => failures.push(self.fail(self.swept, reason)),
@@ -375,6 +393,25 @@ impl<T: SenderTable> Senders<T> {
     /// What frontends should know, and whose they are: indices of peers.
     pub fn take_advice(&mut self) -> Vec<(u32, Spacing)> {
         std::mem::take(&mut self.advice)
+    }
+
+    /// Files that frontends want to know, of payloads that have been under way for a while, since the last call.
+    pub fn take_news(&mut self) -> Vec<FileNews<'_>> {
+        let news = std::mem::take(&mut self.news);
+        let of = |index: usize| {
+            let sender = self.slots.get(index)?;
+            let payload = sender.payload()?;
+            let offset = payload.end().saturating_sub(sender.length);
+            Some(FileNews { index, claimant: sender.claimant, file: payload.file(), offset })
+        };
+        news.into_iter().filter_map(of).collect()
+    }
+
+    /// The frontend of the sender at `index` has been told which file that sends; or it never will be.
+    pub fn settle_news(&mut self, index: usize, is_known: bool) {
+        if let Some(sender) = self.slots.get_mut(index) {
+            sender.digest = if is_known { Digest::Told } else { Digest::Unwanted };
+        }
     }
 
     /// Makes room by closing parked senders, those that have waited longest: how many.

@@ -11,7 +11,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.
@@ -42,6 +42,8 @@ pub mod kind {
     pub const CANCEL: u32 = 12;
     pub const ASK: u32 = 13;
     pub const ANSWER: u32 = 14;
+    pub const PROVE: u32 = 15;
+    pub const DIGEST: u32 = 16;
 }
 
 /// What a connection is for.
@@ -194,6 +196,12 @@ message!(
     /// The payload of an offer, as a stream for this server.
     Fetch, kind::FETCH, { peer: u32, pad: u32, fetch: u64, offer: u64, length: u64, tag: Tag, trace: TraceId, });
 message!(
+    /// Which file is behind an offer: its digest.
+    Prove, kind::PROVE, { peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, tag: Tag, });
+message!(
+    /// SHA-256 of the whole file behind a handoff's payload, or behind an offer (PROVE).
+    Digest, kind::DIGEST, { handoff: u64, offset: u64, peer: u32, known: u32, sha256: [u8; 32], });
+message!(
     /// Its answer; one descriptor, a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });
 
@@ -226,6 +234,8 @@ impl Handoff {
     pub const SACK: u8 = 2;
     /// `SHUNT_OPTION_WSCALE`.
     pub const WSCALE: u8 = 4;
+    /// `SHUNT_OPTION_DIGEST`.
+    pub const DIGEST: u8 = 8;
 
     /// As a message with the parts that it is of.
     pub fn emit_with(&self, parts: &Parts) -> Vec<u8> {
@@ -249,6 +259,7 @@ pub enum Request {
     Abort(Abort),
     Cancel(Cancel),
     Ask(Ask),
+    Prove(Prove),
     Fetch(Fetch),
     Stats,
 }
@@ -274,6 +285,7 @@ impl Request {
             kind::ABORT => exactly(packet).map(Request::Abort),
             kind::CANCEL => exactly(packet).map(Request::Cancel),
             kind::ASK => exactly::<Ask>(packet)?.checked().map(Request::Ask),
+            kind::PROVE => exactly::<Prove>(packet)?.checked().map(Request::Prove),
             kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
             kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
             _ => Err(Reason::Malformed),
@@ -327,6 +339,13 @@ impl Handoff {
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {
         require((self.peer as usize) < BOARD_PEERS && self.has_ends())?;
+        Ok(self)
+    }
+}
+
+impl Prove {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
         Ok(self)
     }
 }
@@ -579,7 +598,7 @@ mod tests {
         }
 
         #[test]
-        fn no_packet_of_a_known_kind_panics(kind in 0u32..16, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_packet_of_a_known_kind_panics(kind in 0u32..18, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let header = Header { kind, size: 8 + body.len() as u32 };
             let _ = Request::parse(&[header.as_bytes(), &body].concat());
         }

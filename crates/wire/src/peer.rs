@@ -24,7 +24,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -50,6 +50,8 @@ pub mod kind {
     pub const CLAIM_PARTS: u16 = 22;
     pub const ASK: u16 = 23;
     pub const ANSWER: u16 = 24;
+    pub const PROVE: u16 = 25;
+    pub const DIGEST: u16 = 26;
 }
 
 /// First in every frame.
@@ -234,6 +236,39 @@ body!(
     }
 );
 body!(
+    /// Frontend's agent to backend's, before a claim: which file is behind this offer? Answered by DIGEST.
+    Prove, kind::PROVE, {
+        /// Returned in DIGEST: the frontend's worker.
+        worker: U32,
+        /// Zero.
+        zero: U32,
+        /// Returned in DIGEST.
+        handoff: U64,
+        /// Which payload.
+        offer: U64,
+        /// Its length in bytes.
+        length: U64,
+        /// See [`Tag`].
+        tag: Tag,
+    }
+);
+body!(
+    /// Backend's agent to frontend's: the file behind an offer; unasked, that behind a claim with
+    /// [`Handoff::DIGEST`] that has been under way for a while.
+    Digest, kind::DIGEST, {
+        /// From the question, or the claim.
+        worker: U32,
+        /// 1, or 0: it is not known, or no longer.
+        known: U32,
+        /// From the question, or the claim.
+        handoff: U64,
+        /// Where in the file the payload begins, in bytes.
+        offset: U64,
+        /// SHA-256 of the whole file.
+        sha256: [u8; 32],
+    }
+);
+body!(
     /// Nothing else to say, but here: whoever hears nothing for too long takes the other side for lost.
     Ping, kind::PING, {}
 );
@@ -301,6 +336,8 @@ pub enum Frame {
     ClaimParts(Claim, Parts),
     Ask(Ask),
     Answer(Answer),
+    Prove(Prove),
+    Digest(Digest),
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
@@ -339,6 +376,8 @@ impl Frame {
             kind::CLAIM_PARTS => Self::parse_parts(body),
             kind::ASK => exactly::<Ask>(body)?.checked().map(Frame::Ask),
             kind::ANSWER => exactly(body).map(Frame::Answer),
+            kind::PROVE => exactly::<Prove>(body)?.checked().map(Frame::Prove),
+            kind::DIGEST => exactly::<Digest>(body)?.checked().map(Frame::Digest),
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
@@ -513,6 +552,18 @@ impl Spacing {
     }
 }
 
+impl Prove {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.length.get() > 0 && self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Digest {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.known.get() <= 1 { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
 impl Closed {
     fn checked(self) -> Result<Self, Reason> {
         if self.offers.get() <= 1 { Ok(self) } else { Err(Reason::Malformed) }
@@ -612,7 +663,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..27, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..29, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

@@ -43,6 +43,8 @@ fn constants(out: &mut String) {
         ("SHUNT_MSG_CANCEL", kind::CANCEL as u64),
         ("SHUNT_MSG_ASK", kind::ASK as u64),
         ("SHUNT_MSG_ANSWER", kind::ANSWER as u64),
+        ("SHUNT_MSG_PROVE", kind::PROVE as u64),
+        ("SHUNT_MSG_DIGEST", kind::DIGEST as u64),
         ("SHUNT_EVENT_COMPLETE", Event::COMPLETE.into()),
         ("SHUNT_EVENT_RESET", Event::RESET.into()),
         ("SHUNT_EVENT_STATE", Event::STATE.into()),
@@ -53,6 +55,7 @@ fn constants(out: &mut String) {
         ("SHUNT_OPTION_TIMESTAMPS", Handoff::TIMESTAMPS as u64),
         ("SHUNT_OPTION_SACK", Handoff::SACK as u64),
         ("SHUNT_OPTION_WSCALE", Handoff::WSCALE as u64),
+        ("SHUNT_OPTION_DIGEST", Handoff::DIGEST as u64),
         ("SHUNT_FAMILY_IPV4", BoardHead::IPV4 as u64),
         ("SHUNT_FAMILY_IPV6", BoardHead::IPV6 as u64),
         ("sizeof(struct shunt_board)", BOARD_BYTES as u64),
@@ -153,6 +156,8 @@ fn the_c_header_has_the_same_layout() {
         [header, handoff, peer, epoch, client_address, server_address, client_port, server_port, pad]
     );
     same_layout!(c, "shunt_answer", Answer, [header, handoff, reason, peer]);
+    same_layout!(c, "shunt_prove", Prove, [header, peer, epoch, handoff, offer, length, tag]);
+    same_layout!(c, "shunt_digest", Digest, [header, handoff, offset, peer, known, sha256]);
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, pad, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);

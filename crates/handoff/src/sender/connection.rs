@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
 use shunt_sys::sockopt::{begin_with_send_buffer, set_max_pacing_rate, unacknowledged};
@@ -15,6 +15,7 @@ use shunt_wire::peer::{Claim, Spacing};
 
 use super::{Claimant, SenderKey, SenderLimits, Slot};
 use crate::body::Body;
+use crate::payload::Payload;
 use crate::spacing;
 use crate::tls13::stream::Workbench;
 
@@ -23,6 +24,8 @@ use crate::tls13::stream::Workbench;
 const RCV_WND: u32 = 65535;
 /// So many payloads of a connection, and its need of ACKs is looked at again.
 const LOOK_EVERY: u32 = 16;
+/// A payload that is shorter under way is not worth a digest.
+const DIGEST_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) enum State {
     /// A payload's bytes are being queued.
@@ -31,6 +34,17 @@ pub(super) enum State {
     Draining(Body),
     /// Nothing outstanding.
     Parked,
+}
+
+/// Whether its frontend knows which file a payload is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Digest {
+    /// It does not want to, or never will.
+    Unwanted,
+    /// It is to be told of a payload that has been under way since then.
+    Wanted(Instant),
+    /// It has been told.
+    Told,
 }
 
 /// What a look at a sender says.
@@ -57,6 +71,7 @@ pub(super) struct Sender {
     paced: bool,
     /// Of its payload in bytes.
     pub(super) length: u64,
+    pub(super) digest: Digest,
     /// Payloads so far.
     payloads: u32,
     /// Which ACKs of its client it gets.
@@ -117,6 +132,7 @@ impl Sender {
             mss: claim.mss.get(),
             paced: false,
             length: claim.length.get(),
+            digest: Digest::Unwanted,
             payloads: 0,
             spacing: Default::default(),
             progress: (0, now),
@@ -209,6 +225,30 @@ impl Sender {
             return Ok(());
         }
         set_window(&self.socket, self.rcv_nxt, claim.snd_wnd.get(), RCV_WND)
+    }
+
+    /// Begins with a body.
+    pub(super) fn begin(&mut self, body: Body, claim: &Claim, now: Instant) {
+        let is_wanted = claim.options & Handoff::DIGEST != 0;
+        self.digest = if is_wanted { Digest::Wanted(now) } else { Digest::Unwanted };
+        self.state = State::Sending(body);
+    }
+
+    /// What it sends, if anything.
+    pub(super) fn payload(&self) -> Option<&Payload> {
+        match &self.state {
+            State::Sending(body) | State::Draining(body) => Some(body.payload()),
+            State::Parked => None,
+        }
+    }
+
+    /// Whether its frontend should be told about its file now: which one it is, or that this is not known any more.
+    pub(super) fn has_news(&self, now: Instant) -> bool {
+        match self.digest {
+            Digest::Unwanted => false,
+            Digest::Wanted(since) => now.duration_since(since) >= DIGEST_AFTER,
+            Digest::Told => self.payload().is_some_and(|payload| payload.file().is_none()),
+        }
     }
 
     /// `rate` in bytes a second, 0: no limit.

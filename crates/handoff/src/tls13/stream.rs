@@ -88,6 +88,11 @@ impl SealedPayload {
         self.remaining
     }
 
+    /// What is encrypted.
+    pub fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
     /// See [`Payload::is_unchanged`].
     pub fn is_unchanged(&self) -> bool {
         self.payload.is_unchanged()

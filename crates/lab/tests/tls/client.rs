@@ -34,7 +34,7 @@ pub struct Target {
     address: Ipv4Addr,
     pub port: u16,
     authority: PathBuf,
-    files: PathBuf,
+    pub files: PathBuf,
 }
 
 impl Target {

@@ -1,12 +1,41 @@
 //! A backend that is lost in mid-payload: another goes on, in the right byte of the right record.
 
-use anyhow::{Result, ensure};
-use shunt_lab::{Lab, Role};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use shunt_lab::{Host, Lab, Role};
 
 use crate::bed::on_tls_in;
-use crate::client::{Client, Target};
+use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
-use crate::service::may_run;
+use crate::service::{Running, may_run};
+
+/// Reads on, slowly, until the backend that sends has told which file it sends: who that is.
+pub fn until_its_file_is_known<'lab>(
+    service: &Running<'lab>,
+    client: &mut Client,
+    body: &mut Body,
+) -> Result<&'lab Host> {
+    let told = |host: &&Host| service.service.stats(host).is_ok_and(|stats| stats.count("agent.proven") > 0);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    loop {
+        if let Some(sender) = service.lab.hosts_of(Role::Backend).find(told) {
+            return Ok(sender);
+        }
+        ensure!(Instant::now() < deadline, "no backend has told which file it sends");
+        let left = body.left.checked_sub(64 << 10).context("the body has ended")?;
+        client.read(body, left)?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Kills a backend's agent and server.
+pub fn lose(service: &mut Running<'_>, backend: &Host) -> Result<()> {
+    service.service.kill_agent(backend)?;
+    let server = service.service.chain_mut().process(backend.name()).context("a backend has a server")?;
+    server.signal(rustix::process::Signal::KILL);
+    Ok(())
+}
 
 #[test]
 fn the_download_goes_on_and_no_nonce_is_used_twice() -> Result<()> {
@@ -17,23 +46,14 @@ fn the_download_goes_on_and_no_nonce_is_used_twice() -> Result<()> {
         let before = service.frontend_stats()?;
         let opened = opened(service, |service| {
             let (lab, target) = (service.lab, Target::of(service));
-            let (client, body) = lab.client().run(|| -> Result<_> {
+            let (mut client, mut body) = lab.client().run(|| -> Result<_> {
                 let mut client = Client::connect(&target)?;
                 client.get(&target, "64k")?;
-                let mut body = client.ask("64m")?;
-                client.read(&mut body, 60 << 20)?;
+                let body = client.ask("64m")?;
                 Ok((client, body))
             })??;
-            // The one that sends: its agent has a payload that is not queued yet.
-            let busy = |host: &&shunt_lab::Host| {
-                service.service.stats(host).is_ok_and(|stats| stats.count("agent.senders.queued_bytes") > 1 << 20)
-            };
-            let sender = lab.hosts_of(Role::Backend).find(busy);
-            let sender = sender.ok_or_else(|| anyhow::anyhow!("no backend sends"))?;
-            service.service.kill_agent(sender)?;
-            if let Some(process) = service.service.chain_mut().process(sender.name()) {
-                process.signal(rustix::process::Signal::KILL);
-            }
+            let sender = until_its_file_is_known(service, &mut client, &mut body)?;
+            lose(service, sender)?;
             let told = lab.client().run(|| -> Result<_> {
                 let mut client = client;
                 client.finish(&target, body, "64m")?;

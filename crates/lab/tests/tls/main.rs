@@ -12,6 +12,7 @@ mod midway;
 mod nonces;
 mod on_demand;
 mod opened;
+mod proof;
 mod secrets;
 #[path = "../service/mod.rs"]
 mod service;

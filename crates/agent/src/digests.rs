@@ -1,0 +1,330 @@
+//! SHA-256 of files, read by threads of their own: a disk that is slow, or hangs, holds up nobody but them.
+//!
+//! A digest is of one state of a file ([`FileIdentity`]), so it is kept for as long as there is room. Two kinds are
+//! wanted: those of payloads under way, in case their backend is lost, by threads that take what others leave of the
+//! processor; and those that a client waits for. Each kind has two threads, and reads one file of a device at a time:
+//! one file system that hangs takes one of them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use ring::digest::{Context, SHA256};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, pread};
+use shunt_handoff::identity::FileIdentity;
+
+use crate::privileges;
+
+/// Larger files take too long to read.
+pub(crate) const MOST_BYTES: u64 = 1 << 30;
+/// A file that changed later than this may still be written to; and its file system's clock may be as coarse.
+const QUIET: Duration = Duration::from_secs(3);
+const THREADS_OF_A_KIND: usize = 2;
+/// Files of each kind that wait.
+const QUEUE: usize = 256;
+/// Digests that are kept.
+const KEPT: usize = 4096;
+const READ_BYTES: usize = 256 << 10;
+/// nice(2): the lowest. Not SCHED_IDLE, under which a busy machine would never know a digest.
+const LOWEST: i32 = 19;
+
+pub(crate) type Sha256 = [u8; 32];
+
+/// Who wants a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// Nobody yet: in case that a backend is lost.
+    Ahead,
+    /// A client waits.
+    Now,
+}
+
+/// What is known of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Its digest.
+    Digest(Sha256),
+    /// There is none: it cannot be read, or is not what it was.
+    Never,
+    /// Nobody has read it yet.
+    NotYet,
+}
+
+struct Job {
+    file: File,
+    identity: FileIdentity,
+}
+
+/// One kind's files: those that wait, and the devices that are being read.
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    wanted: HashSet<FileIdentity>,
+    reading: Vec<u64>,
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<Job> {
+        let at = self.jobs.iter().position(|job| !self.reading.contains(&job.identity.device))?;
+        let job = self.jobs.remove(at)?;
+        self.reading.push(job.identity.device);
+        Some(job)
+    }
+
+    fn is_done(&mut self, identity: &FileIdentity) {
+        self.wanted.remove(identity);
+        self.reading.retain(|device| *device != identity.device);
+    }
+}
+
+/// Digests that were made, the oldest of which make room.
+#[derive(Default)]
+struct Cache {
+    known: HashMap<FileIdentity, Option<Sha256>>,
+    order: VecDeque<FileIdentity>,
+}
+
+impl Cache {
+    fn insert(&mut self, identity: FileIdentity, digest: Option<Sha256>) {
+        if self.known.insert(identity, digest).is_none() {
+            self.order.push_back(identity);
+        }
+        if self.order.len() > KEPT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    ahead: Queue,
+    now: Queue,
+    cache: Cache,
+    /// How many files have been read to their end.
+    made: u64,
+}
+
+impl State {
+    fn queue(&mut self, want: Want) -> &mut Queue {
+        match want {
+            Want::Ahead => &mut self.ahead,
+            Want::Now => &mut self.now,
+        }
+    }
+}
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    wake: Arc<OwnedFd>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, want: Want) -> ! {
+        let mut buffer = vec![0; READ_BYTES];
+        let mut state = self.lock();
+        loop {
+            let Some(job) = state.queue(want).take() else {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let digest = digest_of(&job, &mut buffer).ok();
+            state = self.lock();
+            state.made += u64::from(digest.is_some());
+            state.cache.insert(job.identity, digest);
+            state.queue(want).is_done(&job.identity);
+            self.work.notify_all();
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// # Errors
+/// Where it cannot be read, or is not what it was before or after.
+fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
+    let (mut context, mut at) = (Context::new(&SHA256), 0);
+    let is_same = || job.file.metadata().is_ok_and(|meta| FileIdentity::of(&meta) == job.identity);
+    let other = || io::Error::other("the file has changed");
+    if !is_same() {
+        return Err(other());
+    }
+    while at < job.identity.size {
+        match pread(&job.file, &mut *buffer, at) {
+            Ok(0) => return Err(other()),
+            Ok(bytes) => {
+                context.update(&buffer[..bytes]);
+                at += bytes as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    if at != job.identity.size || !is_same() {
+        return Err(other());
+    }
+    context.finish().as_ref().try_into().map_err(io::Error::other)
+}
+
+/// All that is known, and the threads that find out more.
+pub(crate) struct Digests(Arc<Shared>);
+
+impl Digests {
+    /// Nothing is known, and nobody reads yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn new() -> io::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self(Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), wake })))
+    }
+
+    /// Starts its threads, which have no capability. Once the agent has given up its own, and before it restricts its
+    /// system calls.
+    ///
+    /// # Errors
+    /// Where a thread cannot be made.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        let kinds = [Want::Ahead, Want::Now];
+        let begun = Arc::new(Barrier::new(kinds.len() * THREADS_OF_A_KIND + 1));
+        for want in kinds.into_iter().flat_map(|kind| [kind; THREADS_OF_A_KIND]) {
+            let (shared, begun) = (self.0.clone(), begun.clone());
+            std::thread::Builder::new().name("digest".into()).stack_size(256 << 10).spawn(move || {
+                let harmless = privileges::give_up_all();
+                if want == Want::Ahead {
+                    let _ = rustix::process::setpriority_process(None, LOWEST);
+                }
+                begun.wait();
+                match harmless {
+                    Ok(()) => shared.work(want),
+                    Err(error) => {
+                        tracing::error!(%error, "no digests of files: nobody goes on for this backend over TLS")
+                    }
+                }
+            })?;
+        }
+        begun.wait();
+        Ok(())
+    }
+
+    /// Readable when more is known.
+    pub(crate) fn wake(&self) -> &OwnedFd {
+        &self.0.wake
+    }
+
+    /// Waits for more to be known from here on.
+    pub(crate) fn quiet(&self) {
+        let _ = rustix::io::read(self.wake(), &mut [0; 8]);
+    }
+
+    /// How many files have been read.
+    pub(crate) fn made(&self) -> u64 {
+        self.0.lock().made
+    }
+
+    /// What is known of a file; where that is nothing yet, it is read.
+    pub(crate) fn ask(&self, file: &File, identity: FileIdentity, want: Want) -> Known {
+        let mut state = self.0.lock();
+        if let Some(known) = state.cache.known.get(&identity) {
+            return known.map_or(Known::Never, Known::Digest);
+        }
+        if identity.size > MOST_BYTES {
+            return Known::Never;
+        }
+        let queue = state.queue(want);
+        let is_due = identity.is_older_than(QUIET, SystemTime::now());
+        if !is_due || queue.wanted.contains(&identity) || queue.jobs.len() >= QUEUE {
+            return Known::NotYet;
+        }
+        let Ok(file) = file.try_clone() else { return Known::NotYet };
+        queue.wanted.insert(identity);
+        queue.jobs.push_back(Job { file, identity });
+        self.0.work.notify_all();
+        Known::NotYet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::time::Instant;
+
+    fn old_file(bytes: &[u8]) -> (File, FileIdentity) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let identity = |file: &File| FileIdentity::of(&file.metadata().unwrap());
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !identity(&file).is_older_than(QUIET, SystemTime::now()) {
+            assert!(Instant::now() < deadline, "the file does not age");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let identity = identity(&file);
+        (file, identity)
+    }
+
+    fn wait(digests: &Digests, file: &File, identity: FileIdentity) -> Known {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            match digests.ask(file, identity, Want::Now) {
+                Known::NotYet => assert!(Instant::now() < deadline, "no digest"),
+                known => return known,
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_once_and_what_has_changed_never_is() {
+        let digests = Digests::new().unwrap();
+        let mut young = tempfile::tempfile().unwrap();
+        young.write_all(b"x").unwrap();
+        let identity = FileIdentity::of(&young.metadata().unwrap());
+        assert_eq!(digests.ask(&young, identity, Want::Now), Known::NotYet);
+        assert_eq!(digests.0.lock().now.jobs.len(), 0, "it may still be written to");
+        digests.start().unwrap();
+        let (file, identity) = old_file(&[7; 300_000]);
+        let expected: Sha256 = ring::digest::digest(&SHA256, &[7; 300_000]).as_ref().try_into().unwrap();
+        assert_eq!(wait(&digests, &file, identity), Known::Digest(expected));
+        assert_eq!((wait(&digests, &file, identity), digests.made()), (Known::Digest(expected), 1));
+        let other = FileIdentity { ctime_ns: identity.ctime_ns - 1, ..identity };
+        assert_eq!(wait(&digests, &file, other), Known::Never);
+        let larger = FileIdentity { size: MOST_BYTES + 1, ..identity };
+        assert_eq!(digests.ask(&file, larger, Want::Now), Known::Never);
+    }
+
+    #[test]
+    fn one_device_that_hangs_leaves_threads_to_others() {
+        let mut queue = Queue::default();
+        let mut add = |device, inode| {
+            let identity = FileIdentity { device, inode, size: 1, mtime_ns: 0, ctime_ns: 0 };
+            queue.jobs.push_back(Job { file: tempfile::tempfile().unwrap(), identity });
+        };
+        [(1, 1), (1, 2), (2, 3)].into_iter().for_each(|(device, inode)| add(device, inode));
+        let hangs = queue.take().unwrap().identity;
+        let other = queue.take().unwrap().identity;
+        assert_eq!((hangs.device, other.device), (1, 2));
+        assert!(queue.take().is_none(), "the rest is on the one that hangs");
+        queue.is_done(&hangs);
+        assert_eq!(queue.take().unwrap().identity.inode, 2);
+    }
+
+    #[test]
+    fn what_is_known_is_bounded() {
+        let mut cache = Cache::default();
+        let identity = |inode| FileIdentity { device: 1, inode, size: 1, mtime_ns: 0, ctime_ns: 0 };
+        (0..KEPT as u64 + 10).for_each(|inode| cache.insert(identity(inode), None));
+        assert_eq!((cache.known.len(), cache.order.len()), (KEPT, KEPT));
+        assert!(!cache.known.contains_key(&identity(9)) && cache.known.contains_key(&identity(10)));
+    }
+}

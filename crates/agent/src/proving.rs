@@ -1,0 +1,169 @@
+//! Which file a payload is of. Another backend goes on with a payload over TLS only where its file is the same, byte for
+//! byte: its records have the numbers and the key of those that the lost backend may have sealed already.
+//!
+//! ```text
+//!   a claim under way for 1 s   backend's agent ==DIGEST==> frontend's agent --DIGEST--> its server
+//!   that backend is lost, and another one has offered the rest:
+//!   server --PROVE--> frontend's agent ==PROVE==> that backend's agent ==DIGEST==> ... --DIGEST--> server
+//! ```
+//!
+//! The server compares, and claims the offer if they are equal. The second backend then sends nothing but the file that
+//! it has told of.
+
+use std::time::{Duration, Instant};
+
+use shunt_handoff::identity::FileIdentity;
+use shunt_handoff::sender::Claimant;
+use shunt_wire::local::{self, Reason};
+use shunt_wire::peer;
+use zerocopy::IntoBytes;
+
+use crate::agent::Agent;
+use crate::digests::{Known, Sha256, Want};
+use crate::packets;
+
+/// How long a question waits for its file to be read; a server gives up earlier.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Questions that wait.
+const QUESTIONS: usize = 4096;
+
+/// One question of a peer's: the names that it has there, and the offer.
+#[derive(Clone, Copy)]
+pub(crate) struct Question {
+    peer: usize,
+    worker: u32,
+    handoff: u64,
+    number: u64,
+    identity: FileIdentity,
+    offset: u64,
+    until: Instant,
+}
+
+impl Agent {
+    /// A server asks before it claims an offer.
+    pub(crate) fn prove(&mut self, server: usize, prove: &local::Prove) {
+        let index = prove.peer as usize;
+        let worker = self.servers[server].worker;
+        let current = self.board.epoch(index) == Some(prove.epoch);
+        let Some(session) = self.peers.get_mut(index).filter(|_| current).and_then(|peer| peer.session()) else {
+            let unknown = digest(worker, prove.handoff, 0, None);
+            return self.on_digest(index, &unknown);
+        };
+        let question = peer::Prove {
+            worker: worker.into(),
+            zero: 0.into(),
+            handoff: prove.handoff.into(),
+            offer: prove.offer.into(),
+            length: prove.length.into(),
+            tag: prove.tag,
+        };
+        question.emit(session.transport.output());
+        self.mark_unsent(index);
+    }
+
+    /// Another agent asks.
+    pub(crate) fn on_prove(&mut self, peer: usize, prove: &peer::Prove) {
+        let (worker, handoff, number) = (prove.worker.get(), prove.handoff.get(), prove.offer.get());
+        if !self.offers.contains(number) {
+            self.drain_offers(number);
+        }
+        let until = self.now + PATIENCE;
+        let found = self.offers.file(peer as u32, number, prove.length.get(), prove.tag);
+        let question = found.and_then(|(file, offset)| {
+            let meta = file.metadata().map_err(|_| Reason::Socket)?;
+            Ok(Question { peer, worker, handoff, number, identity: FileIdentity::of(&meta), offset, until })
+        });
+        match question {
+            Ok(question) if self.questions.len() < QUESTIONS => {
+                self.questions.push(question);
+                self.answer_questions();
+            }
+            Ok(_) => self.tell_digest(peer, &digest(worker, handoff, 0, None)),
+            Err(reason) => {
+                tracing::debug!(%reason, handoff, "a digest cannot be told");
+                self.tell_digest(peer, &digest(worker, handoff, 0, None));
+            }
+        }
+    }
+
+    /// Answers what can be, or has waited too long.
+    pub(crate) fn answer_questions(&mut self) {
+        for question in std::mem::take(&mut self.questions) {
+            let Question { peer, worker, handoff, number, identity, offset, until } = question;
+            let known = match self.offers.file_of(number) {
+                Some(file) => self.digests.ask(file, identity, Want::Now),
+                None => Known::Never,
+            };
+            let sha256 = match known {
+                Known::Digest(sha256) if self.offers.note_proven(number, identity) => Some(sha256),
+                Known::NotYet if self.now < until && self.peers[peer].is_up() => {
+                    self.questions.push(question);
+                    continue;
+                }
+                _ => None,
+            };
+            self.tell_digest(peer, &digest(worker, handoff, offset, sha256));
+        }
+    }
+
+    fn tell_digest(&mut self, peer: usize, digest: &peer::Digest) {
+        let is_known = digest.known.get() == 1;
+        self.counts.proven += u64::from(is_known);
+        self.counts.unproven += u64::from(!is_known);
+        if let Some(session) = self.peers[peer].session() {
+            digest.emit(session.transport.output());
+            self.mark_unsent(peer);
+        }
+    }
+
+    /// Tells frontends which files the payloads are of that have been under way for a while.
+    pub(crate) fn tell_files(&mut self) {
+        let Some(senders) = &mut self.senders else { return };
+        let mut told = Vec::new();
+        for news in senders.take_news() {
+            let known = match news.file {
+                Some((file, identity)) => self.digests.ask(file, identity, Want::Ahead),
+                None => Known::Never,
+            };
+            let sha256 = match known {
+                Known::NotYet => continue,
+                Known::Never => None,
+                Known::Digest(sha256) => Some(sha256),
+            };
+            told.push((news.index, news.claimant, news.offset, sha256));
+        }
+        for (index, claimant, offset, sha256) in told {
+            if let Some(senders) = &mut self.senders {
+                senders.settle_news(index, sha256.is_some());
+            }
+            let Claimant { peer, worker, handoff, .. } = claimant;
+            self.tell_digest(peer as usize, &digest(worker, handoff, offset, sha256));
+        }
+    }
+
+    /// For the server that asked, or whose handoff it is about.
+    pub(crate) fn on_digest(&mut self, peer: usize, digest: &peer::Digest) {
+        let Some(server) = self.owner_of(digest.worker.get()) else { return };
+        let told = local::Digest {
+            header: local::Digest::HEADER,
+            handoff: digest.handoff.get(),
+            offset: digest.offset.get(),
+            peer: peer as u32,
+            known: digest.known.get(),
+            sha256: digest.sha256,
+        };
+        if !matches!(packets::send(&self.servers[server].socket, told.as_bytes(), &[]), Ok(true)) {
+            self.counts.unread += 1;
+        }
+    }
+}
+
+fn digest(worker: u32, handoff: u64, offset: u64, sha256: Option<Sha256>) -> peer::Digest {
+    peer::Digest {
+        worker: worker.into(),
+        known: u32::from(sha256.is_some()).into(),
+        handoff: handoff.into(),
+        offset: offset.into(),
+        sha256: sha256.unwrap_or_default(),
+    }
+}

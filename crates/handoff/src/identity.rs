@@ -1,0 +1,82 @@
+//! Which file this is, and in which state: inode(7). Two looks that find the same identity have seen the same bytes,
+//! unless the file was written to within one tick of its file system's clock.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, SystemTime};
+
+/// One state of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileIdentity {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Time of the last write, which anybody may set.
+    pub mtime_ns: i64,
+    /// Time of the last change, which nobody can set.
+    pub ctime_ns: i64,
+}
+
+impl FileIdentity {
+    /// What stat(2) says.
+    pub fn of(meta: &Metadata) -> Self {
+        let ns = |seconds: i64, rest: i64| seconds.wrapping_mul(1_000_000_000).wrapping_add(rest);
+        Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            size: meta.len(),
+            mtime_ns: ns(meta.mtime(), meta.mtime_nsec()),
+            ctime_ns: ns(meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+
+    /// Whether the file has been as it is for so long.
+    pub fn is_older_than(&self, age: Duration, now: SystemTime) -> bool {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
+        now.saturating_sub(self.mtime_ns.max(self.ctime_ns)) > age.as_nanos() as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn identity(file: &std::fs::File) -> FileIdentity {
+        FileIdentity::of(&file.metadata().unwrap())
+    }
+
+    #[test]
+    fn bytes_in_place_are_another_state_though_the_time_of_writing_is_set_back() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"before").unwrap();
+        let (before, written) = (identity(&file), file.metadata().unwrap().modified().unwrap());
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while identity(&file) == before {
+            assert!(std::time::Instant::now() < deadline, "the time of change stands still");
+            std::os::unix::fs::FileExt::write_all_at(&file, b"beyond", 0).unwrap();
+            file.set_modified(written).unwrap();
+        }
+        assert_eq!(FileIdentity { ctime_ns: before.ctime_ns, ..identity(&file) }, before);
+    }
+
+    #[test]
+    fn its_age_is_that_of_the_later_change() {
+        let second = Duration::from_secs(1);
+        let now = SystemTime::UNIX_EPOCH + 100 * second;
+        let at = |mtime: i64, ctime: i64| FileIdentity {
+            device: 1,
+            inode: 1,
+            size: 1,
+            mtime_ns: mtime * 1_000_000_000,
+            ctime_ns: ctime * 1_000_000_000,
+        };
+        assert!(at(90, 96).is_older_than(3 * second, now));
+        assert!(!at(90, 98).is_older_than(3 * second, now));
+        assert!(!at(98, 90).is_older_than(3 * second, now));
+        assert!(!at(200, 90).is_older_than(3 * second, now), "a time to come");
+    }
+}

@@ -1,0 +1,116 @@
+//! Two backends whose files have one name, length and time, and so the same ETag from nginx: another goes on over TLS
+//! only where their bytes are the same, too. Otherwise two plaintexts would go out under one nonce.
+
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use shunt_lab::{Host, Lab, Role};
+
+use crate::bed::{FILES, options};
+use crate::client::{Client, Target, Told};
+use crate::failover::{lose, until_its_file_is_known};
+use crate::nonces::opened;
+use crate::service::{Running, may_run, start_prepared};
+
+const BODY: &str = "own/body";
+const BODY_BYTES: u64 = 64 << 20;
+
+fn locations(_: &Lab, host: &Host) -> String {
+    if host.role() != Role::Backend {
+        return String::new();
+    }
+    format!("        location /own/ {{ root {}; shunt_offer on; }}\n", host.dir().display())
+}
+
+/// The file of one backend: its bytes follow from `seed`.
+fn write(host: &Host, seed: u64) -> Result<()> {
+    std::fs::create_dir_all(host.dir().join("own"))?;
+    let path = host.dir().join(BODY);
+    let mut file = BufWriter::new(File::create(&path)?);
+    let mut state = seed;
+    for _ in 0..BODY_BYTES / 8 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        file.write_all(&state.to_le_bytes())?;
+    }
+    let file = file.into_inner()?;
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000))?;
+    Ok(())
+}
+
+/// Runs `test` with two backends whose files are the same, or not.
+fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    let mut options = options();
+    options.settings.locations = Some(locations);
+    let prepare = |lab: &Lab| {
+        let mut backends = lab.hosts_of(Role::Backend).zip(1..);
+        backends.try_for_each(|(host, number)| write(host, if are_same { 1 } else { number }))
+    };
+    start_prepared(Lab::builder().backends(2), FILES, options, prepare, test)
+}
+
+/// Loses the backend that sends in mid-download; `rest` sees to the rest of it.
+fn download(
+    service: &mut Running<'_>,
+    rest: impl FnOnce(Client, crate::client::Body) -> Result<Told> + Send,
+) -> Result<Vec<Told>> {
+    let (lab, target) = (service.lab, Target::of(service));
+    let (mut client, mut body) = lab.client().run(|| -> Result<_> {
+        let mut client = Client::connect(&target)?;
+        let body = client.ask(BODY)?;
+        Ok((client, body))
+    })??;
+    let sender = until_its_file_is_known(service, &mut client, &mut body)?;
+    lose(service, sender)?;
+    let told = lab.client().run(|| rest(client, body))??;
+    service.service.restart_agent(sender)?;
+    service.service.chain_mut().restart(sender)?;
+    Ok(vec![told])
+}
+
+#[test]
+fn nobody_goes_on_with_other_bytes_of_the_same_etag() -> Result<()> {
+    if !may_run("nobody_goes_on_with_other_bytes_of_the_same_etag") {
+        return Ok(());
+    }
+    with_files(false, |service| {
+        let before = service.frontend_stats()?;
+        let opened = opened(service, |service| {
+            download(service, |mut client, mut body| {
+                let Err(error) = client.read(&mut body, 0) else { bail!("two halves were taken for a whole") };
+                let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+                ensure!(kind == Some(ErrorKind::ConnectionReset), "not a reset: {error:#}");
+                Ok(Told { reset: true, ..client.told()? })
+            })
+        })?;
+        let after = service.frontend_stats()?;
+        let grown = |name: &str| after.count(name) - before.count(name);
+        ensure!(opened[0].records > 1, "{opened:?}");
+        let counted = ["failovers", "failover_unproven", "aborted"].map(|name| grown(&format!("servers.{name}")));
+        ensure!(counted == [0, 1, 1], "{counted:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn another_goes_on_with_the_same_bytes_of_a_file_of_its_own() -> Result<()> {
+    if !may_run("another_goes_on_with_the_same_bytes_of_a_file_of_its_own") {
+        return Ok(());
+    }
+    with_files(true, |service| {
+        let before = service.frontend_stats()?;
+        let mut target = Target::of(service);
+        let backend = service.lab.hosts_of(Role::Backend).next().context("no backend")?;
+        target.files = backend.dir().to_path_buf();
+        opened(service, |service| {
+            download(service, |mut client, body| {
+                client.finish(&target, body, BODY)?;
+                client.told()
+            })
+        })?;
+        let after = service.frontend_stats()?;
+        ensure!(after.count("servers.failovers") == before.count("servers.failovers") + 1, "nobody went on");
+        Ok(())
+    })
+}
