@@ -21,8 +21,11 @@ test: build            ## all tests; those that need root get it by sudo
 	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test
 
-soak: build            ## what takes long: every cell of the fault table, 100 lost backends, and MINUTES=30 of everything at once
+soak: build            ## what takes long: every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything
 	$(SUDO) $(BIN)/shunt bench faults --json target/faults.json
+	$(SUDO) $(BIN)/shunt bench silence --json target/silence.json
+	$(SUDO) $(BIN)/shunt bench mistakes --json target/mistakes.json
+	$(SUDO) $(BIN)/shunt bench attack --minutes $(or $(ATTACK_MINUTES),10) --json target/attack.json
 	$(SUDO) $(BIN)/shunt bench failover --how both --json target/failover.json
 	$(SUDO) $(BIN)/shunt bench soak --minutes $(or $(MINUTES),30) --json target/soak.json
 

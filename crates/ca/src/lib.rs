@@ -20,6 +20,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -198,7 +199,20 @@ impl Authority {
         if !(1..=AUTHORITY_DAYS).contains(&request.days) {
             return Err(CaError::Days(request.days));
         }
-        let params = agent_params(request)?;
+        self.sign(request, agent_params(request)?)
+    }
+
+    /// Makes a key and a certificate that is good from one time until another, for tests of clocks and dates.
+    ///
+    /// # Errors
+    /// See [`CaError`].
+    pub fn issue_between(&self, request: &Request, from: SystemTime, until: SystemTime) -> Result<Files, CaError> {
+        let mut params = agent_params(request)?;
+        (params.not_before, params.not_after) = (from.into(), until.into());
+        self.sign(request, params)
+    }
+
+    fn sign(&self, request: &Request, params: CertificateParams) -> Result<Files, CaError> {
         let issuer = self.issuer()?;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?;

@@ -33,8 +33,11 @@ pub use odb::Odb;
 pub(crate) use outcome::Machine;
 pub use tls::Tls;
 
+use crate::attack::Attack;
 use crate::failover::FailoverBench;
 use crate::faults::Faults;
+use crate::mistakes::Mistakes;
+use crate::silence::Silence;
 use crate::soak::Soak;
 
 /// The benchmarks.
@@ -80,6 +83,32 @@ pub enum Bench {
     ///
     /// Needs root.
     Faults(Faults),
+    /// The table of mistakes: wrong configurations and environments, and what each costs and says
+    ///
+    /// A row makes a mistake in a lab of its own, compares each byte that clients get, and looks for the line that tells
+    /// the operator. docs/mistakes.md says what each mistake is. Exit code 1 where a response is not whole, a shortcut is
+    /// taken or missing, or nobody says anything.
+    ///
+    /// Needs root.
+    Mistakes(Mistakes),
+    /// Honest clients under attack: raw packets, hostile local users, a hostile peer, a greedy client
+    ///
+    /// Bodies of mixed lengths over plain connections and TLS, every byte compared, while a stranger makes up packets, a
+    /// client acknowledges what it has not got, other users talk nonsense to the agents' sockets, and a peer with a
+    /// certificate floods them. Plain nginx under the same packets takes turns with it. Exit code 1 where a process
+    /// ended, an honest client's body is not whole, its p99 latency is more than 1.5 times plain nginx's, or more bytes
+    /// are drawn per byte received.
+    ///
+    /// Needs root.
+    Attack(Attack),
+    /// The table of silence: each part stopped, cut off without a word, and slow, and how long others wait
+    ///
+    /// A row holds a client in mid-payload, has another ask after the silence has begun, and has bystanders download
+    /// whom it does not concern. docs/silence.md says what each row is. Exit code 1 where a byte is wrong, a bound is
+    /// passed, or a bystander waits longer than 1 second.
+    ///
+    /// Needs root.
+    Silence(Silence),
     /// A service under everything at once for a long time, every byte compared
     ///
     /// Hundreds of connections over a lossy link, with sizes and lifetimes from a heavy-tailed mix: slow readers, long
@@ -123,7 +152,9 @@ impl Bench {
             Self::Tls(tls) => tls.choice.list,
             Self::Odb(odb) => odb.choice.list,
             Self::Faults(faults) => faults.list || faults.expected,
-            Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
+            Self::Mistakes(mistakes) => mistakes.expected,
+            Self::Silence(silence) => silence.expected,
+            Self::Attack(_) | Self::All(_) | Self::Soak(_) | Self::Failover(_) => false,
         }
     }
 
@@ -138,6 +169,9 @@ impl Bench {
             Self::Odb(odb) => odb.run()?,
             Self::All(all) => all.run()?,
             Self::Faults(faults) => return faults.run(),
+            Self::Mistakes(mistakes) => return mistakes.run(),
+            Self::Silence(silence) => return silence.run(),
+            Self::Attack(attack) => return attack.run(),
             Self::Soak(soak) => return soak.run(),
             Self::Failover(failover) => return failover.run(),
         }

@@ -6,7 +6,7 @@ use crate::cleanup::{LabId, Watchdog};
 use crate::description::Description;
 use crate::host::Role;
 use crate::lab::Lab;
-use crate::link::Link;
+use crate::link::{Link, Whose};
 use crate::links;
 use crate::placement::{Cores, Placement};
 use crate::topology::{self, HostPlan};
@@ -24,7 +24,7 @@ pub struct LabBuilder {
     wire: Wire,
     placement: Placement,
     cores: Cores,
-    links: Vec<(Role, Link)>,
+    links: Vec<(Whose, Link)>,
     ipv6: bool,
     routed: bool,
     sysctls: Vec<(Role, &'static str, &'static str)>,
@@ -101,8 +101,15 @@ impl LabBuilder {
     /// The same for all hosts of a role, at every port of theirs. The seed is printed.
     #[must_use]
     pub fn link(mut self, role: Role, link: Link) -> Self {
-        self.links.retain(|(other, _)| *other != role);
-        self.links.push((role, link));
+        self.links.retain(|(other, _)| *other != Whose::Role(role));
+        self.links.push((Whose::Role(role), link));
+        self
+    }
+
+    /// The same for one host, by its name.
+    #[must_use]
+    pub fn host_link(mut self, name: &'static str, link: Link) -> Self {
+        self.links.push((Whose::Host(name), link));
         self
     }
 
@@ -118,8 +125,8 @@ impl LabBuilder {
             ensure!(count <= HOSTS_LIMIT, "at most {HOSTS_LIMIT} {what}");
         }
         ensure!(self.clients > 0 && self.backends > 0, "a lab needs a client and a backend");
-        for (role, link) in &self.links {
-            ensure!(*role != Role::Switch, "the switch's links are those of its hosts");
+        for (whose, link) in &self.links {
+            ensure!(*whose != Whose::Role(Role::Switch), "the switch's links are those of its hosts");
             link.check()?;
         }
         let id = LabId::fresh();

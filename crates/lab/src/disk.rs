@@ -1,17 +1,18 @@
-//! A disk whose reads can be made to fail: a directory's files, once more, as a file system of our own (FUSE).
+//! A disk whose reads can be made to fail, to hang or to take long: a directory's files, once more, as a file system of
+//! our own (FUSE).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, Request,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 
 /// Where the bad part of each file begins.
@@ -26,8 +27,56 @@ const FIRST: u64 = 2;
 #[derive(Debug)]
 pub struct Disk {
     session: BackgroundSession,
-    fails: Arc<AtomicBool>,
+    state: Arc<State>,
     files: u64,
+}
+
+/// How it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reads {
+    /// At once.
+    #[default]
+    Well,
+    /// With an error from [`BAD_FROM`] on.
+    Fail,
+    /// Never, until it does otherwise; files are opened as ever.
+    Hang,
+    /// Never, and no file is opened.
+    Gone,
+    /// Each after [`SLOWNESS`].
+    Slowly,
+}
+
+/// A disk that has to wait for its turn: 128 KiB, which is what the kernel asks for, then take so long.
+const SLOWNESS: Duration = Duration::from_millis(300);
+
+/// Shared with whoever answers the kernel.
+#[derive(Debug, Default)]
+struct State {
+    reads: Mutex<Reads>,
+    changed: Condvar,
+}
+
+impl State {
+    fn reads(&self) -> MutexGuard<'_, Reads> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, reads: Reads) {
+        *self.reads() = reads;
+        self.changed.notify_all();
+    }
+
+    /// Takes the time that a read takes now: how it reads then.
+    fn wait(&self) -> Reads {
+        let reads = self.reads();
+        let end = self.changed.wait_while(reads, |reads| matches!(*reads, Reads::Hang | Reads::Gone));
+        let reads = *end.unwrap_or_else(PoisonError::into_inner);
+        if reads == Reads::Slowly {
+            std::thread::sleep(SLOWNESS);
+        }
+        reads
+    }
 }
 
 impl Disk {
@@ -45,22 +94,22 @@ impl Disk {
             }
         }
         std::fs::create_dir(at).with_context(|| format!("making {}", at.display()))?;
-        let (fails, count) = (Arc::new(AtomicBool::new(false)), files.len() as u64);
+        let (state, count) = (Arc::new(State::default()), files.len() as u64);
         let mut config = Config::default();
         config.mount_options = vec![MountOption::RO, MountOption::FSName("shunt-lab".to_owned())];
-        let files = Files { files, fails: fails.clone() };
+        let files = Files { files: Arc::new(files), state: state.clone() };
         let session =
             fuser::spawn_mount(files, at, &config).with_context(|| format!("mounting {} by FUSE", at.display()))?;
-        Ok(Self { session, fails, files: count })
+        Ok(Self { session, state, files: count })
     }
 
-    /// From here on, what lies at [`BAD_FROM`] or behind it cannot be read, or can again. What the kernel has read of
-    /// it already, it forgets.
+    /// From here on it reads like this. What the kernel has read already, it forgets.
     ///
     /// # Errors
     /// When the kernel does not.
-    pub fn fail(&self, fails: bool) -> Result<()> {
-        self.fails.store(fails, Ordering::SeqCst);
+    pub fn set(&self, reads: Reads) -> Result<()> {
+        // To forget a page the kernel waits for its read: one that hangs is to end first, and one is to hang last.
+        self.state.set(Reads::Well);
         let notifier = self.session.notifier();
         for number in FIRST..FIRST + self.files {
             match notifier.inval_inode(INodeNo(number), 0, 0) {
@@ -69,7 +118,15 @@ impl Disk {
                 other => other.context("having the kernel forget what it has read")?,
             }
         }
+        self.state.set(reads);
         Ok(())
+    }
+}
+
+impl Drop for Disk {
+    /// Whoever waits for a read gets it, so that the file system can be taken away.
+    fn drop(&mut self) {
+        self.state.set(Reads::Well);
     }
 }
 
@@ -79,10 +136,10 @@ struct Entry {
     file: File,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Files {
-    files: Vec<Entry>,
-    fails: Arc<AtomicBool>,
+    files: Arc<Vec<Entry>>,
+    state: Arc<State>,
 }
 
 impl Files {
@@ -118,7 +175,7 @@ impl Files {
     fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>, Errno> {
         let entry = self.entry(number)?;
         // Of a request that lies on both sides the kernel asks again for each page.
-        if self.fails.load(Ordering::SeqCst) && offset + u64::from(bytes) > BAD_FROM {
+        if self.state.wait() == Reads::Fail && offset + u64::from(bytes) > BAD_FROM {
             return Err(Errno::EIO);
         }
         let mut read = vec![0; bytes as usize];
@@ -162,10 +219,33 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match Files::read(self, number.0, offset, bytes) {
+        let answer = move |files: &Self| match Files::read(files, number.0, offset, bytes) {
             Ok(read) => reply.data(&read),
             Err(error) => reply.error(error),
+        };
+        match *self.state.reads() {
+            Reads::Well | Reads::Fail => {}
+            // Whoever waits for this read keeps nobody else waiting.
+            Reads::Hang | Reads::Gone | Reads::Slowly => {
+                let files = self.clone();
+                drop(std::thread::spawn(move || answer(&files)));
+                return;
+            }
         }
+        answer(self);
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let answer = move || reply.opened(FileHandle(0), FopenFlags::empty());
+        if *self.state.reads() == Reads::Gone {
+            let state = self.state.clone();
+            drop(std::thread::spawn(move || {
+                state.wait();
+                answer();
+            }));
+            return;
+        }
+        answer();
     }
 }
 
@@ -186,14 +266,14 @@ mod tests {
         let at = directory.path().join("disk");
         let disk = Disk::mount(directory.path(), &at).unwrap();
         assert!(std::fs::read(at.join("1m")).unwrap() == right, "other bytes");
-        disk.fail(true).unwrap();
+        disk.set(Reads::Fail).unwrap();
         let file = File::open(at.join("1m")).unwrap();
         let mut bytes = vec![0; BAD_FROM as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == right[..bytes.len()], "other bytes");
         let error = file.read_exact_at(&mut [0], BAD_FROM).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
-        disk.fail(false).unwrap();
+        disk.set(Reads::Well).unwrap();
         assert!(std::fs::read(at.join("1m")).unwrap() == right, "other bytes after the repair");
         drop((file, disk));
         assert!(std::fs::read_dir(&at).unwrap().next().is_none(), "nothing is mounted any more");

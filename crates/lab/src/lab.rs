@@ -152,13 +152,30 @@ impl Lab {
     }
 
     fn set_cable(&self, host: &Host, device: &str, state: &str) -> Result<()> {
+        let mut ip = Command::new("ip");
+        ip.args(["link", "set", self.switch_device(host, device)?, state]);
+        self.switch.check(ip).map(drop)
+    }
+
+    /// Has the switch drop each frame of a host's port, or carry them again: no end of the cable notices.
+    ///
+    /// # Errors
+    /// When the host has no such device, or the kernel refuses.
+    pub(crate) fn blackhole(&self, host: &Host, device: &str, drops: bool) -> Result<()> {
+        // The bridge's states of a port: disabled and forwarding (if_bridge.h).
+        let mut bridge = Command::new("bridge");
+        let state = if drops { "0" } else { "3" };
+        bridge.args(["link", "set", "dev", self.switch_device(host, device)?, "state", state]);
+        self.switch.check(bridge).map(drop)
+    }
+
+    /// The switch's end of a host's cable.
+    pub(crate) fn switch_device(&self, host: &Host, device: &str) -> Result<&str> {
         // The switch's ports are in the order of the hosts' (topology.rs).
         let mut ports = self.hosts.iter().flat_map(|host| host.ports().iter().map(move |port| (host.name(), port)));
         let at = ports.position(|(name, port)| name == host.name() && port.device == device);
         let at = at.with_context(|| format!("{} has no device {device}", host.name()))?;
-        let mut ip = Command::new("ip");
-        ip.args(["link", "set", &self.switch.ports()[at].device, state]);
-        self.switch.check(ip).map(drop)
+        Ok(&self.switch.ports()[at].device)
     }
 
     /// Makes files of the given names and sizes, with contents that differ by name and repeat nowhere nearby, in a

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+pub mod attack;
 pub mod bench;
 mod builder;
 pub mod capture;
@@ -39,11 +40,13 @@ mod flow_table;
 mod haproxy;
 mod host;
 mod http;
+pub mod impostor;
 mod lab;
 mod link;
 mod links;
 mod load;
 mod meter;
+pub mod mistakes;
 mod nginx;
 mod pcap;
 mod placement;
@@ -54,6 +57,7 @@ pub mod report;
 mod router;
 mod segment;
 mod service;
+pub mod silence;
 pub mod soak;
 mod sockets;
 mod tcpdump;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use crate::host::Role;
 use crate::random::seed_or_random;
 
 pub use cable::Cable;
@@ -46,6 +47,24 @@ pub struct Link {
     pub mtu: u16,
     /// Where the fates come from; `None`: the environment's `SHUNT_SEED`, or a random one.
     pub seed: Option<u64>,
+}
+
+/// Whose ports have a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// All hosts of a role.
+    Role(Role),
+    /// One host.
+    Host(&'static str),
+}
+
+impl Whose {
+    pub(crate) fn has(self, name: &str, role: Role) -> bool {
+        match self {
+            Self::Role(of) => of == role,
+            Self::Host(host) => host == name,
+        }
+    }
 }
 
 /// Losses that come together: Gilbert's model, in which a line that is bad loses every frame (Elliott: most).

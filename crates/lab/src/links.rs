@@ -11,7 +11,7 @@ use shunt_sys::tap::Tap;
 
 use crate::cleanup::LabId;
 use crate::host::{Family, Host, Port, Role};
-use crate::link::{Cable, Link};
+use crate::link::{Cable, Link, Whose};
 use crate::router;
 use crate::topology::HostPlan;
 use crate::wire::Wire;
@@ -64,8 +64,8 @@ pub(crate) struct Joins<'a> {
     pub(crate) plans: &'a [HostPlan],
     pub(crate) switch: &'a Host,
     pub(crate) wire: Wire,
-    /// Of the hosts of these roles; all others have veth pairs.
-    pub(crate) links: &'a [(Role, Link)],
+    /// Of these hosts; all others have veth pairs.
+    pub(crate) links: &'a [(Whose, Link)],
     pub(crate) ipv6: bool,
     /// The switch is a router.
     pub(crate) routed: bool,
@@ -93,7 +93,7 @@ impl Joins<'_> {
         }
         let neighbours = if self.links.is_empty() { &[] } else { hosts };
         for host in hosts {
-            let mut batch = host_links(host, self.link_of(host.role()));
+            let mut batch = host_links(host, self.link_of(host.name(), host.role()));
             match self.routed {
                 true => batch.push_str(&router::host(host, !neighbours.is_empty())),
                 false => batch.push_str(&(host_routes(host) + &known_neighbours(host, neighbours))),
@@ -108,15 +108,15 @@ impl Joins<'_> {
         Ok(cables)
     }
 
-    fn link_of(&self, role: Role) -> Option<Link> {
-        self.links.iter().find(|(of, _)| *of == role).map(|(_, link)| *link)
+    fn link_of(&self, name: &str, role: Role) -> Option<Link> {
+        self.links.iter().find(|(whose, _)| whose.has(name, role)).map(|(_, link)| *link)
     }
 
     /// Makes the devices of the links that are no veth pairs, and what carries frames between them.
     fn cables(&self, hosts: &[Host], core: usize) -> Result<Vec<Cable>> {
         let mut cables = Vec::new();
         for (host, plan) in hosts.iter().zip(self.plans) {
-            let Some(link) = self.link_of(host.role()) else { continue };
+            let Some(link) = self.link_of(host.name(), host.role()) else { continue };
             let seed = link.seed_or_random();
             eprintln!("the link of {}: SHUNT_SEED={seed}, {link:?}", host.name());
             for port in host.ports() {
@@ -134,7 +134,7 @@ impl Joins<'_> {
     fn switch_links(&self, lab: &LabId) -> String {
         let mut batch = String::new();
         for plan in self.plans {
-            let link = self.link_of(plan.role());
+            let link = self.link_of(plan.name(), plan.role());
             for port in plan.ports() {
                 let (device, peer, namespace) = (plan.switch_device(port), &port.device, plan.namespace(lab));
                 match link {

@@ -53,6 +53,7 @@ pub struct NginxChain<'a> {
     environment: &'static [(&'static str, &'static str)],
     launcher: Launcher<'a>,
     families: Families,
+    rewrite: fn(&Host, String) -> String,
 }
 
 /// One tier's configuration.
@@ -81,6 +82,7 @@ impl<'a> NginxChain<'a> {
             environment: &[],
             launcher: Box::new(|_| None),
             families: Families::default(),
+            rewrite: |_, text| text,
         }
     }
 
@@ -126,11 +128,19 @@ impl<'a> NginxChain<'a> {
         self
     }
 
+    /// Makes another text of each tier's configuration.
+    #[must_use]
+    pub fn rewrite(mut self, rewrite: fn(&Host, String) -> String) -> Self {
+        self.rewrite = rewrite;
+        self
+    }
+
     /// The configuration of one tier.
     #[must_use]
     pub fn conf(&self, host: &Host, listen: SocketAddr, upstream: &[SocketAddr]) -> String {
         let (files, http, shunt) = (self.files.as_path(), self.http.as_slice(), (self.shunt)(host));
-        NginxConf { listen, upstream, files, shunt, http, locations: (self.locations)(host) }.to_string()
+        let conf = NginxConf { listen, upstream, files, shunt, http, locations: (self.locations)(host) };
+        (self.rewrite)(host, conf.to_string())
     }
 
     /// Starts the chain, backends first.

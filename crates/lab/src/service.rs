@@ -7,6 +7,7 @@ mod store;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -63,7 +64,19 @@ pub struct Settings {
     pub tls: Option<&'static str>,
     /// More locations of a tier's nginx.
     pub locations: Option<fn(&Lab, &Host) -> String>,
+    /// Rewrites each agent's configuration.
+    pub agent_text: Option<Rewrite>,
+    /// Rewrites each nginx's configuration.
+    pub nginx_text: Option<Rewrite>,
+    /// Agents need neither start nor find each other: servers start when they have, or after [`APART_WAIT`].
+    pub apart: bool,
 }
+
+/// Makes another configuration of a host's.
+pub type Rewrite = fn(&Host, String) -> String;
+
+/// Time that agents have to find each other where they may fail to.
+const APART_WAIT: Duration = Duration::from_secs(2);
 
 impl Options {
     /// Plain nginx.
@@ -107,6 +120,9 @@ impl<'lab> Service<'lab> {
             let more = options.settings.locations.map(|locations| locations(lab, host)).unwrap_or_default();
             listeners.get(host.name()).cloned().unwrap_or_default() + &more
         });
+        if let Some(rewrite) = options.settings.nginx_text {
+            chain = chain.rewrite(rewrite);
+        }
         if options.shunt {
             let module = module_file()?;
             service.start_agents(&options)?;
@@ -142,7 +158,14 @@ impl<'lab> Service<'lab> {
         for host in &backends {
             self.agents.push(Agent::start(self.lab.id(), host, &frontends, options, &program)?);
         }
-        self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
+        if !options.settings.apart {
+            return self.agents.iter_mut().try_for_each(Agent::wait_for_peers);
+        }
+        let deadline = Instant::now() + APART_WAIT;
+        while Instant::now() < deadline && !self.agents.iter().all(Agent::has_peers) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
     }
 
     #[must_use]

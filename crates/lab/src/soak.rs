@@ -32,7 +32,8 @@ use crate::service::{Options, Settings};
 use disturbances::{Disturbance, Reach};
 use health::Health;
 use load::Load;
-use outcome::{Case, Outcome};
+pub(crate) use outcome::Case;
+use outcome::Outcome;
 use tally::{Counts, Tally};
 
 /// When processes are looked at.

@@ -49,6 +49,10 @@ pub(crate) struct HostPlan {
 }
 
 impl HostPlan {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn role(&self) -> Role {
         self.role
     }

@@ -31,11 +31,11 @@ pub(super) const FILES: &[(&str, u64)] =
     &[(QUEUED_FILE.0, QUEUED_FILE.1), (LONG_FILE.0, LONG_FILE.1), ("64k", 64 << 10)];
 
 /// A directory of the service, of a file system of its own.
-const DISK: &str = "disk";
+pub(crate) const DISK: &str = "disk";
 /// Fits into a sender's send buffer: an agent has queued it as a whole before the client reads.
-pub(super) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
+pub(crate) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
 /// Does not.
-pub(super) const LONG_FILE: (&str, u64) = ("24m", 24 << 20);
+pub(crate) const LONG_FILE: (&str, u64) = ("24m", 24 << 20);
 
 fn options() -> Options {
     let settings = Settings {
@@ -92,7 +92,7 @@ impl Way {
 /// A running service for faults.
 pub struct Bed<'lab> {
     pub(super) lab: &'lab Lab,
-    pub(super) service: Service<'lab>,
+    pub(crate) service: Service<'lab>,
     /// By name and size.
     files: Vec<(String, u64)>,
     directory: PathBuf,
@@ -149,20 +149,20 @@ impl<'lab> Bed<'lab> {
     }
 
     /// The backend that meets the fault.
-    pub(super) fn backend(&self) -> &'lab Host {
+    pub(crate) fn backend(&self) -> &'lab Host {
         self.lab.backend()
     }
 
-    pub(super) fn frontend(&self) -> &'lab Host {
+    pub(crate) fn frontend(&self) -> &'lab Host {
         self.lab.frontend()
     }
 
-    pub(super) fn intermediate(&self) -> &'lab Host {
+    pub(crate) fn intermediate(&self) -> &'lab Host {
         self.lab.intermediates()[0]
     }
 
     /// The disk below [`DISK`].
-    pub(super) fn disk(&mut self) -> Result<&Disk> {
+    pub(crate) fn disk(&mut self) -> Result<&Disk> {
         let disk = match self.disk.take() {
             Some(disk) => disk,
             None => Disk::mount(&self.directory, &self.directory.join(DISK))?,
@@ -177,7 +177,7 @@ impl<'lab> Bed<'lab> {
     }
 
     /// Where a bystander asks, and for what.
-    pub(super) fn bystander(&self, way: Way, file: &str) -> (SocketAddr, String) {
+    pub(crate) fn bystander(&self, way: Way, file: &str) -> (SocketAddr, String) {
         match way {
             Way::Other => (self.server(), format!("/other/{file}")),
             Way::Plain => (self.server(), format!("/plain/{file}")),
@@ -189,7 +189,7 @@ impl<'lab> Bed<'lab> {
     }
 
     /// Fetches every file on both ways, so that caches are as full before a cell as after it; all bytes are compared.
-    pub(super) fn warm(&self) -> Result<()> {
+    pub(crate) fn warm(&self) -> Result<()> {
         let disk = self.disk.as_ref().map(|_| format!("/t/{DISK}/"));
         for way in ["/t/", "/other/"].into_iter().chain(disk.as_deref()) {
             let mut client = Client::connect(self.lab.client(), self.server(), None)?;

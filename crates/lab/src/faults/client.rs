@@ -97,6 +97,18 @@ impl Client {
         }
     }
 
+    /// Reads what comes next: how the response ended if it did.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub fn read_more(&mut self, limit: Duration) -> Result<Option<Ending>> {
+        match self.read(self.buffer.len(), Instant::now() + limit)? {
+            Got::Bytes => Ok(None),
+            Got::Nothing => Ok(Some(Ending::Hang(self.body_bytes()))),
+            Got::End(ending) => Ok(Some(ending)),
+        }
+    }
+
     /// Reads on at about this pace until `stop` says so, and returns how the response ended if it did.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::bed::{Bed, Way};
 use super::scarcity;
 use super::step::Part;
+use crate::disk::Reads;
 use crate::host::Host;
 
 /// How long faults last that pass by themselves.
@@ -180,7 +181,7 @@ impl Fault {
                 bed.taken_ports = taken.collect::<Result<_>>()?;
                 Ok(())
             }
-            Self::DiskReadError => bed.disk()?.fail(true),
+            Self::DiskReadError => bed.disk()?.set(Reads::Fail),
         }
     }
 
@@ -211,7 +212,7 @@ impl Fault {
                 bed.taken_ports.clear();
                 [frontend, bed.intermediate()].into_iter().try_for_each(scarcity::give_ports)
             }
-            Self::DiskReadError => bed.disk()?.fail(false),
+            Self::DiskReadError => bed.disk()?.set(Reads::Well),
             Self::BackendServerReloaded
             | Self::BackendAgentRestarted
             | Self::FrontendWorkerKilled

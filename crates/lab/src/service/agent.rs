@@ -42,7 +42,10 @@ impl<'lab> Agent<'lab> {
     ) -> Result<Self> {
         mount_bpffs()?;
         let config = host.dir().join("shuntd.toml");
-        let text = configuration(lab, host, peers, options)? + &credentials(lab, host.name())?;
+        let mut text = configuration(lab, host, peers, options)? + &credentials(lab, host.name())?;
+        if let Some(rewrite) = options.settings.agent_text {
+            text = rewrite(host, text);
+        }
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let mut agent =
             Self { host, program: program.to_owned(), config, process: None, debug: options.settings.agent_debug };
@@ -91,6 +94,11 @@ impl<'lab> Agent<'lab> {
 
     pub(super) fn check_running(&mut self) -> Result<()> {
         self.process.as_mut().map_or(Ok(()), Process::check_running)
+    }
+
+    /// Whether it answers and is connected to every peer.
+    pub(super) fn has_peers(&self) -> bool {
+        self.stats().is_ok_and(|stats| stats.all_peers_up())
     }
 
     /// Waits until it answers and is connected to every peer.

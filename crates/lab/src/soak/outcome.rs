@@ -11,7 +11,7 @@ use crate::report::{Align, Paint, Table, number};
 
 /// A figure of the file, in the shape of every benchmark.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Case {
+pub(crate) struct Case {
     name: &'static str,
     unit: &'static str,
     ours: f64,
@@ -20,7 +20,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    pub(super) fn of(name: &'static str, unit: &'static str, value: f64) -> Self {
+    pub(crate) fn of(name: &'static str, unit: &'static str, value: f64) -> Self {
         Self { name, unit, ours: value, ratio: value, runs: BTreeMap::from([("ours", [value])]) }
     }
 }

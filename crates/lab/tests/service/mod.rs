@@ -1,14 +1,14 @@
 //! A service with Shunt for one test.
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
 
 pub mod held;
-pub mod impostor;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+pub use shunt_lab::impostor;
 use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };

@@ -12,8 +12,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 use shunt_ca::{Authority, CaError, Files, Request};
-use shunt_lab::{Host, Lab};
 use shunt_wire::peer::kind;
+
+use crate::host::Host;
+use crate::lab::Lab;
 
 /// Agents answer at once, or give up after 5 seconds.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -74,6 +76,7 @@ impl Impostor {
         let address = agents_address(to)?;
         let stream = from.run(|| TcpStream::connect_timeout(&address, PATIENCE))??;
         stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let tls = ClientConnection::new(self.config.clone(), ServerName::try_from(to.name().to_owned())?)?;
         Ok(Connection { socket: stream.try_clone()?, tls: Box::new(StreamOwned::new(tls, stream)) })
     }

@@ -1,0 +1,85 @@
+//! `shunt bench attack`: the turns, and the verdict.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use super::outcome::Outcome;
+use super::side::{Side, Turn, build_lab};
+use crate::random::seed_or_random;
+use crate::report::{Paint, Progress};
+
+/// How long one service is under attack before the other has its turn.
+const TURN: Duration = Duration::from_secs(10);
+
+/// `shunt bench attack`
+#[derive(Debug, Args)]
+pub struct Attack {
+    /// How long, both services together
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// Of everything that is left to chance; printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write what was found
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl Attack {
+    /// Attacks, prints what was found, and says whether all was well.
+    ///
+    /// # Errors
+    /// When a service cannot be started, or the file not be written.
+    pub fn run(&self) -> Result<bool> {
+        let seed = seed_or_random(self.seed);
+        eprintln!("seed {seed}: --seed {seed} draws the same packets, frames and requests");
+        let outcome = attack(self.minutes, seed, &Progress::to_stderr())?;
+        if let Some(file) = &self.json {
+            let text = serde_json::to_string_pretty(&outcome)? + "\n";
+            std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
+        }
+        print!("{}", outcome.show(Paint::of(&std::io::stdout())));
+        Ok(outcome.wrong.is_empty())
+    }
+}
+
+/// Has both services attacked in turns for so many minutes in all.
+fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
+    ensure!(minutes > 0.0, "--minutes {minutes}: nothing to do");
+    let labs = (build_lab(seed)?, build_lab(seed)?);
+    let (ours, plain) = (Side::start(&labs.0, true)?, Side::start(&labs.1, false)?);
+    let pairs = ((minutes * 60.0 / (2.0 * TURN.as_secs_f64())).round() as u64).max(1);
+    let (shortcuts, mut turns) = (ours.shortcuts()?, Vec::new());
+    for pair in 0..pairs {
+        // The same of everything, so far as it is not an answer.
+        let seed = seed.wrapping_add(pair);
+        let pair_of = (ours.turn(TURN, seed)?, plain.turn(TURN, seed)?);
+        progress.step(&line(pair + 1, pairs, &pair_of));
+        turns.push(pair_of);
+    }
+    progress.clear();
+    let ended = [ours.ended()?, plain.ended()?];
+    // An agent that is gone has no counters.
+    let shortcuts = ours.shortcuts().unwrap_or(shortcuts).saturating_sub(shortcuts);
+    let mut outcome = Outcome::of(seed, minutes, &turns, &ended, shortcuts);
+    if !outcome.wrong.is_empty() {
+        outcome.explained = ours.service.explain();
+    }
+    Ok(outcome)
+}
+
+fn line(number: u64, of: u64, (ours, plain): &(Turn, Turn)) -> String {
+    let p99 = |turn: &Turn| turn.seen.latency_ns.value_at_quantile(0.99) as f64 / 1e6;
+    format!(
+        "{number} of {of}: p99 {:.1} ms, plain {:.1} ms; {} responses, {} wrong, plain {}, {}",
+        p99(ours),
+        p99(plain),
+        ours.seen.responses,
+        ours.seen.wrong.len(),
+        plain.seen.responses,
+        plain.seen.wrong.len(),
+    )
+}

@@ -1,0 +1,99 @@
+//! A peer with a certificate of the service's authority, and of bad will: it speaks the agents' protocol, and floods.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::Result;
+use shunt_wire::peer::{Closed, FrameHeader, Hello, MAGIC, VERSION, kind, padded_name};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::Hostile;
+use crate::host::Host;
+use crate::impostor::Impostor;
+use crate::lab::Lab;
+use crate::random::Random;
+
+/// Its name sorts before the others': it dials them.
+pub(super) const NAME: &str = "adversary";
+const PAUSE: Duration = Duration::from_millis(30);
+/// Frames of one flood.
+const FLOOD: usize = 400;
+/// Connections in one go that say nothing.
+const DIALS: usize = 12;
+/// Kinds of frames and the lengths of their bodies are of chance below these.
+const KINDS: usize = 32;
+const BODY_BYTES: usize = 600;
+
+/// What the agents' configuration says of it: a peer that may speak for nobody.
+pub(super) const CONFIGURED: &str =
+    "[[peer]]\nname = \"adversary\"\naddress = \"10.77.1.11:7440\"\nspeaks_for = [\"10.77.1.11\"]\n";
+
+/// Attacks the agents of `targets` until it is over.
+pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Random, hostile: &Hostile) -> Result<()> {
+    let own = Impostor::with_certificate_of(lab, NAME)?;
+    while !hostile.over.load(Ordering::Relaxed) {
+        let target = targets[random.below(targets.len())];
+        let flood = flood(&mut random);
+        match random.below(4) {
+            // Dialled again and again: a session of its own ends the one before.
+            0 => drop((0..DIALS).map(|_| own.connect(from, target)).collect::<Vec<_>>()),
+            // One that begins with no HELLO.
+            1 => {
+                if let Ok(mut connection) = own.connect(from, target) {
+                    let _ = connection.send(&flood);
+                }
+            }
+            _ => {
+                if let Ok(mut connection) = own.connect(from, target) {
+                    // The agent may close at any frame.
+                    let sent = connection.send(&hello(&mut random)).and_then(|()| connection.send(&flood));
+                    if sent.is_ok() {
+                        std::thread::sleep(PAUSE);
+                    }
+                }
+            }
+        }
+        hostile.frames.fetch_add(FLOOD as u64, Ordering::Relaxed);
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+fn hello(random: &mut Random) -> Vec<u8> {
+    let mut hello = Hello::new_zeroed();
+    (hello.magic, hello.version, hello.name) = (MAGIC, VERSION.into(), padded_name(NAME));
+    hello.offer_key.fill(random.next() as u8);
+    let mut frame = Vec::new();
+    hello.emit(&mut frame);
+    frame
+}
+
+/// Many frames of one sort.
+fn flood(random: &mut Random) -> Vec<u8> {
+    let mut frames = Vec::new();
+    let sort = random.below(6);
+    for _ in 0..FLOOD {
+        match sort {
+            0 | 1 => Closed { offers: (random.next() as u32 & 1).into() }.emit(&mut frames),
+            2 => any(kind::CLAIM, random, &mut frames),
+            3 => any(kind::ENDED, random, &mut frames),
+            4 => any(random.below(KINDS) as u16, random, &mut frames),
+            // No frame at all.
+            _ => frames.extend(random.next().to_le_bytes()),
+        }
+    }
+    frames
+}
+
+/// A frame of a kind, with bytes of chance.
+fn any(kind: u16, random: &mut Random, frames: &mut Vec<u8>) {
+    let length = match kind {
+        kind::CLAIM => size_of::<shunt_wire::peer::Claim>(),
+        kind::ENDED => size_of::<shunt_wire::peer::Ended>(),
+        _ => random.below(BODY_BYTES),
+    };
+    let header =
+        FrameHeader { length: ((size_of::<FrameHeader>() + length) as u32).into(), kind: kind.into(), zero: 0.into() };
+    frames.extend(header.as_bytes());
+    frames.extend((0..length).map(|_| random.next() as u8));
+}

@@ -1,0 +1,45 @@
+//! What passes a host's ports, as a client may look at its own packets.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
+
+use crate::host::Host;
+use crate::segment::Segment;
+
+/// ETH_P_IP, in network order, as packet(7) wants it.
+const IPV4: u32 = 0x0800_u16.to_be() as u32;
+
+/// Every IPv4 packet that a host gets; its own it does not need.
+pub(super) struct Wiretap {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Wiretap {
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn on(host: &Host) -> Result<Self> {
+        let protocol = Protocol::from_raw(RawProtocol::new(IPV4).context("ETH_P_IP")?);
+        let open = || socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol));
+        let socket = host.run(open)?.context("opening a packet socket")?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_millis(5)))?;
+        Ok(Self { socket, buffer: vec![0; 64 << 10] })
+    }
+
+    /// The next TCP segment; `None` where none has come for a moment.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub(super) fn next(&mut self) -> Result<Option<Segment>> {
+        match recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
+            Ok((bytes, _)) => Ok(Segment::parse(Duration::ZERO, &self.buffer[..bytes], bytes)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error).context("listening to a host's packets"),
+        }
+    }
+}

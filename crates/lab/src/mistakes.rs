@@ -1,0 +1,172 @@
+//! The table of mistakes: wrong configurations and environments, each with the message that tells the operator, and with
+//! every response whole all the same.
+//!
+//! A mistake is data: what is changed before the service starts or while it runs, who says something about it, and what
+//! becomes of bodies. [`run`] makes it in a lab of its own, has clients download and compares each byte.
+//! docs/mistakes.md is the operator's page.
+
+mod certificates;
+mod command;
+mod configuration;
+mod environment;
+mod known;
+mod limits;
+mod network;
+mod page;
+mod run;
+mod text;
+
+use std::fmt;
+
+use anyhow::Result;
+
+use crate::builder::LabBuilder;
+use crate::host::Role;
+use crate::lab::Lab;
+use crate::process::Process;
+use crate::service::Settings;
+
+pub use command::{Mistakes, run_all};
+pub use known::{KNOWN, Known};
+pub use page::page;
+pub use run::{Outcome, Running, run};
+
+/// What becomes of bodies that are long enough for a shortcut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bodies {
+    /// None takes the shortcut.
+    Relayed,
+    /// The mistake costs nothing: some take it.
+    Shortcut,
+    /// Some may.
+    Either,
+}
+
+/// Who tells the operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Teller {
+    /// The agent of the frontend or of the backend, on standard error, at the default level.
+    Agent(Role),
+    /// Either agent.
+    Agents,
+    /// nginx of the frontend or of the backend, in its error log, at Debian's default level (`error`).
+    Server(Role),
+    /// Nobody: it is no mistake after all, or one that no part of the service can see.
+    Nobody,
+}
+
+/// One row.
+#[derive(Clone, Copy)]
+pub struct Mistake {
+    /// Short, for command lines.
+    pub name: &'static str,
+    /// What is wrong, in words.
+    pub what: &'static str,
+    pub teller: Teller,
+    /// Parts of the message's line, in their order.
+    pub says: &'static [&'static str],
+    pub bodies: Bodies,
+    settings: Settings,
+    lab: fn(LabBuilder) -> LabBuilder,
+    before: fn(&Lab) -> Result<()>,
+    beside: fn(&Lab) -> Result<Vec<Process>>,
+    after: fn(&mut Running<'_>) -> Result<()>,
+    during: fn(&Running<'_>) -> Result<()>,
+    asked: fn(&Lab) -> Option<std::net::Ipv4Addr>,
+}
+
+impl Mistake {
+    fn new(name: &'static str, what: &'static str) -> Self {
+        Self {
+            name,
+            what,
+            teller: Teller::Nobody,
+            says: &[],
+            bodies: Bodies::Relayed,
+            settings: Settings { apart: true, ..Settings::default() },
+            lab: |lab| lab,
+            before: |_| Ok(()),
+            beside: |_| Ok(Vec::new()),
+            after: |_| Ok(()),
+            during: |_| Ok(()),
+            asked: |_| None,
+        }
+    }
+
+    fn told(self, teller: Teller, says: &'static [&'static str]) -> Self {
+        Self { teller, says, ..self }
+    }
+
+    fn bodies(self, bodies: Bodies) -> Self {
+        Self { bodies, ..self }
+    }
+
+    /// Changes what is configured besides.
+    fn settings(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// The lab has more hosts, or others.
+    fn lab(self, lab: fn(LabBuilder) -> LabBuilder) -> Self {
+        Self { lab, ..self }
+    }
+
+    /// To be done before anything starts.
+    fn before(self, before: fn(&Lab) -> Result<()>) -> Self {
+        Self { before, ..self }
+    }
+
+    /// What runs beside the service, from before it starts.
+    fn beside(self, beside: fn(&Lab) -> Result<Vec<Process>>) -> Self {
+        Self { beside, ..self }
+    }
+
+    /// To be done to a service that works.
+    fn after(mut self, after: fn(&mut Running<'_>) -> Result<()>) -> Self {
+        self.settings.apart = false;
+        Self { after, ..self }
+    }
+
+    /// To be done while clients download.
+    fn during(self, during: fn(&Running<'_>) -> Result<()>) -> Self {
+        Self { during, ..self }
+    }
+
+    /// Another address than the frontend's own is asked.
+    fn asked(self, asked: fn(&Lab) -> Option<std::net::Ipv4Addr>) -> Self {
+        Self { asked, ..self }
+    }
+}
+
+/// Every row, in the order of the page.
+#[must_use]
+pub fn all() -> Vec<Mistake> {
+    [configuration::rows(), certificates::rows(), environment::rows(), network::rows(), limits::rows()].concat()
+}
+
+impl fmt::Display for Bodies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Relayed => "relayed",
+            Self::Shortcut => "shortcut",
+            Self::Either => "relayed or shortcut",
+        })
+    }
+}
+
+impl fmt::Display for Teller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = |role: &Role| match role {
+            Role::Frontend => "frontend",
+            Role::Intermediate => "intermediate",
+            _ => "backend",
+        };
+        match self {
+            Self::Agent(of) => write!(f, "agent of the {}", role(of)),
+            Self::Agents => write!(f, "agent"),
+            Self::Server(of) => write!(f, "nginx of the {}", role(of)),
+            Self::Nobody => write!(f, "nobody"),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Mistakes with processes and files: agents that do not run or run twice, sockets, ports, limits of the system.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::text::{set, swap};
+use super::{Bodies, Mistake, Teller};
+use crate::host::Role::{Backend, Frontend};
+use crate::lab::Lab;
+use crate::process::Process;
+
+/// The first port of `ports`, as shuntd has it by default.
+const SENDER_PORT: u16 = 61000;
+
+pub(super) fn rows() -> Vec<Mistake> {
+    vec![
+        Mistake::new("agent-ended", "the frontend's agent does not run")
+            .after(|running| running.service.kill_agent(running.lab.frontend()))
+            .told(Teller::Server(Frontend), &["agent.sock"]),
+        Mistake::new("detached", "`shuntd --detach` while the agent runs")
+            .after(|running| {
+                let frontend = running.lab.frontend();
+                running.shuntd(frontend, str::to_owned, &["--detach"])?;
+                running.wait_for_others()
+            })
+            .bodies(Bodies::Shortcut)
+            .told(Teller::Agent(Frontend), &["runs"]),
+        Mistake::new("detached-by-another", "`shuntd --detach` with another configuration for the same interface")
+            .after(|running| {
+                let frontend = running.lab.frontend();
+                running.shuntd(frontend, another, &["--detach"])?;
+                running.wait_for_others()
+            })
+            .bodies(Bodies::Shortcut)
+            .told(Teller::Agent(Frontend), &["client0"]),
+        Mistake::new("second-agent", "a second agent is started on the same interface")
+            .after(|running| {
+                let frontend = running.lab.frontend();
+                running.shuntd(frontend, another, &[])?;
+                running.wait_for_others()
+            })
+            .bodies(Bodies::Shortcut)
+            .told(Teller::Agent(Frontend), &["client0"]),
+        Mistake::new("same-agent-twice", "the agent is started a second time")
+            .after(|running| {
+                let frontend = running.lab.frontend();
+                running.shuntd(frontend, str::to_owned, &[])?;
+                running.wait_for_others()
+            })
+            .bodies(Bodies::Shortcut)
+            .told(Teller::Agent(Frontend), &["agent.sock"]),
+        Mistake::new("few-descriptors", "RLIMIT_NOFILE of the backend's agent is 48")
+            .after(|running| {
+                let backend = running.lab.backend();
+                running.service.kill_agent(backend)?;
+                // By this name its log is an agent's.
+                let program = backend.dir().join("shuntd");
+                std::os::unix::fs::symlink("/usr/bin/prlimit", &program).context("naming prlimit")?;
+                let mut command = Command::new(program);
+                command.arg("--nofile=48:48").arg(crate::service::shuntd_program()?);
+                command.arg("--config").arg(backend.dir().join("shuntd.toml")).env("NO_COLOR", "1");
+                running.others.push(backend.spawn(command)?);
+                running.service.wait_for_agents()
+            })
+            .bodies(Bodies::Either)
+            .told(Teller::Agent(Backend), &["LimitNOFILE", "limit=48"]),
+        Mistake::new("file-replaced", "files are replaced by others of the same bytes while clients download")
+            .during(|running| {
+                let files = running.lab.dir().join("files");
+                for entry in std::fs::read_dir(&files)? {
+                    let (old, new) = (entry?.path(), files.join("new"));
+                    std::fs::copy(&old, &new)?;
+                    std::fs::rename(&new, &old)?;
+                }
+                Ok(())
+            })
+            .bodies(Bodies::Shortcut),
+    ]
+}
+
+/// The configuration of an agent of another name, beside the first one.
+fn another(text: &str) -> String {
+    let text = swap(text, "agent.sock", "another.sock");
+    let text = swap(&text, "10.77.1.1:7440", "10.77.1.1:7450");
+    let pins = super::text::value(&text, "pins").to_owned() + "-another";
+    set(&text, "pins", &format!("\"{pins}\""))
+}
+
+impl super::Running<'_> {
+    /// Waits until each process beside the service's has ended, or has had time to: one that stays is to be refused.
+    fn wait_for_others(&mut self) -> Result<()> {
+        for other in &mut self.others {
+            let ended = other.wait(std::time::Duration::from_secs(8));
+            ensure!(ended.is_ok(), "it goes on in place of ending with an error:\n{}", other.log());
+        }
+        Ok(())
+    }
+}
+
+/// Lets every user come as far as the agents' sockets.
+pub(super) fn open_way(lab: &Lab) -> Result<()> {
+    for host in lab.tiers() {
+        for directory in host.dir().ancestors().take_while(|directory| directory.starts_with(lab.dir())) {
+            let mode = std::fs::metadata(directory)?.permissions().mode() | 0o011;
+            std::fs::set_permissions(directory, PermissionsExt::from_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// Has a program of the backend listen at the port that payloads are to leave by.
+pub(super) fn take_sender_port(lab: &Lab) -> Result<Vec<Process>> {
+    let script = format!(
+        "import socket, time\ns = socket.socket()\ns.bind(('', {SENDER_PORT}))\ns.listen()\ntime.sleep(3600)\n"
+    );
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", &script]);
+    Ok(vec![lab.backend().serve(command, ([0, 0, 0, 0], SENDER_PORT).into())?])
+}

@@ -1,0 +1,157 @@
+//! The parts of a service, and how each goes silent and comes back.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::disk::{Disk, Reads};
+use crate::faults::{Bed, DISK};
+use crate::host::Host;
+use crate::lab::Lab;
+
+/// Who goes silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The backend's nginx.
+    Backend,
+    BackendAgent,
+    FrontendAgent,
+    /// The disk of the file that is sent.
+    Disk,
+    /// Between the backend and everybody else.
+    Link,
+    Intermediate,
+}
+
+/// How it goes silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Manner {
+    /// It does nothing: SIGSTOP, a pulled cable, a disk that does not answer.
+    Stopped,
+    /// What is sent to it or by it vanishes.
+    Blackholed,
+    /// It has its turn now and then.
+    Slow,
+}
+
+impl Part {
+    pub const ALL: [Self; 6] =
+        [Self::Backend, Self::BackendAgent, Self::FrontendAgent, Self::Disk, Self::Link, Self::Intermediate];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Backend => "backend",
+            Self::BackendAgent => "backend-agent",
+            Self::FrontendAgent => "frontend-agent",
+            Self::Disk => "disk",
+            Self::Link => "link",
+            Self::Intermediate => "intermediate",
+        }
+    }
+
+    /// Below which path the concerned clients ask.
+    pub(super) fn prefix(self) -> String {
+        if self == Self::Disk { format!("/t/{DISK}/") } else { "/t/".to_owned() }
+    }
+
+    /// Where bystanders ask, and who answers them.
+    pub(super) fn bystanders(self, manner: Manner) -> &'static [&'static str] {
+        match (self, manner) {
+            // A file that cannot be opened stops nginx's worker, with Shunt and without; one that cannot be read does not.
+            (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
+            // What this frontend hands off goes through its agent.
+            (Self::FrontendAgent, _) => &["/plain/"],
+            _ => &["/other/", "/plain/"],
+        }
+    }
+}
+
+impl Manner {
+    pub const ALL: [Self; 3] = [Self::Stopped, Self::Blackholed, Self::Slow];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Blackholed => "blackholed",
+            Self::Slow => "slow",
+        }
+    }
+}
+
+/// The port on the service network, where backends have their only one.
+const PORT: &str = "service0";
+const AGENTS_PORT: u16 = 7440;
+const SERVERS_PORT: u16 = 80;
+
+/// How one part is made silent in one manner.
+pub(super) enum Switch<'a> {
+    /// Every process of a group is stopped.
+    Group(Pid),
+    /// The cable is pulled.
+    Cable(&'a Lab, &'a Host),
+    /// The switch drops the host's frames.
+    Port(&'a Lab, &'a Host),
+    /// The host sends nothing from or to a port of TCP.
+    Tcp(&'a Host, u16),
+    Disk(&'a Disk, Reads),
+}
+
+impl<'a> Switch<'a> {
+    /// # Errors
+    /// When the part does not run.
+    pub(super) fn of(part: Part, manner: Manner, bed: &'a mut Bed<'_>) -> Result<Self> {
+        let lab = bed.lab();
+        let host = match part {
+            Part::FrontendAgent => lab.frontend(),
+            Part::Intermediate => lab.intermediates()[0],
+            _ => lab.backend(),
+        };
+        let is_agent = matches!(part, Part::BackendAgent | Part::FrontendAgent);
+        Ok(match (part, manner) {
+            (Part::Disk, Manner::Slow) => Self::Disk(bed.disk()?, Reads::Slowly),
+            (Part::Disk, Manner::Stopped) => Self::Disk(bed.disk()?, Reads::Hang),
+            (Part::Disk, Manner::Blackholed) => Self::Disk(bed.disk()?, Reads::Gone),
+            (Part::Link, Manner::Stopped) => Self::Cable(lab, host),
+            (Part::Link, _) | (Part::Intermediate, Manner::Blackholed) => Self::Port(lab, host),
+            (Part::Backend, Manner::Blackholed) => Self::Tcp(host, SERVERS_PORT),
+            (_, Manner::Blackholed) if is_agent => Self::Tcp(host, AGENTS_PORT),
+            _ => {
+                let process = match is_agent {
+                    true => bed.service.agent_process(host)?,
+                    false => bed.service.chain_mut().process(host.name()),
+                };
+                let process = process.with_context(|| format!("{} does not run", part.name()))?;
+                let group = i32::try_from(process.pid()).ok().and_then(Pid::from_raw);
+                Self::Group(group.context("a process has a number")?)
+            }
+        })
+    }
+
+    /// Makes it silent, or has it speak again.
+    pub(super) fn silence(&self, silent: bool) -> Result<()> {
+        match self {
+            Self::Group(group) => {
+                let signal = if silent { Signal::STOP } else { Signal::CONT };
+                kill_process_group(*group, signal).context("signalling a part")
+            }
+            Self::Cable(lab, host) if silent => lab.cut(host, PORT),
+            Self::Cable(lab, host) => lab.join(host, PORT),
+            Self::Port(lab, host) => lab.blackhole(host, PORT, silent),
+            Self::Tcp(host, port) => ["sport", "dport"].into_iter().try_for_each(|end| {
+                let mut ip = Command::new("ip");
+                ip.args(["rule", if silent { "add" } else { "del" }, "pref", "10", "ipproto", "tcp", end]);
+                ip.args([&port.to_string(), "blackhole"]);
+                host.check(ip).map(drop)
+            }),
+            Self::Disk(disk, reads) => disk.set(if silent { *reads } else { Reads::Well }),
+        }
+    }
+
+    /// Whether it is slow by itself and needs no turns.
+    pub(super) fn is_slow(&self) -> bool {
+        matches!(self, Self::Disk(..))
+    }
+}

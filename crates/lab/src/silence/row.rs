@@ -1,0 +1,168 @@
+//! One row: two clients that are concerned, bystanders that are not, and the silence.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use super::bystander::{Seen, stand_by};
+use super::part::{Manner, Part, Switch};
+use super::table::{BYSTANDER_BOUND, expected};
+use crate::answer::Ending;
+use crate::faults::{Bed, Client, LONG_FILE, QUEUED_FILE};
+
+/// The silence lasts so long: longer than every bound of somebody who waits for it.
+pub(super) const SILENCE: Duration = Duration::from_secs(8);
+/// What is slow does nothing for the one and works for the other, again and again.
+const TURNS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(20));
+/// From the beginning of the silence to the request of the client that asks then.
+const ASKS_AFTER: Duration = Duration::from_millis(300);
+/// Nobody waits for so long.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Small, so that most of the payload is not sent when the silence begins.
+const RECEIVE_BUFFER: usize = 32 << 10;
+const READ_BYTES: u64 = 256 << 10;
+
+/// What a row showed.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    pub part: &'static str,
+    pub manner: &'static str,
+    /// How the response in mid-payload ended, and seconds since the silence began.
+    pub under_way: (String, f64),
+    /// How the response ended that was asked for then, and after how many seconds.
+    pub asks: (String, f64),
+    /// The bystanders' longest wait, in seconds, and how many responses they had.
+    pub bystander_seconds: f64,
+    pub bystander_responses: u64,
+    /// What is otherwise than it is to be, in words.
+    pub found: Vec<String>,
+}
+
+impl Outcome {
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    pub(super) fn broken(part: Part, manner: Manner, error: &anyhow::Error, explained: &str) -> Self {
+        Self {
+            part: part.name(),
+            manner: manner.name(),
+            under_way: (String::new(), 0.0),
+            asks: (String::new(), 0.0),
+            bystander_seconds: 0.0,
+            bystander_responses: 0,
+            found: vec![format!("{error:#}{explained}")],
+        }
+    }
+}
+
+/// Runs it on a service that works, and has that work again.
+pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner) -> Result<Outcome> {
+    let (client, server, prefix) = (bed.lab().client(), bed.server(), part.prefix());
+    if part == Part::Disk {
+        bed.disk()?;
+    }
+    bed.warm()?;
+    let switch = Switch::of(part, manner, bed)?;
+    let mut under_way = Client::connect(client, server, Some(RECEIVE_BUFFER))?;
+    under_way.ask(&format!("{prefix}{}", LONG_FILE.0), LONG_FILE.0, LONG_FILE.1);
+    under_way.read_until(READ_BYTES, PATIENCE)?;
+    let over = AtomicBool::new(false);
+    let (ends, bystanders) = std::thread::scope(|scope| {
+        let over = &over;
+        let by = |way: &'static str| scope.spawn(move || stand_by(client, server, way, over));
+        let bystanders: Vec<_> = part.bystanders(manner).iter().map(|way| by(way)).collect();
+        let ends = concerned(&switch, manner, under_way, || {
+            let asks = Client::connect(client, server, None)?;
+            Ok((asks, format!("{prefix}{}", QUEUED_FILE.0)))
+        });
+        over.store(true, Ordering::Relaxed);
+        (ends, bystanders.into_iter().map(|one| one.join()).collect::<Vec<_>>())
+    });
+    let (under_way, asks) = ends?;
+    let mut found = Vec::new();
+    let expected = expected(part, manner);
+    found.extend(expected.under_way.objection("in mid-payload", under_way.0, under_way.1));
+    found.extend(expected.asks.objection("asked then", asks.0, asks.1));
+    let mut all = Seen::default();
+    for (way, seen) in part.bystanders(manner).iter().zip(bystanders) {
+        match seen {
+            Ok(Ok(seen)) => {
+                all.responses += seen.responses;
+                all.worst = all.worst.max(seen.worst);
+                if seen.worst > BYSTANDER_BOUND {
+                    found.push(format!("a bystander ({way}) waited {:.2?}", seen.worst));
+                }
+            }
+            Ok(Err(error)) => found.push(format!("a bystander ({way}): {error:#}")),
+            Err(_) => bail!("a bystander panicked"),
+        }
+    }
+    bed.recover().context("after the silence")?;
+    let named = |(ending, seconds): (Ending, f64)| (ending.to_string(), seconds);
+    Ok(Outcome {
+        part: part.name(),
+        manner: manner.name(),
+        under_way: named(under_way),
+        asks: named(asks),
+        bystander_seconds: all.worst.as_secs_f64(),
+        bystander_responses: all.responses,
+        found,
+    })
+}
+
+type End = (Ending, f64);
+
+/// Takes the two clients that are concerned through the silence.
+fn concerned(
+    switch: &Switch<'_>,
+    manner: Manner,
+    mut under_way: Client,
+    ask: impl FnOnce() -> Result<(Client, String)> + Send,
+) -> Result<(End, End)> {
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        let silent = scope.spawn(move || keep_silent(switch, manner));
+        let first =
+            scope.spawn(move || Ok::<_, anyhow::Error>((under_way.finish(PATIENCE)?, begin.elapsed().as_secs_f64())));
+        std::thread::sleep(ASKS_AFTER);
+        let second = scope.spawn(move || {
+            let begin = Instant::now();
+            let (mut client, path) = ask()?;
+            client.ask(&path, QUEUED_FILE.0, QUEUED_FILE.1);
+            Ok::<_, anyhow::Error>((client.finish(PATIENCE)?, begin.elapsed().as_secs_f64()))
+        });
+        match (first.join(), second.join(), silent.join()) {
+            (Ok(first), Ok(second), Ok(silent)) => {
+                silent.context("making it silent")?;
+                Ok((first?, second?))
+            }
+            _ => bail!("a client panicked"),
+        }
+    })
+}
+
+/// Makes the part silent for its time, whatever happens.
+fn keep_silent(switch: &Switch<'_>, manner: Manner) -> Result<()> {
+    let end = Instant::now() + SILENCE;
+    let quiet = || -> Result<()> {
+        if manner != Manner::Slow || switch.is_slow() {
+            switch.silence(true)?;
+            std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            return Ok(());
+        }
+        while Instant::now() < end {
+            switch.silence(true)?;
+            std::thread::sleep(TURNS.0);
+            switch.silence(false)?;
+            std::thread::sleep(TURNS.1);
+        }
+        // As it is when it ends below.
+        switch.silence(true)
+    };
+    let quiet = quiet();
+    switch.silence(false).and(quiet)
+}

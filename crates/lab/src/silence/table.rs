@@ -1,0 +1,126 @@
+//! The table: until when each client that is concerned has its end, and what bystanders wait.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::part::{Manner, Part};
+use crate::answer::Ending;
+
+/// The longest wait of a bystander, in every row.
+pub const BYSTANDER_BOUND: Duration = Duration::from_secs(1);
+
+/// How a concerned client's response may end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// With every byte.
+    Whole,
+    /// With every byte, or visibly not: an error, a reset.
+    WholeOrVisiblyNot,
+}
+
+/// A bound of one client.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bound {
+    pub(super) ends: Ends,
+    pub(super) within: Duration,
+}
+
+/// What a row is to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    /// Of the client in mid-payload when the silence begins.
+    pub(super) under_way: Bound,
+    /// Of the one that asks afterwards.
+    pub(super) asks: Bound,
+}
+
+/// Nothing is waited for, on a machine that does other work.
+const SOON: Duration = Duration::from_secs(4);
+/// A stopped or dead agent of the frontend costs a download 5 s at most; the rest is the download.
+const AGENT: Duration = Duration::from_secs(7);
+/// A timeout decides that the bed sets to 3 s (`proxy_read_timeout`, `progress`, `send_timeout`), after four heartbeats
+/// or a connection that is not taken (2 s), and a quarter.
+const TIMEOUT: Duration = Duration::from_secs(7);
+/// The silence lasts [`super::row::SILENCE`]; what is slow goes on during it and ends after it.
+const AFTERWARDS: Duration = Duration::from_secs(14);
+
+const fn whole(within: Duration) -> Bound {
+    Bound { ends: Ends::Whole, within }
+}
+
+const fn ended(within: Duration) -> Bound {
+    Bound { ends: Ends::WholeOrVisiblyNot, within }
+}
+
+pub(super) fn expected(part: Part, manner: Manner) -> Expected {
+    let (under_way, asks) = match (part, manner) {
+        // A payload under way has no need of servers.
+        (Part::Backend | Part::Intermediate, Manner::Slow) => (whole(SOON), ended(AFTERWARDS)),
+        (Part::Backend | Part::Intermediate, _) => (whole(SOON), ended(TIMEOUT)),
+        (Part::BackendAgent, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
+        (Part::BackendAgent, _) => (ended(TIMEOUT), ended(TIMEOUT)),
+        (Part::FrontendAgent, _) => (whole(AGENT), whole(AGENT)),
+        (Part::Disk | Part::Link, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
+        (Part::Disk | Part::Link, _) => (ended(TIMEOUT), ended(TIMEOUT)),
+    };
+    Expected { under_way, asks }
+}
+
+impl Bound {
+    /// What is wrong with a response that ended like this after so many seconds.
+    pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64) -> Option<String> {
+        let good = match ending {
+            Ending::Whole => true,
+            Ending::Wrong(_) | Ending::Hang(_) => false,
+            _ => self.ends == Ends::WholeOrVisiblyNot,
+        };
+        let late = seconds > self.within.as_secs_f64();
+        (!good || late).then(|| format!("{who}: {ending} after {seconds:.1} s; to be {self}"))
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ends = if self.ends == Ends::Whole { "whole" } else { "whole, or visibly not" };
+        write!(f, "{ends}, within {} s", self.within.as_secs())
+    }
+}
+
+/// The table as docs/silence.md has it.
+#[must_use]
+pub fn page() -> String {
+    let heads = "| silent | how | in mid-payload | asks then | bystander waits | who is one |\n";
+    let mut page = heads.to_owned() + "| --- | --- | --- | --- | --- | --- |\n";
+    for part in Part::ALL {
+        for manner in Manner::ALL {
+            let Expected { under_way, asks } = expected(part, manner);
+            let (bound, who) = (BYSTANDER_BOUND.as_secs(), part.bystanders(manner).join(", "));
+            let (part, manner) = (part.name(), manner.name());
+            let _ = writeln!(page, "| {part} | {manner} | {under_way} | {asks} | at most {bound} s | {who} |");
+        }
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_page_has_this_table() {
+        let docs = include_str!("../../../../docs/silence.md");
+        assert!(docs.contains(&page()), "docs/silence.md is to have this table:\n{}", page());
+    }
+
+    #[test]
+    fn wrong_bytes_and_silence_are_never_right() {
+        for bound in [whole(SOON), ended(TIMEOUT)] {
+            assert!(bound.objection("x", Ending::Wrong(1), 0.0).is_some());
+            assert!(bound.objection("x", Ending::Hang(1), 0.0).is_some());
+            assert!(bound.objection("x", Ending::Whole, 0.0).is_none());
+            assert!(bound.objection("x", Ending::Whole, 7.1).is_some());
+        }
+        assert!(whole(SOON).objection("x", Ending::Reset(1), 0.0).is_some());
+        assert!(ended(SOON).objection("x", Ending::Reset(1), 0.0).is_none());
+    }
+}

@@ -1,0 +1,22 @@
+//! A sample of the table of silence (crates/lab/src/silence/): `make soak` runs every row.
+
+mod service;
+
+use anyhow::{Result, ensure};
+use service::may_run;
+use shunt_lab::report::Progress;
+use shunt_lab::silence::{Manner, Part, run_rows};
+
+const SAMPLE: &[(Part, Manner)] =
+    &[(Part::BackendAgent, Manner::Stopped), (Part::Link, Manner::Blackholed), (Part::Intermediate, Manner::Slow)];
+
+#[test]
+fn who_has_nothing_to_do_with_a_silence_waits_for_nobody() -> Result<()> {
+    if !may_run("who_has_nothing_to_do_with_a_silence_waits_for_nobody") {
+        return Ok(());
+    }
+    let outcomes = run_rows(SAMPLE, &Progress::to_stderr())?;
+    let bad: Vec<_> = outcomes.iter().filter(|outcome| !outcome.is_good()).collect();
+    ensure!(bad.is_empty(), "{bad:#?}");
+    Ok(())
+}
