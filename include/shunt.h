@@ -44,7 +44,10 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
  * `peer`. From here until the region is complete the server writes nothing. A struct shunt_state is
  * in the ring afterwards. EPERM where it is refused: no such peer or ring, a region still active,
- * length 0, or bytes of the server's own that have not left yet. */
+ * length 0, or bytes of the server's own that have not left yet. EPERM, too, and a struct
+ * shunt_state with SHUNT_REGION_UNPROVEN and otherwise zeros, where there is no proof that the
+ * client's packets pass the steering programs as this socket numbers them: a later SHUNT_BEGIN on
+ * this connection may have it. */
 #define SHUNT_BEGIN  1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of
  * what the client has not acknowledged; only a reset may follow. */
@@ -65,6 +68,11 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_UNDO, u64 handoff): the region of that handoff, made by SHUNT_APPEND, never was.
  * EPERM where the client has some of it, or something was written behind it. */
 #define SHUNT_UNDO   6
+
+/* setsockopt(SHUNT_WATCH, any u32): connections to this socket's port may be handed off, so that
+ * their handshakes are noted from here on. Best said of a socket that listens, before its first
+ * client; else the first SHUNT_BEGIN on that port says it. EPERM: not TCP. */
+#define SHUNT_WATCH 7
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
  * connect or listen: the handshakes of this socket say that its program is under Shunt.
@@ -95,6 +103,7 @@ struct shunt_move {
 #define SHUNT_REGION_ACTIVE    1
 #define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
+#define SHUNT_REGION_UNPROVEN  4 /* of a SHUNT_BEGIN that was refused for want of proof */
 
 /* A record of the ring. It begins as a struct shunt_event does. */
 struct shunt_state {
@@ -242,7 +251,8 @@ struct shunt_board {
     X(53, relayed_tls_kernel, "not consented: the kernel encrypts this connection (kTLS)")          \
     X(54, relayed_tls_budget, "not consented: the client would take more KeyUpdates amiss")         \
     X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")               \
-    X(56, fetched_no_session, "fetched: the backend's agent is not connected now")
+    X(56, fetched_no_session, "fetched: the backend's agent is not connected now")                   \
+    X(57, fetched_unproven, "fetched: no proof that the client's packets pass the steering programs")
 /* clang-format on */
 
 struct shunt_counters {

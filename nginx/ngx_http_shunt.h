@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | recovery | proof | fetch, agent, board | pending | ring, trace, field | siphash |
- * kernel.
+ * handoff | watch, recovery | proof | fetch, agent, board | pending | ring, trace, field |
+ * siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -251,6 +251,11 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r);
 void ngx_http_shunt_ssl_give_up(ngx_connection_t *c);
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
+
+/* watch: clients whose packets are seen */
+void ngx_http_shunt_watch_listeners(ngx_log_t *log);
+void ngx_http_shunt_watch_begun(void);
+ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx);
 
 /* fetch */
 ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,

@@ -219,12 +219,14 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     if (ctx->id == 0 || ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
         ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused%V",
                       ngx_http_shunt_trace_text(r));
+        reason = ctx->id ? ngx_http_shunt_watch_refused(ctx) : SHUNT_COUNT_fetched_begin;
         ngx_http_shunt_pending_remove(ctx->id);
         ctx->id = 0;
         ctx->ring = NULL;
-        return SHUNT_COUNT_fetched_begin;
+        return reason;
     }
 
+    ngx_http_shunt_watch_begun();
     ngx_http_shunt_ring_hold(ctx->ring);
     ngx_http_shunt_count_handoff(ctx->peer.index, 1);
     ngx_http_shunt_lifetime_shortcut(c);

@@ -22,6 +22,13 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
     return setsockopt(fd, SHUNT_SOL, SHUNT_STATE, &ring, sizeof(ring));
 }
 
+int ngx_http_shunt_kernel_watch(int fd)
+{
+    uint32_t any = 1;
+
+    return setsockopt(fd, SHUNT_SOL, SHUNT_WATCH, &any, sizeof(any));
+}
+
 int ngx_http_shunt_kernel_cancel(int fd)
 {
     uint32_t any = 1;

@@ -14,7 +14,8 @@ HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
 PROVE, DIGEST = 15, 16
 OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
-BEGIN, CANCEL, STATE, MOVE = 1, 2, 3, 4
+BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
+UNPROVEN = 4                              # a region's status
 COMPLETE, RESET = 1, 2
 HEAD_BYTES, PEER_BYTES, PEERS = 96, 112, 64
 HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
@@ -139,6 +140,7 @@ class Agent:
         self.on_begin = lambda handoff: None  # before the worker goes on
         self.on_digest = self.tell_digest     # of a handoff that wants it, and of a question
         self.changed = threading.Condition()
+        self.proven = lambda handoff: True    # whether SHUNT_BEGIN finds proof
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
@@ -282,6 +284,18 @@ class Agent:
             data, fds, _, at = socket.recv_fds(self.shim, 4096, 4)
             what, _, ring, handoff, length = struct.unpack_from("=iIIQQ", data)
             handoff |= ring << 64
+            if what == WATCH:
+                with socket.socket(fileno=fds[0]) as s:
+                    self.note("watch", s.getsockname())
+                self.shim.sendto(b".", at)
+                continue
+            if what == BEGIN and not self.proven(handoff):
+                state = bytearray(data[28:])
+                struct.pack_into("=I", state, 20, UNPROVEN)
+                self.ring.rings[ring].write(bytes(state))
+                self.shim.sendto(b"-", at)
+                os.close(fds[0])
+                continue
             if what in (BEGIN, STATE, MOVE) and self.ring:
                 self.ring.rings[ring].write(data[28:])
             if what == BEGIN:

@@ -59,7 +59,7 @@ static uint32_t peer_port(int fd)
     return sa.sin6_port;
 }
 
-/* what, a struct shunt_begin, a struct shunt_state: and one byte back when it is done */
+/* what, a struct shunt_begin, a struct shunt_state: and one byte back, a dot where it is done */
 static int tell(int what, int fd)
 {
     int s, rc;
@@ -87,7 +87,8 @@ static int tell(int what, int fd)
         rc = connect(s, (struct sockaddr *) &sa, sizeof(sa));
     }
     if (rc == 0) {
-        rc = sendmsg(s, &msg, MSG_NOSIGNAL) == -1 || recv(s, &done, 1, 0) != 1 ? -1 : 0;
+        rc = sendmsg(s, &msg, MSG_NOSIGNAL) == -1 || recv(s, &done, 1, 0) != 1 || done != '.' ? -1
+                                                                                              : 0;
     }
     close(s);
     return rc;
@@ -208,6 +209,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_MOVE:
         return move(fd, value);
+
+    case SHUNT_WATCH:
+        return tell(SHUNT_WATCH, fd);
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;

@@ -284,6 +284,35 @@ class SeveralRequests:
         self.assertEqual((bad, self.agent.counters()["shortcuts"]), ([], clients * requests))
 
 
+class Unproven(Base):
+    """The kernel finds no proof that a client's packets pass the steering programs."""
+
+    def test_is_fetched_says_so_and_is_tried_again(self):
+        proofs = iter([False, True])
+        self.agent.proven = lambda handoff: next(proofs)
+        c = Client()
+        for outcome in "fetched:unproven", "shortcut":
+            self.assertEqual(c.get("/big").body, BIG)
+            n = 1 if outcome != "shortcut" else 2
+            self.assertEqual(self.log(n=n)[2:6], ["200", outcome, str(len(BIG)), str(len(BIG))])
+        n = self.agent.counters()
+        self.assertEqual((n["fetched_unproven"], n["fetched_begin"], n["shortcuts"]), (1, 0, 1))
+        self.assertEqual(self.agent.handoffs(), 0)
+
+    def test_where_it_is_the_rule_the_log_says_once_what_to_do(self):
+        self.agent.proven = lambda handoff: False
+        c = Client()
+        for _ in range(40):
+            self.assertEqual(c.get("/text.html").body, TEXT)
+        told = [l for l in read(self.dir + "/error.log").splitlines() if "list the interface in shuntd.toml" in l]
+        self.assertEqual(len(told), 1, told)
+        self.assertIn("[error]", told[0])
+
+    def test_all_listeners_of_http_are_watched_when_an_agent_comes(self):
+        watched = {self.agent.wait("watch") for _ in range(4)}
+        self.assertEqual(watched, {("127.0.0.2", 8083), ("127.0.0.3", 8082), ("127.0.0.4", 8081), ("127.0.0.4", 8086)})
+
+
 class Shortcut(SeveralRequests, Base):
     def test_body_is_equal_and_logged(self):
         c = Client()

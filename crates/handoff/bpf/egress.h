@@ -115,6 +115,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, st
 
     if (p->flags & TH_ACK && is_before(flow->server_ack, p->ack))
         flow->server_ack = p->ack;
+    note_segment(flow, end);
     d->tsval = p->tsval;
     if (p->timestamps && flow->flags & FLOW_TIMESTAMPS && is_before(p->tsval, flow->client_tsecr))
         d->tsval = flow->client_tsecr;
@@ -194,8 +195,12 @@ int fe_out(struct __sk_buff *skb)
     /* What this machine forwards may be a backend's segment: it has its place already. */
     if (skb->ingress_ifindex || !parse(skb, &p))
         return PASS;
+    if (p.flags & TH_SYN) {
+        note_syn_ack(&p);
+        return PASS;
+    }
     struct flow *flow = flow_of_servers(p.source, p.source_port, p.destination, p.destination_port);
-    if (!flow || p.flags & TH_SYN)
+    if (!flow)
         return PASS;
 
     __u64 now = bpf_ktime_get_coarse_ns();

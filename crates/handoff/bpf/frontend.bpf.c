@@ -20,6 +20,7 @@ const volatile __u64 netns_cookie = 0;
 #include "icmp.h"
 #include "kernel.h"
 #include "behind.h"
+#include "proof.h"
 
 #include "sockopt.h"
 #include "path.h"

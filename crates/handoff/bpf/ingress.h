@@ -60,9 +60,10 @@ static __always_inline int break_index(const struct spaces *s, __u32 n)
 
 static __always_inline void note_client(struct flow *flow, const struct packet *p)
 {
-    if (!is_before(p->ack, flow->client_ack)) {
+    if (is_newest_ack(flow, p->ack)) {
         flow->client_ack = p->ack;
         flow->client_window = p->window;
+        flow->flags |= FLOW_SEEN_IN;
     }
     if (p->timestamps) {
         bool first = !(flow->flags & FLOW_TIMESTAMPS);
@@ -471,13 +472,16 @@ int fe_in(struct __sk_buff *skb)
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }
-    if (!flow)
-        return PASS;
     if (p.flags & TH_SYN) {
-        if (!has_connection(skb, &p))
+        if (flow && has_connection(skb, &p))
+            return PASS;
+        if (flow)
             bpf_map_delete_elem(&flows, &key);
+        note_syn(&key, &p);
         return PASS;
     }
+    if (!flow)
+        return PASS;
     return steer(skb, &p, flow);
 }
 

@@ -133,14 +133,21 @@ static __always_inline bool load_asked(struct bpf_sock *sk, __u32 ring, __u32 pe
 }
 
 /* A flow whose sequence spaces are still the same. */
-static __always_inline struct flow *find_or_insert(const struct flow_key *key)
+static __always_inline struct flow *find_or_insert(const struct asked *a)
 {
-    struct flow *flow = bpf_map_lookup_elem(&flows, key);
+    struct flow *flow = bpf_map_lookup_elem(&flows, &a->key);
     if (flow)
         return flow;
-    struct flow fresh = {.spaces.status = SHUNT_REGION_COMPLETE};
-    bpf_map_update_elem(&flows, key, &fresh, BPF_NOEXIST);
-    return bpf_map_lookup_elem(&flows, key);
+    struct flow fresh = {
+        .spaces.status = SHUNT_REGION_COMPLETE,
+        .client_ack = a->tcp->snd_una,
+        .server_ack = a->tcp->rcv_nxt,
+        .server_end = a->tcp->snd_nxt,
+        .rcv_wscale = a->connection.rcv_wscale,
+        .flags = was_seen_to_begin(&a->key, a->tcp) ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
+    };
+    bpf_map_update_elem(&flows, &a->key, &fresh, BPF_NOEXIST);
+    return bpf_map_lookup_elem(&flows, &a->key);
 }
 
 static __always_inline __u32 later(__u32 a, __u32 b)
@@ -212,12 +219,16 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     if (local != tcp->snd_nxt)
         return FE_REFUSED_UNSENT;
 
+    to_client(s, local, local, &start);
+    if (!is_proven(flow, tcp, start)) {
+        begin_proof(flow, tcp);
+        return FE_REFUSED_UNPROVEN;
+    }
     if (s->made == 0) {
         flow->client_ack = tcp->snd_una;
         flow->snd_wscale = c->snd_wscale;
         flow->client_window = c->snd_wnd >> c->snd_wscale;
     }
-    to_client(s, local, local, &start);
     if (s->made == 0 || nth_break(s, 0)->peer != begin->peer)
         flow->ack_spacing = 0;
     struct flow_break *b = next_break(s);
@@ -334,6 +345,18 @@ static __always_inline void report_state(void *ring, const struct flow_key *key,
         count(FE_EVENT_LOST);
 }
 
+/* The connections to come are watched from the beginning. */
+static __always_inline void report_unproven(void *ring, const struct flow_key *key, __u64 handoff)
+{
+    struct shunt_state state = {.handoff = handoff,
+                                .kind = SHUNT_EVENT_STATE,
+                                .status = SHUNT_REGION_UNPROVEN};
+
+    watch_port(key->server_port);
+    if (bpf_ringbuf_output(ring, &state, sizeof(state), BPF_RB_NO_WAKEUP))
+        count(FE_EVENT_LOST);
+}
+
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,
                                                 bool is_appended)
 {
@@ -348,7 +371,7 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
         return FE_REFUSED_ARGUMENT;
     if (!load_asked(sk, begin.ring, begin.peer, &asked, &result))
         return result;
-    struct flow *flow = find_or_insert(&asked.key);
+    struct flow *flow = find_or_insert(&asked);
     if (!flow)
         return FE_REFUSED_FULL;
     flow->last_seen_ns = bpf_ktime_get_ns();
@@ -360,6 +383,8 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     bpf_spin_unlock(&flow->lock);
     if (result == FE_BEGUN)
         report_state(asked.ring, &asked.key, flow);
+    else if (result == FE_REFUSED_UNPROVEN)
+        report_unproven(asked.ring, &asked.key, begin.handoff);
     return result;
 }
 
@@ -466,6 +491,10 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
             return REFUSED;
     } else if (ctx->optname == SHUNT_CANCEL) {
         cancel(sk);
+    } else if (ctx->optname == SHUNT_WATCH) {
+        if (sk->protocol != IPPROTO_TCP)
+            return REFUSED;
+        watch_port(bpf_htons(sk->src_port));
     } else if (ctx->optname == SHUNT_STATE) {
         if (!tell_state(ctx, sk))
             return REFUSED;

@@ -12,15 +12,17 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 6
+#define STEERING_LAYOUT 7
 
-#define MAX_FLOWS   65536
-#define MAX_SENDERS 65536
-#define MAX_PEERS   64 /* SHUNT_BOARD_PEERS */
-#define MAX_RINGS   256
-#define RING_BYTES  262144 /* 8,192 completions between two looks of a worker */
+#define MAX_FLOWS      65536
+#define MAX_SENDERS    65536
+#define MAX_PEERS      64 /* SHUNT_BOARD_PEERS */
+#define MAX_RINGS      256
+#define MAX_HANDSHAKES 65536
+#define PORTS          65536
+#define RING_BYTES     262144 /* 8,192 completions between two looks of a worker */
 /* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
-#define BREAKS      4
+#define BREAKS         4
 
 /* A client connection, as the frontend sees it. */
 struct flow_key {
@@ -67,10 +69,12 @@ struct flow {
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
     __u32 ring;         /* where the newest region's completion goes */
     /* what of the client's packets and the frontend's own has passed */
-    __u32 client_ack;    /* highest ACK number of the client, CLIENT space */
-    __u32 client_tsval;  /* newest timestamp of the client */
-    __u32 client_tsecr;  /* newest timestamp that it has echoed: ours must not go back */
-    __u32 server_ack;    /* highest ACK number of the frontend's kernel */
+    __u32 client_ack;   /* highest ACK number of the client, CLIENT space */
+    __u32 client_tsval; /* newest timestamp of the client */
+    __u32 client_tsecr; /* newest timestamp that it has echoed: ours must not go back */
+    __u32 server_ack;   /* highest ACK number of the frontend's kernel */
+    __u32 server_end;   /* end of the frontend's newest segment, LOCAL space */
+    __u32 pad;
     __u16 client_window; /* window field that came with client_ack, not scaled */
     __u8 flags;          /* FLOW_* */
     /* as it was when the newest region began, or moved (struct shunt_state) */
@@ -91,9 +95,18 @@ struct flow {
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
 #define FLOW_RESET       4
-#define FLOW_START_ACKED 8  /* the frontend has been told that its header arrived */
-#define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr hold one */
-#define FLOW_QUEUES      32 /* the server may write behind the newest region (behind.h) */
+#define FLOW_START_ACKED 8   /* the frontend has been told that its header arrived */
+#define FLOW_TIMESTAMPS  16  /* client_tsval and client_tsecr hold one */
+#define FLOW_QUEUES      32  /* the server may write behind the newest region (behind.h) */
+#define FLOW_SEEN_IN     64  /* client_ack is from a packet that fe_in has seen (proof.h) */
+#define FLOW_SEEN_OUT    128 /* server_end is from a segment that fe_out has seen */
+
+/* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */
+struct handshake {
+    __u32 client_isn; /* of the SYN at fe_in */
+    __u32 server_isn; /* of the SYN-ACK at fe_out */
+    __u32 answered;   /* 1: there was one */
+};
 
 /* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
  */
@@ -176,6 +189,7 @@ struct sender_slot {
     X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(FE_DROP_COPY, "dropped: a copy whose flow, backend or route to it is gone")                 \
+    X(FE_HANDSHAKE, "handshakes of clients seen on both ways")                                    \
     X(FE_BEGUN, "regions begun")                                                                  \
     X(FE_APPENDED, "regions made longer")                                                         \
     X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
@@ -189,6 +203,7 @@ struct sender_slot {
     X(FE_REFUSED_ACTIVE, "SHUNT_BEGIN refused: a region is active")                               \
     X(FE_REFUSED_ENDED, "SHUNT_BEGIN refused: the connection was cancelled or reset")             \
     X(FE_REFUSED_UNSENT, "SHUNT_BEGIN refused: the server's own bytes have not all left")         \
+    X(FE_REFUSED_UNPROVEN, "SHUNT_BEGIN refused: no proof that its packets pass here")            \
     X(FE_REFUSED_ARGUMENT, "SHUNT_BEGIN refused: bad argument or socket")                         \
     X(FE_REFUSED_FULL, "SHUNT_BEGIN refused: the flow table is full")                             \
     X(FE_EVENT_LOST, "completions and answers that found their ring full or gone")                \

@@ -18,7 +18,18 @@ use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use crate::error::SteeringError;
 
 const HANDLE: u32 = 1;
-const MAPS: [&str; 8] = ["counters", "flows", "layout", "peers", "ring_owners", "rings", "sender_slots", "senders"];
+const MAPS: [&str; 10] = [
+    "counters",
+    "flows",
+    "handshakes",
+    "layout",
+    "peers",
+    "ring_owners",
+    "rings",
+    "sender_slots",
+    "senders",
+    "watched_ports",
+];
 const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
 
 /// Names of the cgroup programs, and of the files that their links are pinned as.

@@ -143,7 +143,15 @@ impl Frontend {
         let maps = &open.maps;
         pins::check_layout(
             &config.pin_dir,
-            [&maps.flows, &maps.peers, &maps.rings, &maps.ring_owners, &maps.counters],
+            [
+                &maps.flows,
+                &maps.peers,
+                &maps.rings,
+                &maps.ring_owners,
+                &maps.counters,
+                &maps.handshakes,
+                &maps.watched_ports,
+            ],
         )?;
         let loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;

@@ -203,11 +203,16 @@ impl Link {
     /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
     ///
     /// # Errors
-    /// The kernel's: this connection cannot be handed off, or not now.
+    /// The kernel's: this connection cannot be handed off, or not now. `WouldBlock`: there is no proof yet that its packets
+    /// pass the steering programs (bpf/proof.h).
     pub fn begin(&mut self, socket: impl AsFd, sender: Sender, length: u64) -> io::Result<Handoff> {
         self.made = self.made.wrapping_add(1);
         let handoff = u64::from(self.worker) << 32 | u64::from(self.made);
-        odb::append(&socket, &Begin { peer: sender.index, ring: self.number, handoff, length })?;
+        let begun = odb::append(&socket, &Begin { peer: sender.index, ring: self.number, handoff, length });
+        if let Err(error) = begun {
+            let is_unproven = self.answer(handoff).is_some_and(|state| state.status == State::UNPROVEN);
+            return Err(if is_unproven { io::ErrorKind::WouldBlock.into() } else { error });
+        }
         let Some(state) = self.answer(handoff) else {
             odb::undo(socket, handoff)?;
             return Err(io::Error::other("the kernel's answer is lost"));

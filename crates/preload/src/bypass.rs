@@ -53,6 +53,10 @@ const POSSIBLE: u8 = 1;
 const PREPARED: u8 = 2;
 /// Not a client's connection, or none that another machine could send on.
 const NEVER: u8 = 3;
+/// One that the kernel has refused for want of proof: once, and each time more is one more.
+const UNPROVEN: u8 = 4;
+/// As often as that, it is not asked for again: then its packets take another way.
+const UNPROVEN_LAST: u8 = UNPROVEN + 15;
 
 /// Regions that have begun and that no agent has been told of: nearly always, there are none.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
@@ -214,6 +218,18 @@ fn refuse(fd: RawFd) {
         && !unsent(fd)
     {
         client.store(NEVER, Ordering::Relaxed);
+    }
+}
+
+/// The kernel knows too little of this connection: what passes until the next write may be enough.
+fn refuse_for_now(fd: RawFd) {
+    if let Some(client) = client(fd) {
+        let next = match client.load(Ordering::Relaxed) {
+            UNPROVEN_LAST.. => NEVER,
+            refused @ UNPROVEN.. => refused + 1,
+            _ => UNPROVEN,
+        };
+        client.store(next, Ordering::Relaxed);
     }
 }
 

@@ -138,6 +138,8 @@ fn writes_into_syn(fd: RawFd) -> bool {
 
 /// Before listen(2).
 pub fn listening(fd: RawFd) {
+    // Where nobody hands off now, the first handoff says it.
+    let _ = odb::watch(borrow(fd));
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
         && odb::speak(borrow(fd)).is_ok()

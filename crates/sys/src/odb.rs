@@ -16,6 +16,7 @@ const SHUNT_ENDED: i32 = 18;
 const SHUNT_CANCEL: i32 = 2;
 const SHUNT_APPEND: i32 = 5;
 const SHUNT_UNDO: i32 = 6;
+const SHUNT_WATCH: i32 = 7;
 
 /// Has another machine send the next bytes of a connection: `begin` is a struct shunt_begin.
 ///
@@ -31,6 +32,14 @@ pub fn append<T: IntoBytes + Immutable>(socket: impl AsFd, begin: &T) -> io::Res
 /// The client has some of it, or something was written behind it.
 pub fn undo(socket: impl AsFd, handoff: u64) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_UNDO, &handoff)
+}
+
+/// Has the handshakes of clients of a socket that listens noted, so that their first responses may be handed off.
+///
+/// # Errors
+/// Nobody hands off here, or the socket is none of TCP.
+pub fn watch(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_WATCH, &1u32)
 }
 
 /// Ends what [`append`] has begun, in the middle: then only a reset may follow.

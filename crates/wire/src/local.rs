@@ -439,6 +439,11 @@ impl Event {
     pub const STATE: u32 = 3;
 }
 
+impl State {
+    /// `SHUNT_REGION_UNPROVEN`.
+    pub const UNPROVEN: u32 = 4;
+}
+
 /// A connection as it was when a region began (`struct shunt_state`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -11,6 +11,7 @@ mod ingress;
 mod loader;
 mod model;
 mod programs;
+mod proof;
 mod segment;
 mod sockets;
 mod spacing;

@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use libbpf_rs::{MapHandle, MapInfo, RingBufferBuilder};
-use shunt_handoff::bpf::SteerPeer;
+use libbpf_rs::{MapCore, MapHandle, MapInfo, RingBufferBuilder};
+use shunt_handoff::bpf::{FlowKey, SteerPeer};
 use shunt_handoff::counters::COUNTERS;
 use shunt_handoff::frontend::Spacing;
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all};
+use shunt_sys::odb;
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
 use shunt_wire::local::Event;
@@ -143,7 +144,13 @@ impl Steered {
     /// A connection to a server that listens at another address than its client asks for.
     pub fn connect_to(&self, listening: IpAddr, address: IpAddr) -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind((listening, 0)).expect("listen");
-        let at = SocketAddr::from((address, listener.local_addr().expect("bound").port()));
+        odb::watch(&listener).expect("SHUNT_WATCH");
+        let port = listener.local_addr().expect("bound").port();
+        self.connect_by(&listener, (address, port).into())
+    }
+
+    /// A connection of `listener`'s, whose client asks for another address.
+    pub fn connect_by(&self, listener: &TcpListener, at: SocketAddr) -> (TcpStream, TcpStream) {
         let client = self.hosts.client.run(|| TcpStream::connect(at)).expect("netns").expect("connect");
         let (server, _) = listener.accept().expect("accept");
         for end in [&client, &server] {
@@ -229,6 +236,16 @@ impl Steered {
                 restored => return restored.expect("the socket is restored").0,
             }
         }
+    }
+
+    /// A map of the frontend's programs.
+    pub fn frontend_map(&self, name: &str) -> MapHandle {
+        MapHandle::from_pinned_path(self.frontend_config.pin_dir.join(name)).expect("a pinned map")
+    }
+
+    /// Nothing is known of that connection any more.
+    pub fn forget(&self, key: &FlowKey) {
+        self.frontend_map("flows").delete(key.as_bytes()).expect("a flow");
     }
 
     /// What SHUNT_BEGIN or SHUNT_STATE has left in the ring.

@@ -15,7 +15,7 @@ use shunt_sys::erase::Erased;
 use shunt_wire::local::{Reason, Tls};
 
 use super::handing::{Failed, Handing, bytes, is_long, region_bytes};
-use super::{BEGUN, prepare, refuse, unsent};
+use super::{BEGUN, prepare, refuse, refuse_for_now, unsent};
 use crate::counts::count;
 use crate::descriptors::borrow;
 use crate::runtime::Runtime;
@@ -127,12 +127,19 @@ impl Handings {
             // What had not left yet has left meanwhile, perhaps: what is refused now is refused for another reason.
             begun = link.begin(borrow(fd), sender, region);
         }
-        let Ok(message) = begun else {
-            // Where it has gone meanwhile, others may send on this connection.
-            if link.sender(holder) == Some(sender) {
-                refuse(fd);
+        let message = match begun {
+            Ok(message) => message,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                refuse_for_now(fd);
+                return None;
             }
-            return None;
+            Err(_) => {
+                // Where it has gone meanwhile, others may send on this connection.
+                if link.sender(holder) == Some(sender) {
+                    refuse(fd);
+                }
+                return None;
+            }
         };
         let mut handing = Handing::new(fd, cookie, message, keys);
         handing.take(run);

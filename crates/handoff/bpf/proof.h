@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * Proof that a client's packets pass fe_in, and its server's fe_out, as the server's socket numbers
+ * them. Steering rests on that, and no configuration can promise it: netfilter may give a
+ * connection other addresses, ports (DNAT, REDIRECT) or sequence numbers (SYNPROXY) behind these
+ * programs, a tunnel's packets pass them in others, and an interface may not be listed.
+ *
+ * Either of two is enough:
+ *
+ *   handshake   a SYN at fe_in and its SYN-ACK at fe_out, under the socket's addresses and ports,
+ *               whose initial sequence numbers are the socket's (RFC 9293, 3.4). Kept for the ports
+ *               that handoffs are asked for on, so that a connection's first response can be
+ *               handed off.
+ *   packets     of a connection that has a flow: the client's newest ACK number at fe_in, and the
+ *               newest segment at fe_out, lie in what the socket has outstanding. A connection
+ *               whose handshake nobody has seen gets a flow when a handoff is refused, and may be
+ *               handed off from its next response on.
+ *
+ * Whoever sends many SYNs pushes handshakes of others out of the map, and whoever knows a
+ * connection's ports may overwrite its handshake: that costs those connections one shortcut each.
+ */
+#ifndef PROOF_H
+#define PROOF_H
+
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, MAX_HANDSHAKES);
+    __type(key, struct flow_key);
+    __type(value, struct handshake);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} handshakes SEC(".maps");
+
+/* By port in the machine's order; 1: handoffs are asked for there. Only what has a socket there can
+ * say so. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, PORTS);
+    __type(key, __u32);
+    __type(value, __u8);
+    __uint(pinning, LIBBPF_PIN_BY_NAME);
+} watched_ports SEC(".maps");
+
+static __always_inline __u8 *watch_of(__be16 port)
+{
+    __u32 index = bpf_ntohs(port);
+    return bpf_map_lookup_elem(&watched_ports, &index);
+}
+
+static __always_inline void watch_port(__be16 port)
+{
+    __u8 *watched = watch_of(port);
+    if (watched && port)
+        *watched = 1;
+}
+
+static __always_inline bool is_watched(__be16 port)
+{
+    __u8 *watched = watch_of(port);
+    return watched && *watched;
+}
+
+/* A SYN at fe_in. One that comes again changes nothing: its SYN-ACK may have passed already. */
+static __noinline int note_syn(const struct flow_key *key, const struct packet *p)
+{
+    if (p->flags & TH_ACK || !is_watched(p->destination_port))
+        return 0;
+    struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
+    if (seen && seen->client_isn == p->seq)
+        return 0;
+    struct handshake begun = {.client_isn = p->seq};
+    bpf_map_update_elem(&handshakes, key, &begun, BPF_ANY);
+    return 0;
+}
+
+/* A SYN-ACK at fe_out. */
+static __noinline int note_syn_ack(const struct packet *p)
+{
+    struct flow_key key = {.server_port = p->source_port, .client_port = p->destination_port};
+
+    if (!(p->flags & TH_ACK) || !is_watched(p->source_port))
+        return 0;
+    __builtin_memcpy(key.client_address, p->destination, sizeof(key.client_address));
+    __builtin_memcpy(key.server_address, p->source, sizeof(key.server_address));
+    struct handshake *seen = bpf_map_lookup_elem(&handshakes, &key);
+    if (!seen || seen->client_isn + 1 != p->ack)
+        return 0;
+    if (!seen->answered)
+        count(FE_HANDSHAKE);
+    seen->server_isn = p->seq;
+    seen->answered = 1;
+    return 0;
+}
+
+/* Whether the programs have seen the handshake of this very connection. The kernel keeps no initial
+ * sequence numbers, but how many bytes have followed them. */
+static __always_inline bool was_seen_to_begin(const struct flow_key *key,
+                                              const struct bpf_tcp_sock *tcp)
+{
+    struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
+
+    return seen && seen->answered &&
+           seen->client_isn + 1 + (__u32) tcp->bytes_received == tcp->rcv_nxt &&
+           seen->server_isn + 1 + (__u32) tcp->bytes_acked == tcp->snd_una;
+}
+
+/* Under the flow's lock. `next`: the socket's next sequence number, CLIENT space. */
+static __always_inline bool is_proven(const struct flow *flow, const struct bpf_tcp_sock *tcp,
+                                      __u32 next)
+{
+    const __u8 both = FLOW_SEEN_IN | FLOW_SEEN_OUT;
+    __u32 outstanding = tcp->snd_nxt - tcp->snd_una;
+
+    return (flow->flags & both) == both && next - flow->client_ack <= outstanding &&
+           tcp->snd_nxt - flow->server_end <= outstanding;
+}
+
+/* Under the flow's lock: what passes from here on counts. */
+static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_sock *tcp)
+{
+    flow->flags &= ~(FLOW_SEEN_IN | FLOW_SEEN_OUT);
+    flow->server_ack = tcp->rcv_nxt;
+}
+
+/* Under the flow's lock: an acceptable ACK at fe_in. */
+static __always_inline bool is_newest_ack(const struct flow *flow, __u32 ack)
+{
+    return !(flow->flags & FLOW_SEEN_IN) || !is_before(ack, flow->client_ack);
+}
+
+/* Under the flow's lock: a segment at fe_out, LOCAL space. */
+static __always_inline void note_segment(struct flow *flow, __u32 end)
+{
+    if (!(flow->flags & FLOW_SEEN_OUT) || is_before(flow->server_end, end))
+        flow->server_end = end;
+    flow->flags |= FLOW_SEEN_OUT;
+}
+
+#endif

@@ -1,0 +1,323 @@
+//! No handoff without proof that a client's packets pass the steering programs as its server's socket numbers them
+//! (bpf/proof.h).
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+
+use libbpf_rs::{MapCore, MapFlags};
+use shunt_handoff::Frontend as Loaded;
+use shunt_handoff::bpf::*;
+use shunt_sys::odb;
+use zerocopy::IntoBytes;
+
+use super::host::ifindex;
+use super::programs::*;
+use super::segment::*;
+use super::steered::{RING as STEERED_RING, SHUNT_SOL, SHUNT_STATE, Steered, begin, expect, payload};
+
+/// SHUNT_REGION_UNPROVEN.
+const UNPROVEN: u32 = 4;
+
+// ---- what the programs note, packet by packet ----
+
+/// `struct handshake` of a connection between `client()` and `server()`: both numbers, and whether it was answered.
+fn handshake(fe: &Frontend) -> Option<[u32; 3]> {
+    let key = key(client(), server());
+    let bytes = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup")?;
+    Some([0, 4, 8].map(|at| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))))
+}
+
+fn watch(fe: &Frontend, port: u16) {
+    fe.skel.maps.watched_ports.update(&u32::from(port).to_ne_bytes(), &[1], MapFlags::ANY).expect("update");
+}
+
+fn syn(seq: u32) -> Segment {
+    Segment::ack(client(), server(), seq, 0).flags(SYN).options(&[2, 4, 5, 180])
+}
+
+fn syn_ack(seq: u32, ack: u32) -> Segment {
+    Segment::ack(server(), client(), seq, ack).flags(SYN | ACK).options(&[2, 4, 5, 180])
+}
+
+#[test]
+fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
+    if !super::host::root() {
+        return;
+    }
+    let mut fe = Frontend::new();
+    let pass = |out: Outcome, sent: Segment| assert_eq!((out.verdict, out.segment()), (PASS, sent));
+    pass(fe.fe_in(&syn(70)), syn(70));
+    assert_eq!(handshake(&fe), None, "nobody hands off on that port");
+    watch(&fe, server().port());
+    pass(fe.fe_out(&syn_ack(900, 71)), syn_ack(900, 71));
+    assert_eq!(handshake(&fe), None, "no SYN was seen");
+    pass(fe.fe_in(&syn(70)), syn(70));
+    assert_eq!(handshake(&fe), Some([70, 0, 0]));
+    pass(fe.fe_out(&syn_ack(900, 70)), syn_ack(900, 70));
+    assert_eq!(handshake(&fe), Some([70, 0, 0]), "of another SYN");
+    pass(fe.fe_out(&syn_ack(900, 71)), syn_ack(900, 71));
+    assert_eq!(handshake(&fe), Some([70, 900, 1]));
+    pass(fe.fe_in(&syn(70)), syn(70));
+    assert_eq!(handshake(&fe), Some([70, 900, 1]), "the same SYN again");
+    fe.fe_in(&Segment::ack(client(), server(), 71, 901));
+    assert_eq!(handshake(&fe), Some([70, 900, 1]), "what is no SYN notes nothing");
+    assert_eq!(fe.counted(), once(&["fe_handshake"]));
+    pass(fe.fe_in(&syn(80)), syn(80));
+    assert_eq!(handshake(&fe), Some([80, 0, 0]), "a new connection");
+}
+
+/// A connection that has a flow: what may be outstanding of each side moves on with its packets.
+#[test]
+fn what_passes_of_a_flow_is_noted() {
+    let seen = (FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8;
+    let fe = frontend!(Flow { server_ack: 77, client_ack: 5000, ..Default::default() });
+    fe.fe_in(&Segment::ack(client(), server(), 77, 4000));
+    assert_eq!((fe.flow().client_ack, fe.flow().flags & seen), (4000, FLOW_SEEN_IN as u8), "the first that is seen");
+    fe.fe_in(&Segment::ack(client(), server(), 77, 3000));
+    assert_eq!(fe.flow().client_ack, 4000);
+    fe.fe_in(&Segment::ack(client(), server(), 77 + (1 << 24), 9000));
+    assert_eq!(fe.flow().client_ack, 4000, "what is not in the window is a stranger's");
+    fe.fe_in(&Segment::ack(client(), server(), 77, 5000));
+    fe.fe_out(&Segment::ack(server(), client(), 5000, 77).payload(&[0; 100]));
+    fe.fe_out(&Segment::ack(server(), client(), 5000, 77));
+    assert_eq!((fe.flow().client_ack, fe.flow().server_end, fe.flow().flags & seen), (5000, 5100, seen));
+}
+
+// ---- real connections ----
+
+/// A connection on a port that nobody has said is watched.
+fn connect_unwatched(steered: &Steered) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
+    steered.connect_by(&listener, listener.local_addr().expect("bound"))
+}
+
+/// A request and its answer: both ends have the other's packets, and have said so.
+fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
+    client.write_all(b"request").expect("a request");
+    expect(server, b"request");
+    server.write_all(b"header").expect("header");
+    expect(client, b"header");
+}
+
+/// SHUNT_BEGIN is refused for want of proof, says so in the ring, and leaves the connection as it is.
+fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
+    let before = steered.count("fe_refused_unproven");
+    let error = begin(server, 9, 100).expect_err("no proof");
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    let answer = steered.answer();
+    assert_eq!((answer.handoff, answer.status, answer.regions), (9, UNPROVEN, 0));
+    assert_eq!(steered.count("fe_refused_unproven"), before + 1);
+    assert_eq!(steered.count("fe_begun"), 0);
+    let relayed = payload(9, 200_000);
+    let (mut writing, sent) = (server.try_clone().expect("dup"), relayed.clone());
+    let writer = std::thread::spawn(move || writing.write_all(&sent).expect("relayed"));
+    expect(client, &relayed);
+    writer.join().expect("all written");
+}
+
+fn handed_off(steered: &mut Steered, server: &mut TcpStream, client: &mut TcpStream) {
+    let body = payload(3, 300_000);
+    let mut reading = client.try_clone().expect("dup");
+    let read = body.clone();
+    let reader = std::thread::spawn(move || expect(&mut reading, &read));
+    let sending = steered.hand_off(server, 3, &body);
+    assert_eq!(steered.event(), (3, body.len() as u64, 1));
+    reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    sending.finish();
+    exchange(server, client);
+}
+
+#[test]
+fn the_first_response_of_a_watched_port_is_handed_off() {
+    for steered in [Steered::new, Steered::ipv6] {
+        let Some(mut steered) = steered() else { return };
+        let (mut server, mut client) = steered.connect();
+        server.write_all(b"header").expect("the very first bytes of this connection");
+        expect(&mut client, b"header");
+        handed_off(&mut steered, &mut server, &mut client);
+        assert_eq!((steered.count("fe_begun"), steered.count("fe_refused_unproven")), (1, 0));
+        assert_eq!(steered.count("fe_handshake"), 1);
+    }
+}
+
+#[test]
+fn a_connection_that_began_unseen_is_handed_off_from_its_second_response_on() {
+    for steered in [Steered::new, Steered::ipv6] {
+        let Some(mut steered) = steered() else { return };
+        let (mut server, mut client) = connect_unwatched(&steered);
+        exchange(&mut server, &mut client);
+        refused(&steered, &mut server, &mut client);
+        exchange(&mut server, &mut client);
+        handed_off(&mut steered, &mut server, &mut client);
+        handed_off(&mut steered, &mut server, &mut client);
+    }
+}
+
+#[test]
+fn the_first_refusal_has_its_port_watched() {
+    let Some(mut steered) = Steered::new() else { return };
+    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
+    let at = listener.local_addr().expect("bound");
+    let (mut server, mut client) = steered.connect_by(&listener, at);
+    exchange(&mut server, &mut client);
+    refused(&steered, &mut server, &mut client);
+    let (mut server, mut client) = steered.connect_by(&listener, at);
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+}
+
+#[test]
+fn a_client_of_an_interface_that_is_not_listed_is_relayed_to() {
+    let Some(mut steered) = Steered::new() else { return };
+    steered.frontend_config.interfaces = vec![ifindex("backends")];
+    steered.frontend = Loaded::load(&steered.frontend_config).expect("the frontend loads again");
+    let (mut server, mut client) = steered.connect();
+    for _ in 0..3 {
+        exchange(&mut server, &mut client);
+        refused(&steered, &mut server, &mut client);
+    }
+}
+
+/// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in that of its next.
+#[test]
+fn a_handshake_of_other_numbers_is_no_proof() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect();
+    exchange(&mut server, &mut client);
+    let map = steered.frontend_map("handshakes");
+    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    let noted = map.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup").expect("it was noted");
+    for at in [0, 4, 8] {
+        let mut other = noted.clone();
+        other[at] ^= 1;
+        map.update(key.as_bytes(), &other, MapFlags::ANY).expect("update");
+        refused(&steered, &mut server, &mut client);
+        steered.forget(&key);
+    }
+    map.update(key.as_bytes(), &noted, MapFlags::ANY).expect("update");
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+}
+
+/// So many SYNs that others' handshakes are forgotten cost those one shortcut, and no response.
+#[test]
+fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect();
+    exchange(&mut server, &mut client);
+    let map = steered.frontend_map("handshakes");
+    let ours = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    for n in 0..2 * MAX_HANDSHAKES {
+        let mut other = ours;
+        other.client_address[8..12].copy_from_slice(&n.to_ne_bytes());
+        map.update(other.as_bytes(), &[0; 12], MapFlags::ANY).expect("never full");
+    }
+    // Which ones the map forgets is the kernel's business.
+    let _ = map.delete(ours.as_bytes());
+    refused(&steered, &mut server, &mut client);
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+    let (mut server, mut client) = steered.connect();
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+}
+
+#[test]
+fn watching_is_for_sockets_of_tcp() {
+    let Some(steered) = Steered::new() else { return };
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+    assert_eq!(odb::watch(&datagrams).expect_err("UDP").raw_os_error(), Some(libc::EPERM));
+    let unbound = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
+    odb::watch(unbound.expect("a socket")).expect("a port of 0 is nobody's");
+    drop(steered);
+}
+
+// ---- netfilter ----
+
+/// Rules of nft(8) at the frontend. False, aloud: this machine cannot.
+fn nft(rules: &str) -> bool {
+    let child = Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let Ok(mut child) = child else {
+        eprintln!("skipped: there is no nft(8); scripts/install-packages brings it");
+        return false;
+    };
+    child.stdin.take().expect("piped").write_all(rules.as_bytes()).expect("nft reads");
+    let output = child.wait_with_output().expect("nft ends");
+    if !output.status.success() {
+        eprintln!("skipped: this kernel does not take `{rules}`: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    output.status.success()
+}
+
+/// Clients ask for a port that is not their server's: each response is relayed, and none is lost.
+fn translated(steered: &Steered, rules: impl Fn(SocketAddr) -> String) {
+    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
+    odb::watch(&listener).expect("SHUNT_WATCH");
+    let at = listener.local_addr().expect("bound");
+    if !nft(&rules(at)) {
+        return;
+    }
+    let asked = SocketAddr::new(at.ip(), 80);
+    let (mut server, mut client) = steered.connect_by(&listener, asked);
+    for _ in 0..3 {
+        exchange(&mut server, &mut client);
+        refused(steered, &mut server, &mut client);
+    }
+}
+
+#[test]
+fn a_client_that_is_redirected_is_relayed_to() {
+    for (steered, family) in [(Steered::new as fn() -> _, "ip"), (Steered::ipv6, "ip6")] {
+        let Some(steered) = steered() else { return };
+        translated(&steered, |at| {
+            let rule = format!("tcp dport 80 redirect to :{}", at.port());
+            format!("table {family} n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }} }}")
+        });
+    }
+}
+
+#[test]
+fn a_client_whose_address_is_translated_is_relayed_to() {
+    let Some(steered) = Steered::new() else { return };
+    translated(&steered, |at| {
+        let rule = format!("tcp dport 80 dnat to 10.1.0.1:{}", at.port());
+        format!("table ip n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }} }}")
+    });
+}
+
+/// The proxy answers the SYN itself, so that the server's numbers are others than its client sees.
+#[test]
+fn a_client_behind_a_synproxy_is_relayed_to() {
+    let Some(steered) = Steered::new() else { return };
+    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
+    odb::watch(&listener).expect("SHUNT_WATCH");
+    let at = listener.local_addr().expect("bound");
+    let port = at.port();
+    let rules = format!(
+        "table ip s {{
+            chain r {{ type filter hook prerouting priority -300; tcp dport {port} tcp flags syn notrack; }}
+            chain i {{ type filter hook input priority 0;
+                tcp dport {port} ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm;
+                tcp dport {port} ct state invalid drop; }}
+         }}"
+    );
+    // With 2, the server's own number would be the same cookie as its proxy's.
+    std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "1").expect("sysctl");
+    if !nft(&rules) {
+        return;
+    }
+    let _ = std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", "0");
+    let (mut server, mut client) = steered.connect_by(&listener, at);
+    for _ in 0..3 {
+        exchange(&mut server, &mut client);
+        refused(&steered, &mut server, &mut client);
+    }
+    assert_eq!(steered.count("fe_handshake"), 1, "the SYN-ACK that the client has got is another than the server's");
+    let state = shunt_sys::sockopt::set(&server, SHUNT_SOL, SHUNT_STATE, &STEERED_RING);
+    state.expect("SHUNT_STATE");
+    assert_eq!(steered.answer().status, 0, "nothing has begun");
+    let mut rest = [0; 1];
+    drop(server);
+    assert_eq!(client.read(&mut rest).expect("a clean end"), 0);
+}
