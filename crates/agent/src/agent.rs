@@ -5,7 +5,8 @@
 //! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
 //! * `limits`: how much of all that there may be.
 //! * `losses`: what becomes of payloads whose backend's agent is gone; `proving`: whether another has the same bytes;
-//! * `uplinks`: by which port clients' ACKs leave for each backend.
+//! * `uplinks`: by which port clients' ACKs leave for each backend;
+//! * `drain`: how an agent ends.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
@@ -27,6 +28,7 @@ use crate::callers::Callers;
 use crate::config::Config;
 use crate::credentials::{Credentials, CredentialsError};
 use crate::digests::Digests;
+use crate::drain::Drain;
 use crate::fetches::FetchOut;
 use crate::handoffs::Canceller;
 use crate::host;
@@ -143,8 +145,9 @@ pub struct Agent {
     is_deaf: bool,
     /// Until it is served.
     metrics: Option<Endpoint>,
-    /// Readable after a termination signal: the handler writes a byte. Only kept open.
-    _stop: UnixStream,
+    /// Readable after a termination signal: the handler writes a byte.
+    pub(crate) stop: UnixStream,
+    pub(crate) drain: Option<Drain>,
     /// The same after SIGHUP.
     reload: UnixStream,
     next_warning: Instant,
@@ -179,6 +182,7 @@ impl Agent {
             store::detach(&config)?; // of an earlier agent, which had one
         }
         let (stop, handler) = UnixStream::pair()?;
+        stop.set_nonblocking(true)?;
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
             signal_hook::low_level::pipe::register(signal, handler.try_clone()?)?;
         }
@@ -229,7 +233,8 @@ impl Agent {
             peer_listener,
             is_deaf: false,
             metrics,
-            _stop: stop,
+            stop,
+            drain: None,
             reload,
             next_warning: now,
         })
@@ -276,7 +281,7 @@ impl Agent {
         Ok(self.senders.as_ref().map_or(Ok(()), |_| self.digests.start())?)
     }
 
-    /// Works until a termination signal.
+    /// Works until a termination signal, and then until what is under way has ended (`drain`).
     ///
     /// # Errors
     /// What stops the loop itself; a failing session or handoff does not.
@@ -291,12 +296,15 @@ impl Agent {
             if self.now >= next_tick {
                 self.excuse_peers(self.now - next_tick);
                 self.tick();
+                if self.is_drained() {
+                    return Ok(());
+                }
                 next_tick = self.now + TICK;
             }
             self.flush_peers();
             self.poll.wait(&mut ready, EVENTS_AT_ONCE, next_tick.saturating_duration_since(self.now))?;
             for source in &ready {
-                if *source == Source::Signal {
+                if *source == Source::Signal && self.on_stop() {
                     tracing::info!("stopping");
                     return Ok(());
                 }

@@ -22,6 +22,8 @@ pub const SILENT_HEARTBEATS: u32 = 4;
 
 /// More of them, and what waits for a machine that is lost waits for minutes.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
+/// Most time for what is under way when the agent is told to end.
+const DRAIN_MAX: Duration = Duration::from_secs(3600);
 
 /// A configuration that makes sense.
 #[derive(Clone, Debug, Deserialize)]
@@ -65,6 +67,9 @@ pub struct Config {
     /// these is taken for lost. The same on all machines.
     #[serde(default = "default_heartbeat", with = "humantime_serde")]
     pub heartbeat: Duration,
+    /// How long what is under way may take to end once the agent is told to; 0: it ends at once.
+    #[serde(default = "default_drain", with = "humantime_serde")]
+    pub drain: Duration,
     /// Present where clients connect to this machine.
     #[serde(default)]
     pub frontend: Option<FrontendConfig>,
@@ -299,6 +304,10 @@ fn default_heartbeat() -> Duration {
     Duration::from_millis(250)
 }
 
+fn default_drain() -> Duration {
+    Duration::from_secs(30)
+}
+
 fn default_offer_lifetime() -> Duration {
     Duration::from_secs(30)
 }
@@ -395,6 +404,9 @@ impl Config {
         }
         if self.heartbeat > HEARTBEAT_MAX {
             return Some("heartbeat is longer than 10s: clients would give up before a lost machine is noticed".into());
+        }
+        if self.drain > DRAIN_MAX {
+            return Some("drain is longer than 1h: whatever stops the agent would kill it long before".into());
         }
         if self.frontend.as_ref().is_some_and(|frontend| frontend.interfaces.is_empty()) {
             return Some("[frontend] interfaces is empty: name the ports that clients come in on".into());
@@ -501,6 +513,7 @@ mod tests {
         assert_eq!(backend.ports.0, 61000..=61063);
         assert_eq!(backend.offer_lifetime, Duration::from_secs(10));
         assert_eq!(config.heartbeat, Duration::from_millis(250));
+        assert_eq!(config.drain, Duration::from_secs(30));
         assert!(config.dials(&config.peers[0]));
         assert!(config.is_peers_address("10.0.0.2".parse().unwrap()));
         let client = "198.51.100.7".parse().unwrap();
@@ -530,6 +543,7 @@ mod tests {
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),
             (GOOD.replace("listen", "heartbeat = \"1ms\"\nlisten"), "shorter than 50ms"),
+            (GOOD.replace("listen", "drain = \"2h\"\nlisten"), "longer than 1h"),
             (GOOD.replace("listen", "heartbeat = \"11s\"\nlisten"), "longer than 10s"),
             (GOOD.replace("listen", "heartbeat = \"500000000000years\"\nlisten"), "heartbeat"),
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),

@@ -15,6 +15,7 @@ pub mod config;
 mod counters;
 pub mod credentials;
 mod digests;
+mod drain;
 mod exposition;
 mod fetches;
 mod handoffs;

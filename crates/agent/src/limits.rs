@@ -228,7 +228,8 @@ impl Agent {
             | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
             | senders.look(total.sent.senders, most_senders, &mut closings.senders)
             | descriptors.look(open, room, &mut closings.descriptors);
-        (u32::from(handoffs) * closed::HANDOFFS) | (u32::from(offers) * closed::OFFERS)
+        let ends = self.drain.is_some();
+        (u32::from(handoffs | ends) * closed::HANDOFFS) | (u32::from(offers | ends) * closed::OFFERS)
     }
 
     fn look_at_peer(&mut self, index: usize, used: &Use) {
@@ -241,13 +242,16 @@ impl Agent {
         let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer);
         let was_told = gates.is_told;
         self.set_closed(Some(index), if offers { closed::OFFERS } else { 0 });
-        if was_told != (is_full || self.is_out_of_reach(index)) {
+        if was_told != (is_full || self.takes_none_of(index)) {
             self.tell_full(index);
         }
     }
 
-    /// Whether no route leads to any of a peer's senders: what it offered would only be fetched.
-    fn is_out_of_reach(&self, index: usize) -> bool {
+    /// Whether this agent ends, or no route leads to any of a peer's senders: what it offered would only be fetched.
+    fn takes_none_of(&self, index: usize) -> bool {
+        if self.drain.is_some() {
+            return true;
+        }
         let is_asked = self.uplinks.as_ref().is_some_and(|uplinks| uplinks.is_answered(index as u32));
         is_asked && self.frontend.as_ref().is_some_and(|frontend| frontend.families(index as u32) == 0)
     }
@@ -270,7 +274,7 @@ impl Agent {
 
     /// Has the peer's servers make us no more offers, or make them again. Also when its session begins.
     pub(crate) fn tell_full(&mut self, index: usize) {
-        let full = self.pressure.peers[index].handoffs.is_closed || self.is_out_of_reach(index);
+        let full = self.pressure.peers[index].handoffs.is_closed || self.takes_none_of(index);
         self.pressure.peers[index].is_told = full;
         if let Some(session) = self.peers[index].session() {
             Closed { offers: u32::from(full).into() }.emit(session.transport.output());
@@ -282,7 +286,7 @@ impl Agent {
     pub(crate) fn renew_limits(&mut self, index: usize) {
         self.pressure.set_full(index, false);
         self.pressure.peers[index].is_told = false;
-        if self.pressure.peers[index].handoffs.is_closed {
+        if self.pressure.peers[index].handoffs.is_closed || self.takes_none_of(index) {
             self.tell_full(index);
         }
     }

@@ -29,10 +29,16 @@ struct Waits {
 #[derive(Default)]
 pub(crate) struct WaitingClaims(VecDeque<Box<Waits>>);
 
+impl WaitingClaims {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
 impl Agent {
     /// Whether a claim would not have to wait.
     pub(crate) fn has_place(&self) -> Result<(), Reason> {
-        if self.waiting.0.is_empty() { Ok(()) } else { Err(Reason::Limit) }
+        if self.waiting.0.is_empty() && self.drain.is_none() { Ok(()) } else { Err(Reason::Limit) }
     }
 
     /// False: it cannot wait, for this reason.
@@ -58,6 +64,13 @@ impl Agent {
                 Err(Reason::Limit | Reason::Busy) if self.now < *until => self.waiting.0.push_back(waits),
                 Err(reason) => self.report(Failure { claimant: *claimant, reason }),
             }
+        }
+    }
+
+    /// This agent ends.
+    pub(crate) fn give_up_waiting(&mut self) {
+        for waits in std::mem::take(&mut self.waiting.0) {
+            self.report(Failure { claimant: waits.claimant, reason: Reason::PeerLost });
         }
     }
 

@@ -282,6 +282,13 @@ impl<T: SenderTable> Senders<T> {
         gone.into_iter().for_each(|index| self.discard(index));
     }
 
+    /// Ends every payload that is not wholly with the kernel: whoever claimed it is to be told that its sender is gone.
+    pub fn give_up(&mut self) -> Vec<Failure> {
+        let is_left = |sender: &Sender| matches!(sender.state, State::Sending(_));
+        let left = self.slots.iter().filter(|(_, sender)| is_left(sender)).map(|(index, _)| index).collect::<Vec<_>>();
+        left.into_iter().map(|index| self.fail(index, Reason::PeerLost)).collect()
+    }
+
     /// Ten times a second or so: parks what is acknowledged, closes what waited too long. Each call looks at a part,
     /// so that it takes about as long with very many senders, each of which then gets its look once a second.
     pub fn sweep(&mut self, now: Instant) -> Vec<Failure> {

@@ -8,6 +8,7 @@ BUILT = os.path.join(ROOT, "target/release")
 
 CONFIGURATION = """
 name = "suites"
+drain = "0s"
 listen = "{address}:7440"
 socket = "{directory}/agent.sock"
 cgroup = "{group}"

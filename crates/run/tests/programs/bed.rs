@@ -150,7 +150,7 @@ impl Machine {
         let socket = dir.join(format!("{name}.sock"));
         let store = dir.join(format!("{name}.store"));
         let mut text =
-            format!("name = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
+            format!("drain = \"0s\"\nname = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
         let pins = format!("/sys/fs/bpf/{}-{name}", dir.file_name().unwrap().display());
         writeln!(text, "pins = {pins:?}\n{more}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();

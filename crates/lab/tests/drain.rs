@@ -1,0 +1,194 @@
+//! An agent that is told to end (SIGTERM): new responses are relayed whole, what is under way ends as ever, and others go
+//! on with what takes too long. At either side.
+
+mod service;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use service::held::Held;
+use service::{ALONE, Running, may_run, start_on};
+use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch, file_sha256};
+
+/// The last one is more than the buffers of both ends hold.
+const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("held", 24 << 20)];
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn options(agent: &'static str) -> Options {
+    Options { settings: Settings { agent, http: ALONE, ..Settings::default() }, ..Options::shunt() }
+}
+
+fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    while !reached()? {
+        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
+    let agent = Pid::from_raw(service.service.agent(host)?.pid().cast_signed());
+    Ok(kill_process(agent.context("a process has a number")?, Signal::TERM)?)
+}
+
+/// Has it drain, and waits until it does.
+fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
+    terminate(service, host)?;
+    until("it drains", || Ok(service.service.agent(host)?.log().contains("draining: nothing new")))
+}
+
+fn ends_well(service: &mut Running<'_>, host: &Host) -> Result<()> {
+    let agent = service.service.agent_process(host)?.context("no agent")?;
+    let status = agent.wait(LIMIT)?;
+    ensure!(status.success(), "{}: {status}:\n{}", host.name(), agent.log());
+    Ok(())
+}
+
+fn shortcuts(service: &Running<'_>) -> Result<u64> {
+    Ok(service.frontend_stats()?.count("servers.shortcuts"))
+}
+
+/// Whole responses: whether all were relayed.
+fn is_relayed(service: &Running<'_>) -> Result<bool> {
+    let before = shortcuts(service)?;
+    service.whole(&fetch(service.lab.client(), service.service.chain().server(), &["/64k", "/1m"])?)?;
+    Ok(shortcuts(service)? == before)
+}
+
+/// A download that has begun by a shortcut, and waits for its client.
+fn begin(service: &Running<'_>) -> Result<Held> {
+    let held = service.lab.client().run(|| Held::ask(service, "held", ""))??;
+    until("the handoff begins", || Ok(service.frontend_stats()?.count("frontend.fe_begun") == 1))?;
+    Ok(held)
+}
+
+fn begin_again(service: &mut Running<'_>, host: &Host) -> Result<()> {
+    service.service.restart_agent(host)?;
+    service.service.wait_for_agents()?;
+    until("shortcuts are taken again", || Ok(!is_relayed(service)?))
+}
+
+fn drains(test: &str, of: fn(&Lab) -> &Host) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, options("drain = \"1h\"\n"), |service| {
+        let host = of(service.lab);
+        let held = begin(service)?;
+        drain(service, host)?;
+        // What the other side did before it heard of it still takes the shortcut.
+        until("responses are relayed", || is_relayed(service))?;
+        ensure!(is_relayed(service)?, "a new shortcut of an agent that ends");
+        ensure!(service.service.agent_process(host)?.context("no agent")?.try_wait()?.is_none(), "ended too early");
+        service.lab.client().run(|| held.finish(service))??;
+        ends_well(service, host)?;
+        begin_again(service, host)
+    })
+}
+
+#[test]
+fn a_backends_agent_ends_when_its_payloads_have() -> Result<()> {
+    drains("a_backends_agent_ends_when_its_payloads_have", Lab::backend)
+}
+
+#[test]
+fn a_frontends_agent_ends_when_its_handoffs_have() -> Result<()> {
+    drains("a_frontends_agent_ends_when_its_handoffs_have", Lab::frontend)
+}
+
+fn serving<'lab>(service: &Running<'lab>) -> Result<&'lab Host> {
+    for host in service.lab.hosts_of(Role::Backend) {
+        if service.service.stats(host)?.count("agent.claims") > 0 {
+            return Ok(host);
+        }
+    }
+    anyhow::bail!("no backend sends")
+}
+
+fn takes_too_long(test: &str, lab: LabBuilder, of: fn(&Running<'_>) -> Result<String>) -> Result<()> {
+    if !may_run(test) {
+        return Ok(());
+    }
+    start_on(lab, FILES, options("drain = \"1s\"\n"), |service| {
+        let held = begin(service)?;
+        let name = of(service)?;
+        let host = service.lab.host(&name)?;
+        terminate(service, host)?;
+        ends_well(service, host)?;
+        ensure!(service.service.agent(host)?.log().contains("draining took too long"), "it did not wait");
+        if host.role() == Role::Frontend {
+            service.service.restart_agent(host)?;
+        }
+        service.lab.client().run(|| held.finish(service))??;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("servers.failovers") >= 1, "nobody went on: {:#}", stats.0);
+        if host.role() == Role::Frontend { Ok(()) } else { begin_again(service, host) }
+    })
+}
+
+#[test]
+fn another_backend_goes_on_with_what_takes_too_long() -> Result<()> {
+    let test = "another_backend_goes_on_with_what_takes_too_long";
+    takes_too_long(test, Lab::builder().backends(2), |service| Ok(serving(service)?.name().to_owned()))
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() -> Result<()> {
+    if !may_run("a_second_signal_ends_it_at_once") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, options("drain = \"1h\"\n"), |service| {
+        let backend = service.lab.backend();
+        let held = begin(service)?;
+        drain(service, backend)?;
+        terminate(service, backend)?;
+        ends_well(service, backend)?;
+        drop(held);
+        begin_again(service, backend)
+    })
+}
+
+/// A filter that looks at bodies and changes nothing: the frontend fetches what it would have handed off.
+fn filtered(lab: &Lab, host: &Host) -> String {
+    let Some(address) = lab.backend().service_address().filter(|_| host.role() == Role::Frontend) else {
+        return String::new();
+    };
+    format!(
+        "        location /filtered/ {{\n            proxy_pass http://{address}:80/;\n            \
+         sub_filter no-such-text other-text;\n            sub_filter_types *;\n        }}\n"
+    )
+}
+
+#[test]
+fn a_fetch_under_way_comes_to_its_end() -> Result<()> {
+    if !may_run("a_fetch_under_way_comes_to_its_end") {
+        return Ok(());
+    }
+    for of in [Lab::frontend, Lab::backend] {
+        let mut options = options("drain = \"1h\"\n");
+        options.settings.locations = Some(filtered);
+        start_on(Lab::builder(), FILES, options, |service| {
+            let (host, client, server) = (of(service.lab), service.lab.client(), service.service.chain().server());
+            let mut slow = Fetch::new(server);
+            (slow.read_bytes, slow.pause) = (64 << 10, Duration::from_millis(10));
+            let got = slow.got.clone();
+            let fetched = std::thread::scope(|scope| {
+                let download = scope.spawn(|| slow.run(client, &["/filtered/held"]));
+                until("the fetch begins", || Ok(got.load(Ordering::Relaxed) > 0))?;
+                drain(service, host)?;
+                let stats = service.service.stats(host)?;
+                let under_way = stats.count("agent.now.fetches_in") + stats.count("agent.now.fetches_out");
+                ensure!(under_way == 1, "{under_way} fetches under way: {:#}", stats.0["agent"]);
+                download.join().expect("no panic")
+            })?;
+            ensure!(fetched[0].sha256 == file_sha256(service.files.join("held"))?, "other bytes");
+            ends_well(service, host)?;
+            begin_again(service, host)
+        })
+        .with_context(|| "a fetch at a draining agent")?;
+    }
+    Ok(())
+}
