@@ -417,6 +417,31 @@ void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_
     ngx_http_shunt_fail(ctx);
 }
 
+/* As agents' logs say it (crates/wire/src/local.rs). */
+static const char *ngx_http_shunt_reason_text(ngx_uint_t reason)
+{
+    static const char *const texts[] = {
+        [SHUNT_REASON_UNKNOWN_OFFER] = "no such offer (never made, or already used)",
+        [SHUNT_REASON_EXPIRED] = "the offer expired",
+        [SHUNT_REASON_TAG] = "wrong tag",
+        [SHUNT_REASON_LENGTH] = "another length than the offer's",
+        [SHUNT_REASON_FILE_CHANGED] = "the file changed after its header was made",
+        [SHUNT_REASON_SOCKET] = "a system call of the sender failed",
+        [SHUNT_REASON_PEER_LOST] = "the peer's agent is not connected",
+        [SHUNT_REASON_NO_PROGRESS] = "the client acknowledged nothing for too long",
+        [SHUNT_REASON_LIMIT] = "a limit of the agent is reached",
+        [SHUNT_REASON_MALFORMED] = "malformed message",
+        [SHUNT_REASON_VERSION] = "another protocol version",
+        [SHUNT_REASON_ABORTED] = "given up by the frontend",
+        [SHUNT_REASON_BUSY] = "the backend already sends on that flow",
+        [SHUNT_REASON_CLIENT_GONE] = "the client reset the connection",
+        [SHUNT_REASON_NOT_ALLOWED] = "not allowed by the agent's configuration",
+    };
+    const char *text = reason < sizeof(texts) / sizeof(texts[0]) ? texts[reason] : NULL;
+
+    return text ? text : "for a reason of another version";
+}
+
 /* The agent, or the loss of it, has ended a handoff or a fetch. */
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
@@ -432,7 +457,8 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
         ngx_http_shunt_recover(ctx, reason) == NGX_OK) {
         ngx_log_error(NGX_LOG_WARN, c->log, 0,
-                      "shunt: handoff ended, reason %ui, after byte %uL of %uL of \"%V\"%V", reason,
+                      "shunt: handoff ended, %s, after byte %uL of %uL of \"%V\"%V",
+                      ngx_http_shunt_reason_text(reason),
                       ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked), ctx->payload.length,
                       &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
         return;
@@ -440,19 +466,17 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
         level = reason == SHUNT_REASON_CLIENT_GONE ? NGX_LOG_INFO : NGX_LOG_ERR;
-        ngx_log_error(level, c->log, 0,
-                      "shunt: handoff ended, reason %ui, offer %016xL of \"%V\"%V", reason,
-                      ctx->payload.number, &ctx->payload.backend,
-                      ngx_http_shunt_trace_text(ctx->request));
+        ngx_log_error(level, c->log, 0, "shunt: handoff ended, %s, offer %016xL of \"%V\"%V",
+                      ngx_http_shunt_reason_text(reason), ctx->payload.number,
+                      &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
         ngx_http_shunt_fail(ctx);
         return;
     }
 
     if (ctx->mode == SHUNT_MODE_FETCH_EARLY || ctx->mode == SHUNT_MODE_FETCH_LATE) {
-        ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                      "shunt: fetch failed, reason %ui, offer %016xL of \"%V\"%V", reason,
-                      ctx->payload.number, &ctx->payload.backend,
-                      ngx_http_shunt_trace_text(ctx->request));
+        ngx_log_error(NGX_LOG_ERR, c->log, 0, "shunt: fetch failed, %s, offer %016xL of \"%V\"%V",
+                      ngx_http_shunt_reason_text(reason), ctx->payload.number,
+                      &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
         ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
         ngx_http_shunt_fail(ctx);
     }

@@ -23,6 +23,7 @@ use shunt_sys::erase::wipe_stack;
 use shunt_wire::local::Reason;
 use slab::Slab;
 
+use crate::alone::Alone;
 use crate::board::Board;
 use crate::callers::Callers;
 use crate::config::Config;
@@ -151,6 +152,8 @@ pub struct Agent {
     /// The same after SIGHUP.
     reload: UnixStream,
     next_warning: Instant,
+    /// No other agent has the same pins.
+    _alone: Alone,
 }
 
 impl Agent {
@@ -166,6 +169,7 @@ impl Agent {
         let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
         let (is_frontend, is_backend) = (config.frontend.is_some(), config.backend.is_some());
         let board = Board::new(&config.name, is_frontend, is_backend, lifetime.as_millis() as u32, &names)?;
+        let alone = Alone::with(&config.pins)?;
         let frontend = config.frontend.as_ref();
         let frontend = frontend.map(|frontend| FrontendSteering::load(&config, frontend)).transpose()?;
         let senders = Self::load_senders(&config)?;
@@ -237,6 +241,7 @@ impl Agent {
             drain: None,
             reload,
             next_warning: now,
+            _alone: alone,
         })
     }
 

@@ -69,6 +69,14 @@ pub enum CredentialsError {
         name: String,
     },
     /// Key, certificate and authority do not fit.
+    #[error("{key} is not the key of the certificate in {certificate}: name two files that were issued together")]
+    Pair {
+        /// Of [tls].
+        certificate: PathBuf,
+        /// Of [tls].
+        key: PathBuf,
+    },
+    /// rustls's.
     #[error("[tls] in the configuration: {0}")]
     Tls(#[from] rustls::Error),
     /// The authority.
@@ -104,9 +112,15 @@ impl Credentials {
         let not_after = not_after(&first).ok_or_else(|| no_certificate(&config.certificate))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let trust = Trust::read(config, &provider)?;
+        let pair = |error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                CredentialsError::Pair { certificate: config.certificate.clone(), key: config.key.clone() }
+            }
+            error => error.into(),
+        };
         Ok(Self {
-            client: Arc::new(client(&provider, &trust, chain.clone(), key.clone_key())?),
-            server: Arc::new(server(&provider, &trust, chain, key)?),
+            client: Arc::new(client(&provider, &trust, chain.clone(), key.clone_key()).map_err(pair)?),
+            server: Arc::new(server(&provider, &trust, chain, key).map_err(pair)?),
             trust,
             not_after,
         })
@@ -289,7 +303,9 @@ mod tests {
         let no_list = TlsConfig { crl: Some(ours.ca.clone()), ..ours.clone() };
         assert!(said(&no_list, "fe1").contains("ca.pem holds no list of revoked certificates"));
         let mixed = TlsConfig { key: other.key, ..ours };
-        assert!(said(&mixed, "fe1").contains("[tls]"), "a key of another certificate");
+        let not_the_key =
+            format!("{} is not the key of the certificate in {}", mixed.key.display(), mixed.certificate.display());
+        assert!(said(&mixed, "fe1").starts_with(&not_the_key), "a key of another certificate");
     }
 
     #[test]

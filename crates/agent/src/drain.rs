@@ -63,7 +63,11 @@ impl Agent {
         let here = sending + self.offers.len() + self.waiting.len() + self.fetches_in.len() + self.fetches_out.len();
         let left = here as u64 + self.pressure.total.handoffs;
         // Of programs, and of servers that are gone. A look at all flows: only where nothing else is left.
-        if left > 0 { left } else { self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64) }
+        if left > 0 {
+            left
+        } else {
+            self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
+        }
     }
 
     /// Frontends hear of each payload that has not left yet.

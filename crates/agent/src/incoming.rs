@@ -158,8 +158,13 @@ impl Agent {
 
     /// Of an agent with a certificate: it is told why.
     pub(crate) fn refuse(&mut self, incoming: Incoming, reason: Reason) {
+        self.refuse_because(incoming, reason, &reason.to_string());
+    }
+
+    /// The same, for a reason that only this agent's log has in full.
+    pub(crate) fn refuse_because(&mut self, incoming: Incoming, reason: Reason, why: &str) {
         self.counts.malformed_peer += 1;
-        self.say_refused(incoming.from, &reason.to_string());
+        self.say_refused(incoming.from, why);
         self.refuse_fetch(incoming, reason);
     }
 
@@ -177,9 +182,16 @@ impl Agent {
     }
 
     /// Which peer a session is of: its certificate's, which must be the one that it names.
-    pub(crate) fn peer_of(&self, incoming: &Incoming, hello: &Hello) -> Option<usize> {
-        let index = self.config.peers.iter().position(|peer| hello.name() == Some(peer.name.as_str()))?;
-        incoming.transport.is_of(&self.config.peers[index].name).then_some(index)
+    ///
+    /// # Errors
+    /// A sentence.
+    pub(crate) fn peer_of(&self, incoming: &Incoming, hello: &Hello) -> Result<usize, String> {
+        let name = hello.name().unwrap_or_default();
+        if !incoming.transport.is_of(name) {
+            return Err(format!("it calls itself \"{name}\", which its certificate is not of"));
+        }
+        let index = self.config.peers.iter().position(|peer| peer.name == name);
+        index.ok_or_else(|| format!("no [[peer]] here has its name, \"{name}\": add one, and restart"))
     }
 
     /// Gives up on who says nothing.

@@ -7,6 +7,7 @@
 
 mod addresses;
 mod agent;
+mod alone;
 mod asking;
 mod board;
 mod callers;
@@ -48,4 +49,4 @@ mod waiting;
 
 pub use agent::{Agent, AgentError};
 pub use steer::{SteerError, detach};
-pub use store::{StoreError, detach as detach_store};
+pub use store::StoreError;

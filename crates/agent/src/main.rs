@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use shunt_agent::Agent;
 use shunt_agent::config::Config;
 use shunt_agent::credentials::Credentials;
+use shunt_agent::{Agent, SteerError};
 use shunt_agent::{privileges, seccomp};
 use shunt_odb::reference::Holder;
 use shunt_sys::erase::ErasingAllocator;
@@ -29,6 +29,9 @@ struct Arguments {
     /// Take the steering programs and maps out of the kernel, and end: connections that had a shortcut break
     #[arg(long, conflicts_with = "check")]
     detach: bool,
+    /// With --detach: end an agent that runs first
+    #[arg(long, requires = "detach")]
+    force: bool,
 }
 
 /// Keys of clients' TLS connections go through this program, and through libraries that free them as they are.
@@ -60,8 +63,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     if arguments.detach {
-        shunt_agent::detach_store(&config)?;
-        return Ok(shunt_agent::detach(&config)?);
+        return shunt_agent::detach(&config, arguments.force).map_err(|error| match error {
+            SteerError::Running { .. } => anyhow::anyhow!("{error}, or add --force, which ends it"),
+            other => other.into(),
+        });
     }
     let (user, restricted) = (config.user.clone(), config.seccomp);
     let mut agent = Agent::start(config)?;

@@ -30,6 +30,8 @@ pub(crate) struct Peer {
     offer_key: [u8; 16],
     /// Where our senders for its clients are, as our newest HELLO says.
     pub(crate) senders: SenderAddresses,
+    /// Why it cannot be reached, as the log has it.
+    said: Option<String>,
 }
 
 /// Where the session stands.
@@ -62,6 +64,7 @@ impl Peer {
             backoff: BACKOFF.0,
             offer_key: [0; 16],
             senders: SenderAddresses::default(),
+            said: None,
         }
     }
 
@@ -84,6 +87,9 @@ impl Agent {
             let peer = &self.peers[index];
             match &peer.link {
                 Link::Down(when) if peer.dials && *when <= self.now => self.dial(index),
+                Link::Down(when) if !peer.dials && *when + PATIENCE <= self.now => {
+                    self.say_no_session(index, "it has not connected; it is the one that dials");
+                }
                 Link::Opening(_, deadline) if *deadline <= self.now => self.lose_peer(index, "no answer"),
                 Link::Up(_) => self.keep_session(index),
                 _ => {}
@@ -166,7 +172,7 @@ impl Agent {
             if matches!(error, TransportError::Tls(_)) {
                 self.counts.strangers += 1;
                 tracing::warn!(peer = self.peers[index].name, %error, "what answers there is not this peer");
-            } else if matches!(error, TransportError::Refused(Reason::Version)) && self.refusals.may_speak(self.now) {
+            } else if matches!(error, TransportError::RefusedBy(Reason::Version)) && self.refusals.may_speak(self.now) {
                 let peer = &self.peers[index].name;
                 tracing::warn!(
                     peer,
@@ -212,7 +218,7 @@ impl Agent {
             (Frame::Hello(hello), false) => self.begin_session(index, &hello),
             (Frame::Refused(refused), false) => {
                 let reason = Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed);
-                Err(TransportError::Refused(reason))
+                Err(TransportError::RefusedBy(reason))
             }
             (Frame::Claim(claim), true) => {
                 self.on_claim(index, &claim, None);
@@ -271,6 +277,7 @@ impl Agent {
         self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
+        peer.said = None;
         peer.link = Link::Up(Session { transport, blocked: false, heard: now, told: now });
         let our_key = peer.offer_key;
         if let (Some(frontend), 1..) = (&mut self.frontend, hello.sender_port.get()) {
@@ -301,8 +308,9 @@ impl Agent {
             self.counts.sessions_lost += 1;
             tracing::warn!(peer = peer.name, why, "session lost");
         } else {
-            tracing::debug!(peer = peer.name, why, "no session");
+            self.say_no_session(index, why);
         }
+        let peer = &mut self.peers[index];
         peer.link = Link::Down(self.now + peer.backoff);
         peer.backoff = (peer.backoff * 2).min(BACKOFF.1);
         if !was_up {
@@ -314,6 +322,16 @@ impl Agent {
         if let Some(senders) = &mut self.senders {
             senders.forget_peer(index as u32);
         }
+    }
+
+    /// Once, and again for another reason.
+    fn say_no_session(&mut self, index: usize, why: &str) {
+        let peer = &mut self.peers[index];
+        if peer.said.as_deref() == Some(why) {
+            return;
+        }
+        peer.said = Some(why.to_owned());
+        tracing::info!(peer = peer.name, address = %peer.address, why, "no session with a peer; trying again");
     }
 
     /// After a change of what we trust: ends the sessions that could not begin now.
@@ -334,9 +352,14 @@ impl Agent {
 
     /// A session that the other side began. It replaces one that we believe is there: the other side knows better.
     pub(crate) fn admit(&mut self, incoming: Incoming, hello: &Hello) {
-        let found = self.peer_of(&incoming, hello);
-        let Some(index) = found.filter(|index| !self.peers[*index].dials) else {
-            return self.refuse(incoming, Reason::Malformed);
+        let index = match self.peer_of(&incoming, hello) {
+            Ok(index) if !self.peers[index].dials => index,
+            Ok(_) => {
+                let name = &self.config.name;
+                let why = format!("it should not dial but be dialled: does it call this agent \"{name}\"?");
+                return self.refuse_because(incoming, Reason::NotAllowed, &why);
+            }
+            Err(why) => return self.refuse_because(incoming, Reason::NotAllowed, &why),
         };
         if self.peers[index].is_up() {
             self.lose_peer(index, "the peer began a new session");

@@ -17,9 +17,11 @@ use shunt_wire::local::BoardHead;
 use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
+use crate::alone::{self, Alone};
 use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
 use crate::interfaces::{self, InterfaceError};
+use crate::store;
 
 /// Completion rings: one per control connection.
 const RINGS: u32 = MAX_RINGS;
@@ -45,9 +47,34 @@ pub enum SteerError {
         /// The kernel's answer.
         error: io::Error,
     },
+    /// Another agent has the pins.
+    #[error("an agent{} works with the programs pinned in {}: stop it first (systemctl stop shuntd)", alone::by(*.by), .pins.display())]
+    Running {
+        /// Where.
+        pins: PathBuf,
+        /// Its process.
+        by: Option<i32>,
+    },
+    /// Another agent has an interface.
+    #[error("{error}{}", alone::running(.pins.as_ref()))]
+    Taken {
+        /// Which, and what to do.
+        error: SteeringError,
+        /// The other's.
+        pins: Option<PathBuf>,
+    },
     /// The programs and maps.
     #[error(transparent)]
-    Steering(#[from] SteeringError),
+    Steering(SteeringError),
+}
+
+impl From<SteeringError> for SteerError {
+    fn from(error: SteeringError) -> Self {
+        match &error {
+            SteeringError::Taken { pins, .. } => Self::Taken { pins: pins.clone(), error },
+            _ => Self::Steering(error),
+        }
+    }
 }
 
 /// Where programs are attached.
@@ -335,10 +362,16 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Takes everything out of the kernel.
+/// Takes everything that an agent with this configuration put into the kernel out again, the store's parts too. `force`:
+/// an agent that runs is ended first, else it is refused.
 ///
 /// # Errors
 /// See [`SteerError`].
-pub fn detach(config: &Config) -> Result<(), SteerError> {
+pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
+    if !config.pins.exists() {
+        return Ok(());
+    }
+    let _alone = if force { Alone::after_stopping(&config.pins) } else { Alone::with(&config.pins) }?;
+    store::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
     Ok(shunt_handoff::detach_all(&config.pins)?)
 }

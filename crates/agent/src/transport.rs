@@ -40,6 +40,9 @@ pub enum TransportError {
     /// The peer's fault.
     #[error("the peer sent a frame that is refused: {0}")]
     Refused(Reason),
+    /// The peer refuses this agent.
+    #[error("the peer's agent refuses this one: {0} (its log says more)")]
+    RefusedBy(Reason),
     /// No certificate that fits, at either end, or not TLS at all.
     #[error("TLS: {0}")]
     Tls(#[from] rustls::Error),

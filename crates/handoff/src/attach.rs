@@ -4,6 +4,7 @@
 //! * tc: the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically.
 //! * cgroup: a link, pinned beside the maps. A link's program is replaced atomically too.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,11 +12,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use libbpf_rs::query::LinkTypeInfo;
-use libbpf_rs::{Link, PrintLevel, ProgramHandle, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
+use libbpf_rs::{Link, PrintLevel, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
 use libbpf_rs::{TcHookBuilder, set_print};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
 use crate::error::SteeringError;
+use crate::ownership::{Loaded, maps_pinned_in};
 
 const HANDLE: u32 = 1;
 const MAPS: [&str; 10] = [
@@ -86,38 +88,58 @@ fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace) -> TcHook {
         .hook(place.point)
 }
 
-/// Attaches a tc program to exactly these interfaces of this network namespace.
-pub(crate) fn attach_tc(program: &ProgramMut<'_>, place: TcPlace, interfaces: &[u32]) -> Result<(), SteeringError> {
+/// Attaches a tc program to exactly these interfaces of this network namespace. Its maps are pinned in `pin_dir`.
+///
+/// # Errors
+/// The kernel's, or that another's program is at one of them.
+pub(crate) fn attach_tc(
+    program: &ProgramMut<'_>,
+    place: TcPlace,
+    interfaces: &[u32],
+    pin_dir: &Path,
+) -> Result<(), SteeringError> {
+    let ours = maps_pinned_in(pin_dir);
     for &ifindex in interfaces {
-        let failed = |source| SteeringError::Attach {
-            program: place.program,
-            target: format!("interface number {ifindex} (tc)"),
-            source,
-        };
+        if let Some(other) = filter_at(ifindex, place).filter(|filter| !filter.uses(&ours)) {
+            let (interface, pins) = (interface_name(ifindex), other.pins_beside(pin_dir));
+            return Err(SteeringError::Taken { interface, program: other.name, pins });
+        }
+    }
+    for &ifindex in interfaces {
+        let target = || format!("interface \"{}\" (tc)", interface_name(ifindex));
+        let failed = |source| SteeringError::Attach { program: place.program, target: target(), source };
         hook(program.as_fd(), ifindex, place).create().and_then(|mut hook| hook.attach()).map_err(failed)?;
     }
     for ifindex in all_interfaces()? {
         if !interfaces.contains(&ifindex) {
-            detach_tc(ifindex, place);
+            detach_tc(ifindex, place, &ours);
         }
     }
     Ok(())
 }
 
-/// Takes our filter off an interface, if it is there and ours.
-fn detach_tc(ifindex: u32, place: TcPlace) {
+/// What is at that place, if it is a program.
+fn filter_at(ifindex: u32, place: TcPlace) -> Option<Loaded> {
     // Looking a filter up takes no program; the hook wants some descriptor.
-    let Ok(any) = socket(AddressFamily::UNIX, SocketType::DGRAM, None) else {
-        return;
-    };
-    let mut hook = hook(&any, ifindex, place);
-    let is_ours = hook
-        .query()
-        .and_then(ProgramHandle::from_prog_id)
-        .is_ok_and(|program| program.name().as_encoded_bytes() == place.program.as_bytes());
-    if is_ours && let Err(error) = hook.detach() {
-        tracing::warn!(%error, ifindex, program = place.program, "cannot detach");
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
+    Loaded::numbered(hook(&any, ifindex, place).query().ok()?)
+}
+
+/// Takes our filter off an interface, if it is there and uses our maps.
+fn detach_tc(ifindex: u32, place: TcPlace, ours: &BTreeSet<u32>) {
+    let is_ours = filter_at(ifindex, place).is_some_and(|filter| filter.name == place.program && filter.uses(ours));
+    let Ok(any) = socket(AddressFamily::UNIX, SocketType::DGRAM, None) else { return };
+    if is_ours && let Err(error) = hook(&any, ifindex, place).detach() {
+        let interface = interface_name(ifindex);
+        tracing::warn!(%error, interface, program = place.program, "cannot take a program off an interface");
     }
+}
+
+/// For an operator: its number where it has no name any more.
+fn interface_name(ifindex: u32) -> String {
+    let any = socket(AddressFamily::INET, SocketType::DGRAM, None);
+    let name = any.and_then(|any| netdevice::index_to_name(&any, ifindex));
+    name.map_or_else(|_| format!("number {ifindex}"), |name| name.to_string())
 }
 
 /// Indices of the interfaces in this thread's network namespace.
@@ -178,16 +200,18 @@ fn remove(path: &Path) -> Result<(), SteeringError> {
     }
 }
 
-/// Takes all programs of this network namespace and the maps under `pin_dir` out of the kernel, both sides'. Handoffs
-/// in progress end: their connections are no longer translated. The clsact qdiscs stay: others may use them.
+/// Takes the programs that use the maps under `pin_dir` off this network namespace's interfaces, and these maps out of
+/// the kernel, both sides'. Handoffs in progress end: their connections are no longer translated. The clsact qdiscs and
+/// others' programs stay.
 ///
 /// # Errors
 /// Where a pinned file cannot be removed.
 pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
     log_libbpf();
+    let ours = maps_pinned_in(pin_dir);
     for ifindex in all_interfaces()? {
         for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
-            detach_tc(ifindex, place);
+            detach_tc(ifindex, place, &ours);
         }
     }
     for name in LINKS.iter().chain(&MAPS) {

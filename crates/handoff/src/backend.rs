@@ -81,8 +81,8 @@ impl Backend {
                 .map_err(|source| SteeringError::map("mmap", "sender_slots")(source.into()))?,
         };
         backend.forget_senders()?;
-        attach::attach_tc(&loaded.progs.be_out, BE_OUT, &config.interfaces)?;
-        attach::attach_tc(&loaded.progs.be_in, BE_IN, &config.interfaces)?;
+        attach::attach_tc(&loaded.progs.be_out, BE_OUT, &config.interfaces, &config.pin_dir)?;
+        attach::attach_tc(&loaded.progs.be_in, BE_IN, &config.interfaces, &config.pin_dir)?;
         attach::attach_cgroup(&loaded.progs.be_connected, BE_CONNECTED, &config.cgroup, &config.pin_dir)?;
         Ok(backend)
     }

@@ -18,6 +18,12 @@ pub enum SteeringError {
     Load { object: &'static str, source: libbpf_rs::Error },
     #[error("cannot attach {program} to {target}")]
     Attach { program: &'static str, target: String, source: libbpf_rs::Error },
+    #[error(
+        "interface \"{interface}\" has the program {program} of another agent{}: stop that one and run `shuntd --detach` \
+         with its configuration, or name another interface",
+        .pins.as_ref().map(|pins| format!(", whose pins are in {}", pins.display())).unwrap_or_default()
+    )]
+    Taken { interface: String, program: String, pins: Option<PathBuf> },
     #[error("{call} of the {map} map")]
     Map { call: &'static str, map: &'static str, source: libbpf_rs::Error },
     #[error("{call} {path}")]

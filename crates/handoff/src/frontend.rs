@@ -171,8 +171,8 @@ impl Frontend {
             fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
         };
         // Packets first: a handoff may begin as soon as the socket option is there.
-        attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces)?;
-        attach::attach_tc(&loaded.progs.fe_out, FE_OUT, &config.interfaces)?;
+        attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?;
+        attach::attach_tc(&loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?;
         attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
         Ok(frontend)
     }

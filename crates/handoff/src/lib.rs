@@ -15,6 +15,7 @@ pub mod counters;
 pub mod error;
 pub mod frontend;
 pub mod identity;
+mod ownership;
 pub mod payload;
 pub mod pins;
 pub mod sender;

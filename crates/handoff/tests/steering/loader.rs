@@ -241,3 +241,23 @@ fn senders_are_written_found_and_forgotten() {
     assert_eq!(senders.keys().count(), 0, "their sockets ended with the agent");
     detach_all(&pins.0).expect("detach_all");
 }
+
+#[test]
+fn two_agents_share_no_interface_and_take_out_their_own_alone() {
+    let Some(Loaded { host, pins, .. }) = Loaded::new() else { return };
+    let others = Pins::new(&host, "loader-other");
+    let config = frontend_config(&host, &others);
+    let error = Frontend::load(&config).expect_err("the interface is another agent's").to_string();
+    assert!(error.starts_with("interface \"client0\" has the program fe_in of another agent"), "{error}");
+    assert!(error.contains(&pins.0.display().to_string()), "it does not name the other: {error}");
+    assert_eq!(attached(FRONTEND_PRIORITY), [(host.client_port, true, true)]);
+
+    let _second =
+        Frontend::load(&FrontendConfig { interfaces: vec![host.backend_port], ..config }).expect("another one");
+    let both = [(host.client_port, true, true), (host.backend_port, true, true)];
+    assert_eq!(attached(FRONTEND_PRIORITY), both, "it has taken the first one's programs out");
+    detach_all(&others.0).expect("detach_all");
+    assert_eq!(attached(FRONTEND_PRIORITY), both[..1]);
+    detach_all(&pins.0).expect("detach_all");
+    assert_eq!(attached(FRONTEND_PRIORITY), []);
+}

@@ -149,8 +149,10 @@ impl Machine {
         let files = authority.issue(&Request { name: name.clone(), addresses: Vec::new(), days: 1 }).unwrap();
         let socket = dir.join(format!("{name}.sock"));
         let store = dir.join(format!("{name}.store"));
-        let mut text =
-            format!("drain = \"0s\"\nname = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
+        let mut text = format!(
+            "drain = \"0s\"\nname = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n",
+            all[index]
+        );
         let pins = format!("/sys/fs/bpf/{}-{name}", dir.file_name().unwrap().display());
         writeln!(text, "pins = {pins:?}\n{more}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
