@@ -25,7 +25,7 @@ fn agents() -> Vec<Mistake> {
                 settings.agent_text =
                     Some(|host, text| at(Frontend, host, text, |text| set(text, "interfaces", "[\"service0\"]")));
             })
-            .told(Teller::Agent(Frontend), &["interfaces"]),
+            .told(Teller::Server(Frontend), &["interfaces"]),
         Mistake::new("pins-elsewhere", "`pins` is a directory of no BPF file system")
             .settings(|settings| {
                 settings.agent_text = Some(|host, text| {

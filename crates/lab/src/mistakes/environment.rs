@@ -26,7 +26,7 @@ pub(super) fn rows() -> Vec<Mistake> {
                 running.wait_for_others()
             })
             .bodies(Bodies::Shortcut)
-            .told(Teller::Agent(Frontend), &["runs"]),
+            .told(Teller::Agent(Frontend), &["shuntd: ", "stop it first"]),
         Mistake::new("detached-by-another", "`shuntd --detach` with another configuration for the same interface")
             .after(|running| {
                 let frontend = running.lab.frontend();
@@ -50,7 +50,7 @@ pub(super) fn rows() -> Vec<Mistake> {
                 running.wait_for_others()
             })
             .bodies(Bodies::Shortcut)
-            .told(Teller::Agent(Frontend), &["agent.sock"]),
+            .told(Teller::Agent(Frontend), &["shuntd: ", "agent"]),
         Mistake::new("few-descriptors", "RLIMIT_NOFILE of the backend's agent is 48")
             .after(|running| {
                 let backend = running.lab.backend();

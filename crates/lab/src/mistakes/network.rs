@@ -30,7 +30,7 @@ fn ports() -> Vec<Mistake> {
         Mistake::new("interface-made-anew", "the frontend's interface is deleted and made anew while the agent runs")
             .after(|running| anew(running.lab))
             .bodies(Bodies::Either)
-            .told(Teller::Agent(Frontend), &["client0"]),
+            .told(Teller::Server(Frontend), &["interfaces"]),
         Mistake::new("backend-interface-wrong", "the backend's `interfaces` names another than payloads leave by")
             .before(|lab| spare(lab.backend()))
             .settings(|settings| {
@@ -83,14 +83,14 @@ fn addresses() -> Vec<Mistake> {
                     })
                 });
             })
-            .told(Teller::Server(Frontend), &["10.77.0.10"]),
+            .told(Teller::Server(Frontend), &["interfaces", "DNAT"]),
         Mistake::new("destination-nat", "nftables rewrites a public address to the frontend's own")
             .before(|lab| {
                 nat(lab.frontend(), &["ip", "daddr", "10.77.200.1", "dnat", "to", "10.77.0.1"])?;
                 ip(lab.client(), "route add 10.77.200.1/32 via 10.77.0.1")
             })
             .asked(|_| Some(PUBLIC.into()))
-            .told(Teller::Server(Frontend), &["10.77.0.10"]),
+            .told(Teller::Server(Frontend), &["interfaces", "DNAT"]),
         Mistake::new("address-on-lo", "the service's address is on lo (anycast, a VIP)")
             .before(|lab| public_on(lab, "lo"))
             .settings(|settings| settings.speaks_for = Some("\"10.77.0.0/16\""))

@@ -189,7 +189,10 @@ fn lines(host: &Host, server: bool) -> Vec<String> {
         name.starts_with(program) && name.ends_with(".log")
     });
     let text = logs.filter_map(|entry| Some(String::from_utf8_lossy(&std::fs::read(entry.path()).ok()?).into_owned()));
-    let shown = |line: &&str| !server || SHOWN_LEVELS.iter().any(|level| line.contains(level));
+    // What nginx says of its configuration stands on its standard error, whatever the log's level is.
+    let of_configuration = |line: &str| line.starts_with("nginx: [");
+    let shown =
+        |line: &&str| !server || of_configuration(line) || SHOWN_LEVELS.iter().any(|level| line.contains(level));
     text.flat_map(|text| text.lines().filter(shown).map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
