@@ -234,11 +234,15 @@ pub struct PeerConfig {
 impl PeerConfig {
     /// Whether a payload may go out as `server` to `client` because this peer says so.
     pub fn may_have_sent(&self, server: SocketAddr, client: IpAddr) -> bool {
-        let covered = match &self.speaks_for {
+        self.speaks_for(server) && can_be_client(client)
+    }
+
+    /// Whether that is a server of this peer's.
+    pub fn speaks_for(&self, server: SocketAddr) -> bool {
+        match &self.speaks_for {
             Some(all) => all.iter().any(|one| one.covers(server)),
             None => SpeaksFor::address(self.address.ip()).covers(server),
-        };
-        covered && can_be_client(client)
+        }
     }
 }
 

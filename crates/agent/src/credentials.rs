@@ -94,6 +94,7 @@ pub struct Credentials {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     trust: Trust,
+    not_before: SystemTime,
     not_after: SystemTime,
 }
 
@@ -109,7 +110,7 @@ impl Credentials {
             return Err(CredentialsError::Name { path: config.certificate.clone(), name: name.into() });
         }
         let key = private_key(&config.key)?;
-        let not_after = not_after(&first).ok_or_else(|| no_certificate(&config.certificate))?;
+        let (not_before, not_after) = validity(&first).ok_or_else(|| no_certificate(&config.certificate))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let trust = Trust::read(config, &provider)?;
         let pair = |error| match error {
@@ -122,6 +123,7 @@ impl Credentials {
             client: Arc::new(client(&provider, &trust, chain.clone(), key.clone_key()).map_err(pair)?),
             server: Arc::new(server(&provider, &trust, chain, key).map_err(pair)?),
             trust,
+            not_before,
             not_after,
         })
     }
@@ -158,6 +160,16 @@ impl Credentials {
             Ok(left) => left.as_secs() as i64,
             Err(past) => -(past.duration().as_secs() as i64),
         }
+    }
+
+    /// Seconds until it begins to be good, 0 from then on.
+    pub fn seconds_until_good(&self, now: SystemTime) -> u64 {
+        self.not_before.duration_since(now).map_or(0, |left| left.as_secs().max(1))
+    }
+
+    /// How long it is good in all.
+    pub fn lifetime(&self) -> Duration {
+        self.not_after.duration_since(self.not_before).unwrap_or_default()
     }
 
     /// What an operator should hear about our certificate's end, and the list's.
@@ -253,10 +265,10 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())
 }
 
-/// The end of its validity, which rustls checks but does not tell.
-fn not_after(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+/// Both ends of its validity, which rustls checks but does not tell.
+fn validity(certificate: &CertificateDer<'_>) -> Option<(SystemTime, SystemTime)> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
-    Some(time_of(parsed.validity().not_after))
+    Some((time_of(parsed.validity().not_before), time_of(parsed.validity().not_after)))
 }
 
 fn time_of(time: ASN1Time) -> SystemTime {

@@ -121,6 +121,10 @@ impl Agent {
                 let incoming = self.incoming.places.remove(index);
                 self.serve_reader(incoming);
             }
+            Ok(Some(Frame::Examine(examine))) => {
+                let incoming = self.incoming.places.remove(index);
+                self.examine(incoming, &examine);
+            }
             Ok(Some(_)) => self.refuse_at(index, Reason::Malformed),
             Err(TransportError::Refused(reason)) => self.refuse_at(index, reason),
             Err(error) => self.drop_incoming(index, &error),

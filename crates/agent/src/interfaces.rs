@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,19 @@ pub fn indices(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
         Ok(index)
     };
     names.iter().map(checked).collect()
+}
+
+/// Whether an interface is up; `None` where `/sys` does not tell.
+pub fn is_up(name: &str) -> Option<bool> {
+    let flags = fs::read_to_string(Sysfs::open().directory.join(name).join("flags")).ok()?;
+    let flags = u32::from_str_radix(flags.trim().strip_prefix("0x")?, 16).ok()?;
+    Some(flags & libc::IFF_UP as u32 != 0)
+}
+
+/// MTU of the interface that has this address, in bytes.
+pub fn mtu_at(address: IpAddr) -> Option<u32> {
+    let at = if_addrs::get_if_addrs().ok()?.into_iter().find(|interface| interface.ip() == address)?;
+    Sysfs::open().number(&at.name, "mtu")
 }
 
 /// The interfaces of this network namespace (Documentation/ABI/testing/sysfs-class-net).

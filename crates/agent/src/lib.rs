@@ -16,6 +16,7 @@ pub mod config;
 mod counters;
 pub mod credentials;
 mod digests;
+pub mod doctor;
 mod drain;
 mod exposition;
 mod fetches;

@@ -1,12 +1,12 @@
 //! `shuntd`: reads its configuration and works until it is told to stop.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 use shunt_agent::config::Config;
-use shunt_agent::credentials::Credentials;
+use shunt_agent::doctor;
 use shunt_agent::{Agent, SteerError};
 use shunt_agent::{privileges, seccomp};
 use shunt_odb::reference::Holder;
@@ -52,15 +52,21 @@ fn main() -> ExitCode {
     }
 }
 
+/// Says what is wrong with a configuration, one sentence a line.
+fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
+    if config.store.is_some() {
+        println!("{:?} is this agent's", Holder::named(&config.name));
+    }
+    let faults: Vec<String> = doctor::check(config).iter().filter_map(doctor::Finding::fault_line).collect();
+    anyhow::ensure!(faults.is_empty(), "{}: not good\n{}", path.display(), faults.join("\n"));
+    println!("{}: good", path.display());
+    Ok(())
+}
+
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::read(&arguments.config)?;
     if arguments.check {
-        Credentials::read(&config.tls, &config.name)?;
-        println!("{}: good", arguments.config.display());
-        if config.store.is_some() {
-            println!("{:?} is this agent's", Holder::named(&config.name));
-        }
-        return Ok(());
+        return check(&config, &arguments.config);
     }
     if arguments.detach {
         return shunt_agent::detach(&config, arguments.force).map_err(|error| match error {

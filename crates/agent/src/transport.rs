@@ -80,6 +80,14 @@ impl Transport {
         }
     }
 
+    /// Takes a connection that was made.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn dialled(stream: TcpStream, tls: ClientConnection) -> io::Result<Self> {
+        Self::new(stream, tls.into())
+    }
+
     /// Takes an accepted connection.
     ///
     /// # Errors

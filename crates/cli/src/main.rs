@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod ca;
+mod doctor;
 mod stats;
 
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ use shunt_lab::demo::Demo;
 use shunt_run::launch::RunCommand;
 
 use ca::CaCommand;
+use doctor::DoctorCommand;
 use stats::StatsCommand;
 
 /// Large response bodies go straight from the backend to the client, past every tier that only forwards them.
@@ -46,6 +48,23 @@ enum Command {
     /// Asks the agent (shuntd) of this machine what it, its servers and its steering programs counted since it
     /// started. Counters that are zero are left out, except with --all.
     Stats(StatsCommand),
+    /// Look at everything that Shunt needs of this machine and its peers, and say what to do
+    ///
+    /// Reads the agent's configuration and tests it against the machine, nginx's configuration, the
+    /// running agent and every peer: certificates and clocks, ports, routes both ways, filters,
+    /// MTU, interfaces, the BPF file system, control groups, the kernel, and whether each backend
+    /// sends in the name of the addresses that nginx listens at. Nothing is changed.
+    ///
+    /// Each line is `ok`, or a sentence that says what to do. Run it as root on each machine, at
+    /// first where clients connect:
+    ///
+    ///     shunt doctor
+    ///     shunt doctor --config /etc/shunt/shuntd.toml --nginx /usr/sbin/nginx
+    ///     shunt doctor --nginx-conf <(docker exec web nginx -T)
+    ///
+    /// Exit codes: 0 all is well; 1 there are faults.
+    #[command(verbatim_doc_comment)]
+    Doctor(DoctorCommand),
     /// Make a small certificate authority for trials, and certificates for agents
     ///
     /// Agents (shuntd) speak TLS with each other and know each other by certificates. This makes what a trial needs:
@@ -83,7 +102,7 @@ fn main() -> ExitCode {
     if let Some(what) = command.needs_root()
         && !rustix::process::geteuid().is_root()
     {
-        eprintln!("shunt: {what} needs root: it makes network namespaces and loads BPF programs. Try sudo.");
+        eprintln!("shunt: {what} needs root: it works with network namespaces and BPF programs. Try sudo.");
         return ExitCode::from(2);
     }
     match command.run() {
@@ -101,6 +120,7 @@ impl Command {
         match self {
             Self::Demo(_) => Some("the demo"),
             Self::Bench(bench) => (!bench.only_lists()).then_some("the benchmark"),
+            Self::Doctor(_) => Some("the doctor"),
             Self::Run(_) | Self::Stats(_) | Self::Ca(_) | Self::Lab(LabCommand::List) => None,
             Self::Lab(_) => Some("the lab"),
         }
@@ -113,6 +133,7 @@ impl Command {
                 return Ok(if faults.0.is_empty() { Outcome::Good } else { Outcome::Faulty });
             }
             Self::Bench(bench) => return Ok(if bench.run()? { Outcome::Good } else { Outcome::Faulty }),
+            Self::Doctor(doctor) => return Ok(if doctor.run()? { Outcome::Good } else { Outcome::Faulty }),
             Self::Stats(stats) => stats.run()?,
             Self::Ca(ca) => ca.run()?,
             Self::Run(run) => run.run()?,

@@ -18,6 +18,7 @@ pub mod identity;
 mod ownership;
 pub mod payload;
 pub mod pins;
+pub mod probe;
 pub mod sender;
 mod spacing;
 pub mod tls13;

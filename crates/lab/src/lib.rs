@@ -84,7 +84,7 @@ pub use nginx::{NGINX, NginxChain, NginxConf, nginx};
 pub use placement::{Cores, Placement};
 pub use process::Process;
 pub use rate::{Rate, RateReport};
-pub use service::{OnDemand, Options, Service, Settings, Stats, agent_stats, shuntd_program};
+pub use service::{OnDemand, Options, Service, Settings, Stats, agent_stats, shunt_program, shuntd_program};
 pub use sockets::TcpSocket;
 pub use tcpdump::Tcpdump;
 pub use tls::tls_authority;

@@ -60,6 +60,25 @@ pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
     set_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, bytes.into())
 }
 
+/// Bytes of a full segment that a connected socket sends now, without TCP's header and options (`TCP_MAXSEG`).
+///
+/// # Errors
+/// The kernel's.
+pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
+    let (mut bytes, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel writes one int and its length, which live in this frame.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            std::ptr::from_mut(&mut bytes).cast(),
+            &mut length,
+        )
+    };
+    if status == 0 { Ok(bytes.max(0) as u32) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors

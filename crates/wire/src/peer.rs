@@ -11,12 +11,12 @@
 //! of the stream. So has a program that reads from another machine's store: STORE, then STORED or REFUSED, then (after
 //! STORED) what programs and stores say to each other (crates/odb). The transport is whatever gives ordered bytes from an authenticated peer.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::address::{Address, with_ends};
+use crate::address::{Address, Endpoint, with_ends};
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
 use crate::tag::Tag;
@@ -52,6 +52,8 @@ pub mod kind {
     pub const ANSWER: u16 = 24;
     pub const PROVE: u16 = 25;
     pub const DIGEST: u16 = 26;
+    pub const EXAMINE: u16 = 27;
+    pub const EXAMINED: u16 = 28;
 }
 
 /// First in every frame.
@@ -318,6 +320,30 @@ body!(
     Stored, kind::STORED, {}
 );
 body!(
+    /// First on the connection of a peer's `shunt doctor`.
+    Examine, kind::EXAMINE, {
+        /// [`MAGIC`].
+        magic: [u8; 4],
+        /// [`VERSION`].
+        version: U16,
+        /// How many of `servers` count, at most [`Examine::MOST`].
+        count: U16,
+        /// What the peer's clients know it by: addresses, and ports in network order.
+        servers: [[u8; 18]; 16],
+    }
+);
+body!(
+    /// The answer. No other frame follows.
+    Examined, kind::EXAMINED, {
+        /// Nanoseconds since 1970.
+        time_ns: U64,
+        /// [`Examined::FRONTEND`], [`Examined::BACKEND`].
+        roles: U32,
+        /// A bit for each of the servers that were asked about, the lowest first: payload may be sent as that.
+        may: U32,
+    }
+);
+body!(
     /// A HELLO, FETCH or STORE is refused; the connection closes.
     Refused, kind::REFUSED, {
         /// A [`Reason`].
@@ -348,6 +374,8 @@ pub enum Frame {
     Refused(Refused),
     Store(Store),
     Stored(Stored),
+    Examine(Examine),
+    Examined(Examined),
 }
 
 impl Frame {
@@ -388,6 +416,8 @@ impl Frame {
             kind::REFUSED => exactly(body).map(Frame::Refused),
             kind::STORE => exactly::<Store>(body)?.checked().map(Frame::Store),
             kind::STORED => exactly(body).map(Frame::Stored),
+            kind::EXAMINE => exactly::<Examine>(body)?.checked().map(Frame::Examine),
+            kind::EXAMINED => exactly(body).map(Frame::Examined),
             _ => Err(Reason::Malformed),
         }
     }
@@ -423,6 +453,49 @@ impl Store {
     fn checked(self) -> Result<Self, Reason> {
         same_protocol(self.magic, self.version.get())?;
         if self.zero == U16::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Examine {
+    /// As many as can be asked about at once.
+    pub const MOST: usize = 16;
+
+    /// Asks about some servers, the first [`Self::MOST`] of them.
+    pub fn of(servers: &[SocketAddr]) -> Self {
+        let mut asked = [[0; 18]; Self::MOST];
+        for (place, server) in asked.iter_mut().zip(servers) {
+            let at = Endpoint::from(*server);
+            place[..16].copy_from_slice(&at.address.0);
+            place[16..].copy_from_slice(&at.port_be);
+        }
+        let count = U16::new(servers.len().min(Self::MOST) as u16);
+        Self { magic: MAGIC, version: VERSION.into(), count, servers: asked }
+    }
+
+    /// Those that are asked about.
+    pub fn servers(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.servers[..usize::from(self.count.get())].iter().map(|place| {
+            let (address, port) = place.split_at(16);
+            let address = Address(address.try_into().expect("16 of 18 bytes"));
+            SocketAddr::new(address.ip(), u16::from_be_bytes([port[0], port[1]]))
+        })
+    }
+
+    fn checked(self) -> Result<Self, Reason> {
+        same_protocol(self.magic, self.version.get())?;
+        if usize::from(self.count.get()) <= Self::MOST { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Examined {
+    /// Clients connect to it.
+    pub const FRONTEND: u32 = 1;
+    /// It sends payload.
+    pub const BACKEND: u32 = 2;
+
+    /// Whether it sends payload.
+    pub fn is_backend(&self) -> bool {
+        self.roles.get() & Self::BACKEND != 0
     }
 }
 
@@ -649,6 +722,20 @@ mod tests {
     }
 
     #[test]
+    fn a_doctor_asks_about_the_servers_that_it_names() {
+        let servers: Vec<SocketAddr> = vec!["192.0.2.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
+        let mut bytes = Vec::new();
+        Examine::of(&servers).emit(&mut bytes);
+        let (frame, _) = Frame::parse(&bytes).unwrap().unwrap();
+        assert!(matches!(frame, Frame::Examine(asked) if asked.servers().collect::<Vec<_>>() == servers));
+        let many = vec![servers[0]; 40];
+        assert_eq!(Examine::of(&many).servers().count(), Examine::MOST);
+        bytes.clear();
+        Examine { count: 17.into(), ..Examine::of(&servers) }.emit(&mut bytes);
+        assert_eq!(Frame::parse(&bytes).unwrap_err(), Reason::Malformed);
+    }
+
+    #[test]
     fn another_version_is_told_from_noise() {
         let mut bytes = Vec::new();
         Hello { version: 9.into(), ..hello("fe") }.emit(&mut bytes);
@@ -663,7 +750,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..29, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..31, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

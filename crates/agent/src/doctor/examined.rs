@@ -1,0 +1,34 @@
+//! What this agent tells a peer's doctor: the time here, and in whose name it would send.
+
+use std::time::SystemTime;
+
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Examine, Examined};
+
+use crate::agent::Agent;
+use crate::incoming::Incoming;
+
+impl Agent {
+    /// One question and one answer; then the connection ends.
+    pub(crate) fn examine(&mut self, incoming: Incoming, examine: &Examine) {
+        let peer = self.config.peers.iter().find(|peer| incoming.transport.is_of(&peer.name));
+        let Some(peer) = peer else {
+            return self.refuse(incoming, Reason::NotAllowed);
+        };
+        let may = |(index, server)| u32::from(peer.speaks_for(server)) << index;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let examined = Examined {
+            time_ns: (now.as_nanos() as u64).into(),
+            roles: self.roles().into(),
+            may: examine.servers().enumerate().map(may).sum::<u32>().into(),
+        };
+        let mut transport = incoming.transport;
+        examined.emit(transport.output());
+        let _ = transport.finish();
+    }
+
+    fn roles(&self) -> u32 {
+        let frontend = if self.frontend.is_some() { Examined::FRONTEND } else { 0 };
+        frontend | if self.senders.is_some() { Examined::BACKEND } else { 0 }
+    }
+}

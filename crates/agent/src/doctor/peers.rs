@@ -1,0 +1,163 @@
+//! Every other machine: whether it can be reached, is who it should be, and would do what is wanted. The doctor makes a
+//! connection of its own, with this agent's certificate, and asks (EXAMINE).
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shunt_sys::sockopt::segment_bytes;
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Examine, Examined, Frame};
+
+use super::Finding;
+use crate::config::{Config, PeerConfig};
+use crate::credentials::Credentials;
+use crate::interfaces;
+use crate::transport::{Transport, TransportError};
+
+/// For each step.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Clocks that differ by more make logs and certificates hard to tell.
+const CLOCKS: Duration = Duration::from_secs(10);
+/// TCP's and IP's headers with timestamps.
+const HEADERS: (u32, u32) = (52, 72);
+
+/// All that can be found out about one.
+pub(super) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) -> Vec<Finding> {
+    let about = format!("\"{}\" at {}", peer.name, peer.address);
+    let stream = match TcpStream::connect_timeout(&peer.address, PATIENCE) {
+        Ok(stream) => stream,
+        Err(error) => {
+            let advice = format!(
+                "cannot connect: {error}. Does shuntd run there, is `listen` that address, and does a firewall let it in?"
+            );
+            return vec![Finding::fault("port", about, advice)];
+        }
+    };
+    let mut findings = vec![Finding::ok("port", about.clone()), mtu(peer, &stream)];
+    let servers = asked_for(config, listens, &stream);
+    match ask(config, peer, stream, &servers) {
+        Ok((examined, took)) => {
+            findings.push(Finding::ok("peer", format!("{about} has the certificate of that name")));
+            findings.push(clock(peer, &examined, took));
+            findings.extend(speaks_for(config, peer, &servers, &examined));
+        }
+        Err(why) => findings.push(Finding::fault("peer", about, why)),
+    }
+    findings
+}
+
+/// What clients call this machine by: at which addresses nginx listens.
+fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
+    if config.frontend.is_none() {
+        return Vec::new();
+    }
+    let own = stream.local_addr().map(|at| at.ip().to_canonical());
+    let all = |at: &SocketAddr| match &own {
+        Ok(own) if at.ip().is_unspecified() => Some(SocketAddr::new(*own, at.port())),
+        _ => (!at.ip().is_loopback()).then_some(*at),
+    };
+    let mut servers: Vec<SocketAddr> = listens.iter().filter_map(all).collect();
+    servers.dedup();
+    servers.truncate(Examine::MOST);
+    servers
+}
+
+/// What the way carries, beside what its first interface would.
+fn mtu(peer: &PeerConfig, stream: &TcpStream) -> Finding {
+    let about = format!("packets to \"{}\"", peer.name);
+    let segment = segment_bytes(stream);
+    let ip = stream.local_addr().map(|at| at.ip().to_canonical());
+    // A packet of IPv4 has at most 65,535 bytes, whatever loopback's MTU says.
+    let Some((segment, mtu)) =
+        segment.ok().zip(ip.ok().and_then(interfaces::mtu_at)).map(|(segment, mtu)| (segment, mtu.min(65_535)))
+    else {
+        return Finding::skipped("mtu", about, "the kernel does not say");
+    };
+    let headers = if peer.address.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
+    let advice = (segment + headers < mtu).then(|| {
+        format!(
+            "{} bytes at most, and the interface's MTU is {mtu}: the way is narrower, or \"{}\" has a smaller MTU; make them equal",
+            segment + headers,
+            peer.name
+        )
+    });
+    Finding::of("mtu", about, advice)
+}
+
+fn clock(peer: &PeerConfig, examined: &Examined, took: Duration) -> Finding {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let apart = now.abs_diff(Duration::from_nanos(examined.time_ns.get()));
+    let advice = (apart > CLOCKS + took)
+        .then(|| format!("it differs from this machine's by {} s: have both follow NTP", apart.as_secs()));
+    Finding::of("clock", format!("of \"{}\"", peer.name), advice)
+}
+
+fn speaks_for(config: &Config, peer: &PeerConfig, servers: &[SocketAddr], examined: &Examined) -> Vec<Finding> {
+    if !examined.is_backend() {
+        return Vec::new();
+    }
+    let of = |(index, server): (usize, &SocketAddr)| {
+        let may = examined.may.get() >> index & 1 == 1;
+        let advice = format!(
+            "it refuses: in its shuntd.toml, `[[peer]]` \"{}\", `speaks_for` must have \"{}\"",
+            config.name,
+            server.ip()
+        );
+        Finding::of("speaks_for", format!("\"{}\" sends as {server}", peer.name), (!may).then_some(advice))
+    };
+    servers.iter().enumerate().map(of).collect()
+}
+
+/// Its answer, and how long that took; the error is a sentence.
+fn ask(
+    config: &Config,
+    peer: &PeerConfig,
+    stream: TcpStream,
+    servers: &[SocketAddr],
+) -> Result<(Examined, Duration), String> {
+    let credentials = Credentials::read(&config.tls, &config.name).map_err(|error| error.to_string())?;
+    let tls = credentials.dial(&peer.name).map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    let mut transport = Transport::dialled(stream, tls).map_err(|error| error.to_string())?;
+    Examine::of(servers).emit(transport.output());
+    loop {
+        let filled = transport.fill();
+        match transport.next_frame() {
+            Ok(Some(Frame::Examined(examined))) => return Ok((examined, begun.elapsed())),
+            Ok(Some(Frame::Refused(refused))) => {
+                let reason = Reason::from_number(refused.reason.get()).unwrap_or(Reason::Malformed);
+                return Err(why_refused(config, &TransportError::Refused(reason)));
+            }
+            Ok(Some(_)) => return Err("it answers something else: install the same version on both machines".into()),
+            Ok(None) => {}
+            Err(error) => return Err(why_refused(config, &error)),
+        }
+        // What the handshake has to say now, and the question behind it.
+        filled.and_then(|()| transport.flush()).map_err(|error| why_refused(config, &error))?;
+        let left = PATIENCE
+            .checked_sub(begun.elapsed())
+            .ok_or("it accepts the connection and says nothing: is it stopped?")?;
+        wait(&transport, left).map_err(|error| error.to_string())?;
+    }
+}
+
+fn why_refused(config: &Config, error: &TransportError) -> String {
+    match error {
+        TransportError::Refused(Reason::Version) => {
+            "it speaks another version: install the same on both machines".into()
+        }
+        TransportError::Refused(Reason::NotAllowed) => {
+            format!("it has no `[[peer]]` \"{}\", or knows it by another name: add it there", config.name)
+        }
+        error => format!("{error}: are both certificates of the same `ca`, with these names, and good now?"),
+    }
+}
+
+fn wait(transport: &Transport, left: Duration) -> io::Result<()> {
+    let descriptor = transport.descriptor();
+    let mut ready = [PollFd::new(&descriptor, PollFlags::IN)];
+    poll(&mut ready, Some(&Timespec::try_from(left).map_err(io::Error::other)?))?;
+    Ok(())
+}

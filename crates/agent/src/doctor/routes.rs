@@ -1,0 +1,73 @@
+//! The ways that packets take from here: to peers, and to clients, who may be anywhere.
+
+use std::fs;
+use std::net::IpAddr;
+
+use super::Finding;
+use crate::config::Config;
+use crate::host;
+use crate::routes::Routes;
+
+/// Of a network for documentation (RFC 5737): what leads there is the way to clients that are nowhere near.
+const ANYWHERE: [u8; 4] = [192, 0, 2, 1];
+
+/// Of each role, and to each peer.
+pub(super) fn all(config: &Config) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = config.peers.iter().map(|peer| to_peer(&peer.name, peer.address.ip())).collect();
+    if let Some(backend) = &config.backend {
+        findings.push(to_clients(&backend.interfaces));
+        findings.extend(config.peers.iter().filter_map(|peer| filtered(peer.address.ip())));
+    }
+    findings
+}
+
+/// Name of the interface that packets for an address leave by; the error is a part of a sentence.
+fn way_to(address: IpAddr) -> Result<String, String> {
+    let asked = Routes::open().and_then(|mut routes| routes.port_towards(address));
+    match asked {
+        Ok(Ok(index)) => Ok(host::interface_name(index)),
+        Ok(Err(none)) => Err(none.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn to_peer(name: &str, address: IpAddr) -> Finding {
+    let about = format!("to \"{name}\" at {address}");
+    let advice = way_to(address).err().map(|why| format!("{why}: `ip route get {address}` shows what the kernel does"));
+    Finding::of("route", about, advice)
+}
+
+/// Payload leaves by the route to its client, and only the programs on that interface make it what the client expects.
+fn to_clients(interfaces: &[String]) -> Finding {
+    let about = "by which payload leaves to clients elsewhere";
+    let Ok(name) = way_to(ANYWHERE.into()) else {
+        return Finding::skipped("route", about, "there is no default route; it leaves by the route to each client");
+    };
+    let advice = (!interfaces.contains(&name)).then(|| {
+        format!(
+            "{name} has the default route, and [backend] interfaces does not name it: add it, and restart the agent"
+        )
+    });
+    Finding::of("route", format!("{about}: {name}"), advice)
+}
+
+/// ACKs come from the frontend with their clients' source addresses: a strict filter drops those whose way back is
+/// another (net.ipv4.conf.*.rp_filter; RFC 3704).
+fn filtered(peer: IpAddr) -> Option<Finding> {
+    if !peer.is_ipv4() {
+        return None;
+    }
+    let name = way_to(peer).ok()?;
+    let strictness = |name: &str| {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).ok()?;
+        text.trim().parse::<u8>().ok()
+    };
+    let effective = strictness("all")?.max(strictness(&name)?);
+    let advice = (effective == 1 && way_to(ANYWHERE.into()).as_ref() != Ok(&name)).then(|| {
+        format!(
+            "it is strict, and clients are not reached by {name}, so that it drops their ACKs: \
+             `sysctl -w net.ipv4.conf.{name}.rp_filter=2`"
+        )
+    });
+    Some(Finding::of("rp_filter", format!("of {name}, by which ACKs come from {peer}"), advice))
+}

@@ -1,0 +1,141 @@
+//! `shunt doctor`: what is wrong with a setup, and what to do.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+use shunt_agent::config::Config;
+use shunt_agent::doctor::{Finding, Servers, Verdict, examine};
+use shunt_lab::report::Paint;
+use shunt_lab::{Stats, agent_stats};
+
+/// `shunt doctor`
+#[derive(Debug, Args)]
+pub struct DoctorCommand {
+    /// Configuration of this machine's agent
+    #[arg(long, value_name = "FILE", default_value = "/etc/shunt/shuntd.toml")]
+    config: PathBuf,
+    /// nginx, which is asked for its configuration (-T)
+    #[arg(long, value_name = "PROGRAM", default_value = "nginx")]
+    nginx: PathBuf,
+    /// A file with what `nginx -T` wrote, where nginx runs elsewhere
+    #[arg(long, value_name = "FILE", conflicts_with = "nginx")]
+    nginx_conf: Option<PathBuf>,
+    /// Look at no nginx
+    #[arg(long, conflicts_with_all = ["nginx", "nginx_conf"])]
+    no_nginx: bool,
+    /// Wait so long for a client on another machine to fetch a large body through this frontend, and
+    /// say whether that took the shortcut, or why not
+    #[arg(long, value_name = "SECONDS")]
+    handoff: Option<u64>,
+    /// Write the findings as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl DoctorCommand {
+    /// Whether all is well.
+    pub fn run(self) -> Result<bool> {
+        let config = Config::read(&self.config)?;
+        let stats = agent_stats(&config.socket).map(|stats| stats.0).map_err(|error| format!("{error:#}"));
+        let servers = match (self.no_nginx, self.nginx_conf) {
+            (true, _) => Servers::Nowhere,
+            (false, Some(file)) => Servers::File(file),
+            (false, None) => Servers::Program(self.nginx),
+        };
+        let mut findings = examine(&config, &stats, &servers);
+        findings.extend(self.handoff.map(|seconds| handoff(&config.socket, Duration::from_secs(seconds))));
+        let text = match self.json {
+            true => format!("{}\n", serde_json::to_string_pretty(&findings)?),
+            false => show(&findings, Paint::of(&std::io::stdout())),
+        };
+        match std::io::stdout().write_all(text.as_bytes()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
+            _ => {}
+        }
+        Ok(!findings.iter().any(Finding::is_fault))
+    }
+}
+
+/// Between two looks at the counters.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// One real handoff, of a client that an operator has somewhere else.
+fn handoff(socket: &Path, patience: Duration) -> Finding {
+    let finding = |verdict| Finding { area: "handoff", about: "a large body for a client elsewhere".into(), verdict };
+    let before = match agent_stats(socket) {
+        Ok(before) => before,
+        Err(error) => return finding(Verdict::Fault(format!("{error:#}"))),
+    };
+    let advice = "fetch a static file of 256 KiB or more through this frontend, from a machine that is no tier";
+    eprintln!("waiting {} s: {advice}", patience.as_secs());
+    let deadline = Instant::now() + patience;
+    let mut now = before.clone();
+    while Instant::now() < deadline {
+        if now.count("servers.shortcut_bytes") > before.count("servers.shortcut_bytes") {
+            return finding(Verdict::Ok);
+        }
+        std::thread::sleep(LOOK);
+        now = agent_stats(socket).unwrap_or(now);
+    }
+    let why = other_ways(&before, &now);
+    finding(Verdict::Fault(match why.is_empty() {
+        true => format!("none came: {advice}"),
+        false => format!(
+            "none took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}",
+            why.join(", ")
+        ),
+    }))
+}
+
+/// Why responses went another way in between.
+fn other_ways(before: &Stats, now: &Stats) -> Vec<String> {
+    let grown = now.flat().into_iter().filter(|(name, value)| *value > before.count(name));
+    let is_why = |name: &str| {
+        ["servers.relayed_", "servers.fetched_", "servers.refused_", "servers.aborted", "frontend.fe_refused_"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
+    grown.map(|(name, _)| name).filter(|name| is_why(name)).collect()
+}
+
+fn show(findings: &[Finding], paint: Paint) -> String {
+    let line = |finding: &Finding| {
+        let Finding { area, about, verdict } = finding;
+        match verdict {
+            Verdict::Ok => format!("{}    {area}: {about}\n", paint.good("ok")),
+            Verdict::Fault(advice) => format!("{} {area}: {about}\n      {advice}\n", paint.bad("fault")),
+            Verdict::Skipped(why) => format!("{}  {area}: {about} ({why})\n", paint.dim("skip")),
+        }
+    };
+    let faults = findings.iter().filter(|finding| finding.is_fault()).count();
+    let end = match faults {
+        0 => paint.good("all is well\n"),
+        1 => "1 fault\n".to_owned(),
+        _ => format!("{faults} faults\n"),
+    };
+    findings.iter().map(line).collect::<String>() + &end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_kept_a_body_from_the_shortcut_is_named() {
+        let stats =
+            |relayed: u64| Stats(serde_json::json!({"servers": {"relayed_no_peer": relayed, "offers": relayed}}));
+        assert_eq!(other_ways(&stats(1), &stats(2)), ["servers.relayed_no_peer"]);
+        assert_eq!(other_ways(&stats(2), &stats(2)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_fault_is_followed_by_what_to_do() {
+        let finding = |verdict| Finding { area: "port", about: "\"be1\"".into(), verdict };
+        let text = show(&[finding(Verdict::Ok), finding(Verdict::Fault("start it".into()))], Paint::never());
+        assert_eq!(text, "ok    port: \"be1\"\nfault port: \"be1\"\n      start it\n1 fault\n");
+        assert!(show(&[finding(Verdict::Ok)], Paint::never()).ends_with("all is well\n"));
+    }
+}

@@ -1,0 +1,298 @@
+//! `shunt doctor` and `shuntd --check`: a setup that works has no fault, and each mistake is found and named.
+
+mod service;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use service::{FILES, Running, may_run, start_on};
+use shunt_ca::{Authority, Request};
+use shunt_lab::{Host, Lab, Options, Role, fetch, shunt_program, shuntd_program};
+
+/// A host's configuration, and what its nginx says.
+struct Setup<'a> {
+    host: &'a Host,
+    config: String,
+    nginx: String,
+}
+
+/// What is found: the areas and advice of faults.
+type Faults = Vec<(String, String)>;
+
+impl<'a> Setup<'a> {
+    fn of(host: &'a Host) -> Result<Self> {
+        let nginx = nginx_conf(host)?;
+        Ok(Self {
+            host,
+            config: std::fs::read_to_string(host.dir().join("shuntd.toml"))?,
+            nginx: std::fs::read_to_string(nginx)?,
+        })
+    }
+
+    fn with_config(mut self, from: &str, to: &str) -> Result<Self> {
+        ensure!(self.config.contains(from), "no {from:?} in {}", self.config);
+        self.config = self.config.replace(from, to);
+        Ok(self)
+    }
+
+    fn with_nginx(mut self, from: &str, to: &str) -> Result<Self> {
+        ensure!(self.nginx.contains(from), "no {from:?} in {}", self.nginx);
+        self.nginx = self.nginx.replace(from, to);
+        Ok(self)
+    }
+
+    fn write(&self) -> Result<(PathBuf, PathBuf)> {
+        let (config, nginx) = (self.host.dir().join("doctor.toml"), self.host.dir().join("doctor.conf"));
+        std::fs::write(&config, &self.config)?;
+        std::fs::write(&nginx, &self.nginx)?;
+        Ok((config, nginx))
+    }
+
+    /// What the doctor finds. Its exit status must agree.
+    fn faults(&self) -> Result<Faults> {
+        let (config, nginx) = self.write()?;
+        let mut command = Command::new(shunt_program()?);
+        command.args(["doctor", "--json"]).arg("--config").arg(config).arg("--nginx-conf").arg(nginx);
+        let output = self.host.output(command)?;
+        let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("not JSON; stderr: {}", String::from_utf8_lossy(&output.stderr)))?;
+        let fault = |finding: &Value| {
+            let advice = finding["verdict"]["fault"].as_str()?;
+            Some((finding["area"].as_str()?.to_owned(), format!("{}: {advice}", finding["about"].as_str()?)))
+        };
+        let faults: Faults = findings.iter().filter_map(fault).collect();
+        let code = if faults.is_empty() { 0 } else { 1 };
+        ensure!(output.status.code() == Some(code), "{:?} with {faults:?}", output.status);
+        ensure!(findings.len() > 10, "only {findings:?}");
+        Ok(faults)
+    }
+
+    /// What `shuntd --check` says, if that is a fault.
+    fn checked(&self) -> Result<Option<String>> {
+        let (config, _) = self.write()?;
+        let mut command = Command::new(shuntd_program()?);
+        command.arg("--check").arg("--config").arg(config);
+        let output = self.host.output(command)?;
+        Ok((!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned()))
+    }
+}
+
+fn nginx_conf(host: &Host) -> Result<PathBuf> {
+    let entries = std::fs::read_dir(host.dir())?.flatten().map(|entry| entry.path().join("nginx.conf"));
+    entries.into_iter().find(|path| path.exists()).with_context(|| format!("{} has no nginx", host.name()))
+}
+
+fn run(host: &Host, commands: &str) -> Result<()> {
+    for line in commands.lines() {
+        let mut command = Command::new("sh");
+        command.args(["-c", line]);
+        let output = host.output(command)?;
+        ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}
+
+/// Fails unless this one is among the faults.
+fn found(what: &str, setup: &Setup<'_>, area: &str, says: &str) -> Result<()> {
+    let faults = setup.faults().context(what.to_owned())?;
+    let is_there = faults.iter().any(|(found, advice)| found == area && advice.contains(says));
+    ensure!(is_there, "{what}: no {area} with {says:?} in {faults:#?}");
+    Ok(())
+}
+
+fn with_service(test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+    start_on(Lab::builder(), FILES, Options::shunt(), test)
+}
+
+fn backend<'lab>(service: &Running<'lab>) -> Result<&'lab Host> {
+    service.lab.hosts_of(Role::Backend).next().context("no backend")
+}
+
+#[test]
+fn a_setup_that_works_has_no_fault() -> Result<()> {
+    if !may_run("a_setup_that_works_has_no_fault") {
+        return Ok(());
+    }
+    with_service(|service| {
+        for host in [service.lab.frontend(), backend(service)?] {
+            let setup = Setup::of(host)?;
+            let faults = setup.faults()?;
+            ensure!(faults.is_empty(), "{}: {faults:#?}", host.name());
+            ensure!(setup.checked()?.is_none(), "{}: {:?}", host.name(), setup.checked()?);
+        }
+        Ok(())
+    })
+}
+
+/// What the doctor says of a client's download while it waits.
+fn handoff(service: &Running<'_>, path: &str) -> Result<Value> {
+    let (frontend, client) = (service.lab.frontend(), service.lab.client());
+    let (config, nginx) = Setup::of(frontend)?.write()?;
+    let mut command = Command::new(shunt_program()?);
+    command.args(["doctor", "--json", "--handoff", "5"]).arg("--config").arg(config).arg("--nginx-conf").arg(nginx);
+    std::thread::scope(|scope| {
+        let doctor = scope.spawn(|| frontend.output(command));
+        while !doctor.is_finished() {
+            fetch(client, service.service.chain().server(), &[path])?;
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let output = doctor.join().map_err(|_| anyhow::anyhow!("the doctor's thread panicked"))??;
+        let findings: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+        findings.into_iter().find(|finding| finding["area"] == "handoff").context("no handoff")
+    })
+}
+
+#[test]
+fn a_real_handoff_is_seen_and_a_short_body_is_none() -> Result<()> {
+    if !may_run("a_real_handoff_is_seen_and_a_short_body_is_none") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let good = handoff(service, "/7m")?;
+        ensure!(good["verdict"] == "ok", "{good}{}", service.service.explain());
+        let short = handoff(service, "/1k")?;
+        let advice = short["verdict"]["fault"].as_str().unwrap_or_default();
+        ensure!(advice.starts_with("none came"), "{short}");
+        Ok(())
+    })
+}
+
+#[test]
+fn mistakes_in_the_agents_configuration() -> Result<()> {
+    if !may_run("mistakes_in_the_agents_configuration") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        let cases: &[(&str, &str, &str, &str, &str)] = &[
+            ("missing interface", "\"client0\"", "\"client9\"", "interface", "client9"),
+            ("no Ethernet", "\"client0\"", "\"lo\"", "interface", "not Ethernet"),
+            ("pins elsewhere", "pins = \"/sys/fs/bpf/", "pins = \"/tmp/", "bpffs", "mount -t bpf"),
+            ("no control group", "cgroup = \"", "cgroup = \"/tmp\" #", "cgroup", "cgroup v2"),
+            ("no agent", "agent.sock", "nobody.sock", "agent", "nobody.sock"),
+            ("port", ":7440\"\nspeaks_for", ":7441\"\nspeaks_for", "port", "cannot connect"),
+            (
+                "another's certificate",
+                "name = \"frontend\"",
+                "name = \"other\"",
+                "certificate",
+                "not the certificate of",
+            ),
+            ("no certificate", "frontend.pem", "nobody.pem", "certificate", "cannot read"),
+            ("peer's name", "name = \"backend\"", "name = \"backend9\"", "peer", "with these names"),
+        ];
+        for (what, from, to, area, says) in cases {
+            found(what, &Setup::of(frontend)?.with_config(from, to)?, area, says)?;
+        }
+        for (what, from, to, _, says) in &cases[..3] {
+            let said = Setup::of(frontend)?.with_config(from, to)?.checked()?;
+            ensure!(said.as_ref().is_some_and(|said| said.contains(says)), "--check, {what}: {said:?}");
+        }
+        let ports = Setup::of(backend)?.with_config("[backend]", "[backend]\nports = \"40000-40063\"")?;
+        found("ports of others", &ports, "ports", "ip_local_reserved_ports=40000-40063")?;
+        Ok(())
+    })
+}
+
+#[test]
+fn mistakes_in_nginxs_configuration() -> Result<()> {
+    if !may_run("mistakes_in_nginxs_configuration") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        for (what, from, to, area, says) in [
+            ("nobody hands off", "shunt on;", "", "nginx", "`shunt on;`"),
+            ("nobody is trusted", "shunt_trust", "#", "nginx", "shunt_trust"),
+            ("another agent's socket", "agent.sock", "other.sock", "nginx", "other.sock"),
+            (
+                "an address nobody speaks for",
+                "    server {",
+                "    server { listen 203.0.113.9:80; }\n    server {",
+                "speaks_for",
+                "203.0.113.9",
+            ),
+        ] {
+            found(what, &Setup::of(frontend)?.with_nginx(from, to)?, area, says)?;
+        }
+        found("nobody offers", &Setup::of(backend)?.with_nginx("shunt_offer on;", "")?, "nginx", "`shunt_offer on;`")
+    })
+}
+
+/// Does it, looks, and undoes it.
+fn while_so(what: &str, host: &Host, done: &str, undone: &str, area: &str, says: &str) -> Result<()> {
+    run(host, done)?;
+    let outcome = Setup::of(host).and_then(|setup| found(what, &setup, area, says));
+    run(host, undone)?;
+    outcome
+}
+
+#[test]
+fn mistakes_of_the_machine() -> Result<()> {
+    if !may_run("mistakes_of_the_machine") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        let ranges =
+            ["1024 65000", "32768 60999"].map(|range| format!("echo {range} > /proc/sys/net/ipv4/ip_local_port_range"));
+        while_so("local ports", backend, &ranges[0], &ranges[1], "ports", "ip_local_reserved_ports")?;
+        let elsewhere = "ip link add spare0 type veth peer name spare1\nip addr add 198.51.100.1/24 dev spare0\nip link set spare0 up\n\
+                         ip route replace default via 198.51.100.2 dev spare0";
+        while_so("default route", backend, elsewhere, "true", "route", "spare0")?;
+        let strict = |value: u8| format!("echo {value} > /proc/sys/net/ipv4/conf/service0/rp_filter");
+        while_so("rp_filter", backend, &strict(1), &strict(0), "rp_filter", "rp_filter=2")?;
+        run(backend, "ip link del spare0")?;
+        let mtu = |bytes: u16| format!("ip link set service0 mtu {bytes}");
+        while_so("the other's MTU", frontend, "true", "true", "mtu", "")
+            .err()
+            .context("an MTU fault without a cause")?;
+        run(backend, &mtu(1400))?;
+        let outcome = Setup::of(frontend).and_then(|setup| found("the other's MTU", &setup, "mtu", "MTU is 1500"));
+        run(backend, &mtu(1500))?;
+        outcome?;
+        let down = Setup::of(frontend)?.with_config("\"client0\"", "\"client0\", \"spare0\"")?;
+        run(frontend, "ip link add spare0 type veth peer name spare1")?;
+        found("an interface that is down", &down, "interface", "ip link set spare0 up")?;
+        run(frontend, "ip link del spare0")?;
+        let away = Setup::of(frontend)?.with_config("address = \"", "address = \"203.0.113.1:7440\" # ")?;
+        run(frontend, "ip route add unreachable 203.0.113.0/24")?;
+        found("no route", &away, "route", "ip route get 203.0.113.1")?;
+        let group = frontend.cgroup().join("empty");
+        std::fs::create_dir(&group)?;
+        let below = Setup::of(frontend)?.with_config("cgroup = \"", &format!("cgroup = \"{}\" # ", group.display()))?;
+        let outcome = found("workers elsewhere", &below, "cgroup", "not below");
+        std::fs::remove_dir(&group)?;
+        outcome
+    })
+}
+
+/// A certificate of the same authority under a name that no peer has.
+fn as_stranger(setup: Setup<'_>) -> Result<Setup<'_>> {
+    let key = setup.config.lines().find(|line| line.starts_with("key = ")).context("no key")?;
+    let directory = Path::new(key.trim_start_matches("key = ").trim_matches('"')).parent().context("no directory")?;
+    let request = Request { name: "stranger".into(), addresses: Vec::new(), days: 1 };
+    Authority::open(directory).issue(&request)?;
+    setup.with_config("name = \"frontend\"", "name = \"stranger\"")?.with_config("/frontend.", "/stranger.")
+}
+
+#[test]
+fn mistakes_of_the_other_machine() -> Result<()> {
+    if !may_run("mistakes_of_the_other_machine") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        let stranger = as_stranger(Setup::of(frontend)?)?;
+        found("a name that it does not know", &stranger, "peer", "[[peer]]` \"stranger\"")?;
+        service.service.kill_agent(backend)?;
+        let faults = Setup::of(frontend)?.faults()?;
+        let areas: Vec<&str> = faults.iter().map(|(area, _)| area.as_str()).collect();
+        if areas != ["session", "port"] {
+            bail!("its agent is gone: {faults:#?}");
+        }
+        service.service.restart_agent(backend)
+    })
+}
