@@ -22,6 +22,7 @@ const volatile __u16 sender_port_high = 0;
 #include "counters.h"
 #include "packet.h"
 #include "parse.h"
+#include "plain.h"
 #include "sack.h"
 #include "reset.h"
 #include "icmp.h"
@@ -267,10 +268,15 @@ int be_in(struct __sk_buff *skb)
 
     if (skb->mark == ORPHAN_MARK)
         return PASS;
-    if (!parse(skb, &p))
-        return receive_report(skb);
+    bool parsed = parse(skb, &p);
     if (!is_reserved(bpf_ntohs(p.destination_port)))
-        return PASS;
+        return parsed ? PASS : receive_report(skb);
+    /* What fe_in sends is plain and whole: nothing else comes to a sender's socket by another way.
+     */
+    if (!parsed || p.is_odd) {
+        count(BE_DROP_STRANGE);
+        return TC_ACT_SHOT;
+    }
     struct sender_slot *slot = live_sender(p.source, p.source_port, p.destination_port);
     if (!slot || p.flags & TH_SYN) {
         count(BE_DROP_STRAY_IN);

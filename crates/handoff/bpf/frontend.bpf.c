@@ -14,6 +14,7 @@ const volatile __u64 netns_cookie = 0;
 #include "flows.h"
 #include "packet.h"
 #include "parse.h"
+#include "plain.h"
 #include "sack.h"
 #include "reset.h"
 #include "spaces.h"

@@ -62,7 +62,7 @@ static __always_inline bool load_ipv4_report(struct __sk_buff *skb, struct too_b
 {
     struct iphdr *ip = ipv4_header(skb);
     if (!ip || ip->protocol != IPPROTO_ICMP || ip->ihl != sizeof(*ip) / 4 ||
-        ip->frag_off & bpf_htons(IP_MF_OR_OFFSET))
+        ip->frag_off & bpf_htons(IP_MF | IP_OFFSET))
         return false;
     t->icmp = IPV4_ICMP_AT;
     t->ip = t->icmp + sizeof(struct icmp_error);

@@ -4,7 +4,8 @@
  *
  *   packet                                   frontend's stack           its backend
  *   ACK at or below the region's start       yes, old delta             only if its SACK blocks
- *                                                                       lie in the region
+ *                                                                       lie in the region, or it
+ *                                                                       opens the window
  *   first ACK past the start                 yes, clamped to it         yes
  *   later pure ACKs inside                   no                         yes, each that it needs
  *   of these, probes                         yes, clamped: it answers   yes
@@ -19,6 +20,9 @@
  *
  * A backend whose window holds much needs few ACKs, and says so (ack_may_wait): the others end
  * here.
+ *
+ * Packets with IP options, extension headers and first fragments are routed alike (plain.h); of a
+ * fragment, all behind the first belongs to the stack alone, which gets it as it is.
  *
  * What goes to both is cloned into this interface's ingress with a mark, and on its second way
  * through here it becomes the backend's copy. The original, whose data the frontend waits for, is
@@ -161,6 +165,21 @@ static __always_inline bool is_probe(const struct flow *flow, const struct packe
     return is_before(p->seq, flow->server_ack);
 }
 
+/*
+ * Of an ACK at the region's start: whether it gives a backend room that it waits for. A backend
+ * knows of the window what the claim says; where that holds its first flight, or all, the ACKs of
+ * those bytes tell the rest. Also each later ACK that says so, for the first may come before its
+ * socket is there.
+ */
+static __always_inline bool opens_window(const struct flow *flow, const struct packet *p)
+{
+    __u64 length = nth_break(&flow->spaces, 0)->length;
+    __u64 flight = (__u64) flow->snd_cwnd * flow->mss;
+    __u32 window = (__u32) p->window << flow->snd_wscale;
+
+    return window > flow->snd_wnd && flow->snd_wnd < length && flow->snd_wnd < flight;
+}
+
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
                                          const struct sack *sack, __u64 now, struct route *r)
 {
@@ -175,7 +194,7 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     }
     r->server = true;
     if (at <= 0) {
-        if (reaches_region(s, sack))
+        if (reaches_region(s, sack) || (at == 0 && opens_window(flow, p)))
             r->copy = break_index(s, 0);
         else
             route_late(s, p, sack, r);
@@ -319,9 +338,13 @@ static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct pac
     return cut_payload(skb, p, &e) == 0;
 }
 
-static __noinline int to_backend(struct __sk_buff *skb, const struct packet *p, struct flow *flow,
+static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct flow *flow,
                                  __u32 index)
 {
+    if (p->is_odd && make_plain(skb, p)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
     bpf_spin_lock(&flow->lock);
     __u32 n = (flow->spaces.made - 1 - index) & (BREAKS - 1);
     struct region region = nth_region(&flow->spaces, n);
@@ -389,7 +412,7 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
     skb->mark = mark;
 }
 
-static __always_inline int steer(struct __sk_buff *skb, const struct packet *p, struct flow *flow)
+static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct flow *flow)
 {
     __u64 now = bpf_ktime_get_coarse_ns();
     struct route r = {.copy = NO_BREAK};

@@ -13,9 +13,11 @@
 #define PACKET_H
 
 /* Not in the headers of every floor kernel's libc. */
-#define ETH_P_IP        0x0800
-#define ETH_P_IPV6      0x86DD
-#define IP_MF_OR_OFFSET 0x3fff
+#define ETH_P_IP       0x0800
+#define ETH_P_IPV6     0x86DD
+#define ETHERNET_BYTES 14
+#define IP_OFFSET      0x1fff
+#define IP_MF          0x2000
 
 /* The filters after ours decide: we are not alone on an interface. */
 #define PASS TC_ACT_UNSPEC
@@ -23,8 +25,10 @@
 #define TCP_HEADER_MIN  20
 #define TCP_HEADER_MAX  60
 #define TCP_CHECKSUM_AT 16
-/* Ethernet, IPv6, TCP with all its options. */
-#define HEADERS_MAX     (14 + 40 + TCP_HEADER_MAX)
+/* Where the TCP header begins at the latest, behind IPv4's options or some IPv6 extension headers.
+ * A power of two, less one. */
+#define TRANSPORT_MAX   127
+#define HEADERS_MAX     (TRANSPORT_MAX + TCP_HEADER_MAX)
 
 /* Byte 13 of the TCP header (RFC 9293, 3.1). */
 #define TH_FIN 0x01
@@ -53,7 +57,8 @@ struct packet {
     __u8 timestamps; /* offset of the option's TSval in the TCP header, 0: none (RFC 7323) */
     __u8 sack;       /* offset of the option's kind in the TCP header, 0: none (RFC 2018) */
     __u8 sack_blocks;
-    __u8 pad[2];
+    __u8 is_ipv6;
+    __u8 is_odd; /* IP options or extension headers, or a first fragment (plain.h) */
 };
 
 /* Sums of what a packet's TCP checksum has to follow, in the packet's byte order (RFC 1624). */
@@ -64,7 +69,7 @@ struct edit {
 
 static __always_inline bool is_ipv6(const struct packet *p)
 {
-    return p->transport != sizeof(struct ethhdr) + sizeof(struct iphdr);
+    return p->is_ipv6;
 }
 
 static __always_inline void map_ipv4(__u32 *address, __be32 ipv4)
@@ -123,7 +128,7 @@ static __always_inline __u16 fold16(__u64 sum)
 static __always_inline struct tcphdr *tcp_header(struct __sk_buff *skb, const struct packet *p)
 {
     void *end = (void *) (long) skb->data_end;
-    struct tcphdr *tcp = (void *) (long) skb->data + (p->transport & 63);
+    struct tcphdr *tcp = (void *) (long) skb->data + (p->transport & TRANSPORT_MAX);
     return (void *) (tcp + 1) > end ? NULL : tcp;
 }
 
@@ -132,7 +137,7 @@ static __always_inline void *tcp_field(struct __sk_buff *skb, const struct packe
                                        __u32 bytes)
 {
     void *end = (void *) (long) skb->data_end;
-    void *field = (void *) (long) skb->data + (p->transport & 63) + (offset & 63);
+    void *field = (void *) (long) skb->data + (p->transport & TRANSPORT_MAX) + (offset & 63);
     return field + bytes > end ? NULL : field;
 }
 
@@ -291,13 +296,13 @@ static __noinline int cut_payload(struct __sk_buff *skb, const struct packet *p,
         struct ipv6hdr *ip = ipv6_header(skb);
         if (!ip)
             return -1;
-        ip->payload_len = new_bytes;
+        ip->payload_len = bpf_htons(p->transport - ETHERNET_BYTES - sizeof(*ip) + p->header_bytes);
     } else {
         struct iphdr *ip = ipv4_header(skb);
         if (!ip)
             return -1;
         __u64 change = 0;
-        put16(&change, &ip->tot_len, bpf_htons(sizeof(*ip) + p->header_bytes));
+        put16(&change, &ip->tot_len, bpf_htons(p->transport - ETHERNET_BYTES + p->header_bytes));
         ipv4_sum_follows(ip, change);
     }
     put16(&e->pseudo, &old_bytes, new_bytes);

@@ -11,6 +11,9 @@
 #define USUAL_OPTIONS      bpf_htonl(0x0101080a)
 #define USUAL_HEADER_BYTES 32
 
+#define EXTENSIONS_MAX 8
+#define IP6_OFFSET     0xfff8
+
 enum parsed {
     PARSED_TCP,
     PARSED_OTHER, /* not TCP, or not whole: not ours */
@@ -71,6 +74,42 @@ __noinline int scan_options(struct __sk_buff *skb, struct packet *p)
     return PARSED_TCP;
 }
 
+struct extension {
+    __u8 next;
+    __u8 eights;     /* length in 8 bytes, the first 8 not counted (RFC 8200, 4.2) */
+    __be16 fragment; /* of a fragment header (4.5): offset, and in the lowest bit whether more
+                        follow */
+};
+
+/*
+ * Moves p->transport behind IPv6's extension headers. Others than these, and more of them than fit
+ * before TRANSPORT_MAX, are no client's whose connection is handed off. Not static: see
+ * scan_options.
+ */
+__noinline int skip_extensions(struct __sk_buff *skb, struct packet *p, __u32 next)
+{
+    if (!p)
+        return PARSED_OTHER;
+    for (int i = 0; i < EXTENSIONS_MAX && next != IPPROTO_TCP; i++) {
+        struct extension *at = tcp_field(skb, p, 0, sizeof(*at));
+        if (!at)
+            return PARSED_SHORT;
+        __u32 bytes = 8 + 8 * at->eights;
+        if (next == IPPROTO_FRAGMENT) {
+            if (at->fragment & bpf_htons(IP6_OFFSET))
+                return PARSED_OTHER;
+            bytes = 8;
+        } else if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS) {
+            return PARSED_OTHER;
+        }
+        next = at->next;
+        p->transport += bytes;
+        if (p->transport > TRANSPORT_MAX)
+            return PARSED_OTHER;
+    }
+    return next == IPPROTO_TCP ? PARSED_TCP : PARSED_OTHER;
+}
+
 static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet *p,
                                             __u32 *segment_bytes)
 {
@@ -81,26 +120,33 @@ static __always_inline enum parsed parse_ip(struct __sk_buff *skb, struct packet
         struct iphdr *ip = ipv4_header(skb);
         if (!ip)
             return PARSED_SHORT;
-        if (ip->protocol != IPPROTO_TCP || ip->ihl != sizeof(*ip) / 4 ||
-            ip->frag_off & bpf_htons(IP_MF_OR_OFFSET))
+        __u32 bytes = ip->ihl * 4;
+        if (ip->protocol != IPPROTO_TCP || bytes < sizeof(*ip) ||
+            ip->frag_off & bpf_htons(IP_OFFSET))
             return PARSED_OTHER;
+        p->is_odd = bytes != sizeof(*ip) || ip->frag_off & bpf_htons(IP_MF);
         map_ipv4(p->source, ip->saddr);
         map_ipv4(p->destination, ip->daddr);
-        p->transport = sizeof(struct ethhdr) + sizeof(*ip);
-        *segment_bytes = bpf_ntohs(ip->tot_len) - sizeof(*ip);
+        p->transport = sizeof(struct ethhdr) + bytes;
+        *segment_bytes = bpf_ntohs(ip->tot_len) - bytes;
         return PARSED_TCP;
     }
     if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
         struct ipv6hdr *ip = ipv6_header(skb);
         if (!ip)
             return PARSED_SHORT;
-        if (ip->nexthdr != IPPROTO_TCP)
-            return PARSED_OTHER;
         __builtin_memcpy(p->source, &ip->saddr, sizeof(p->source));
         __builtin_memcpy(p->destination, &ip->daddr, sizeof(p->destination));
+        p->is_ipv6 = 1;
         p->transport = sizeof(struct ethhdr) + sizeof(*ip);
         *segment_bytes = bpf_ntohs(ip->payload_len);
-        return PARSED_TCP;
+        if (ip->nexthdr == IPPROTO_TCP)
+            return PARSED_TCP;
+        p->is_odd = 1;
+        __u32 next = ip->nexthdr;
+        int parsed = skip_extensions(skb, p, next);
+        *segment_bytes -= p->transport - sizeof(struct ethhdr) - sizeof(struct ipv6hdr);
+        return parsed;
     }
     return PARSED_OTHER;
 }
@@ -112,6 +158,12 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (parsed != PARSED_TCP)
         return parsed;
 
+    /* Also of a first fragment that ends in the TCP header (RFC 1858). */
+    __be16 *ports = tcp_field(skb, p, 0, 2 * sizeof(*ports));
+    if (!ports)
+        return PARSED_SHORT;
+    p->source_port = ports[0];
+    p->destination_port = ports[1];
     struct tcphdr *tcp = tcp_header(skb, p);
     if (!tcp)
         return PARSED_SHORT;
@@ -122,12 +174,10 @@ static __noinline int parse_linear(struct __sk_buff *skb, struct packet *p)
     if (p->header_bytes < TCP_HEADER_MIN || p->header_bytes > segment_bytes ||
         p->transport + segment_bytes > skb->len)
         return PARSED_OTHER;
-    if ((void *) (long) skb->data + (p->transport & 63) + (p->header_bytes & 63) >
+    if ((void *) (long) skb->data + (p->transport & TRANSPORT_MAX) + (p->header_bytes & 63) >
         (void *) (long) skb->data_end)
         return PARSED_SHORT;
     p->payload_bytes = segment_bytes - p->header_bytes;
-    p->source_port = tcp->source;
-    p->destination_port = tcp->dest;
     p->seq = bpf_ntohl(tcp->seq);
     p->ack = bpf_ntohl(tcp->ack_seq);
     p->window = bpf_ntohs(tcp->window);

@@ -49,10 +49,12 @@ static __always_inline bool turn_around(struct __sk_buff *skb, const struct pack
 }
 
 /* Sends a client its own packet back. */
-static __noinline int answer_with_reset(struct __sk_buff *skb, const struct packet *p)
+static __noinline int answer_with_reset(struct __sk_buff *skb, struct packet *p)
 {
     struct edit e = {};
 
+    if (p->is_odd && make_plain(skb, p))
+        return TC_ACT_SHOT;
     if (!turn_around(skb, p, &e) || !put_fresh_ttl(skb, p))
         return TC_ACT_SHOT;
     if (p->payload_bytes ? cut_payload(skb, p, &e) : !sums_follow(skb, p, &e))

@@ -435,19 +435,6 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
 }
 
 #[test]
-fn fragments_and_ip_options_are_not_touched() {
-    let mut fe = frontend!(under_way());
-    let frame = from_client(START + 2000).to_frame();
-    for (at, value) in [(20, 0x20), (21, 0x01), (14, 0x46)] {
-        let mut other = frame.clone();
-        other[at] = value;
-        let out = run(&fe.skel.progs.fe_in, fe.host.client_port, &other, 0);
-        assert_eq!((out.verdict, &out.frame), (PASS, &other));
-    }
-    assert!(fe.counted().is_empty());
-}
-
-#[test]
 fn truncated_frames_are_not_touched() {
     let fe = frontend!(under_way());
     let frame = from_client(START + 2000).timestamps(1, 2).to_frame();

@@ -10,6 +10,7 @@ mod icmp;
 mod ingress;
 mod loader;
 mod model;
+mod plain;
 mod programs;
 mod proof;
 mod segment;

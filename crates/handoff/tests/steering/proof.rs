@@ -93,7 +93,7 @@ fn connect_unwatched(steered: &Steered) -> (TcpStream, TcpStream) {
 }
 
 /// A request and its answer: both ends have the other's packets, and have said so.
-fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
+pub fn exchange(server: &mut TcpStream, client: &mut TcpStream) {
     client.write_all(b"request").expect("a request");
     expect(server, b"request");
     server.write_all(b"header").expect("header");
@@ -116,7 +116,7 @@ fn refused(steered: &Steered, server: &mut TcpStream, client: &mut TcpStream) {
     writer.join().expect("all written");
 }
 
-fn handed_off(steered: &mut Steered, server: &mut TcpStream, client: &mut TcpStream) {
+pub fn handed_off(steered: &mut Steered, server: &mut TcpStream, client: &mut TcpStream) {
     let body = payload(3, 300_000);
     let mut reading = client.try_clone().expect("dup");
     let read = body.clone();
