@@ -1,9 +1,12 @@
 # Every target installs what it needs, says so, and can be run again.
 SHELL := /bin/bash
 CARGO := cargo
-SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH")
+# An ordinary user's PATH may lack the directories of nginx and tc.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo "sudo -E env PATH=$$PATH:/usr/local/sbin:/usr/sbin:/sbin")
 BIN := target/release
 # Cargo builds as the user who asks; what it built runs as root.
+# A clone belongs to who made it: what runs as root builds nothing in it.
+export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
 .PHONY: demo fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
@@ -18,8 +21,11 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 	$(SUDO) $(BIN)/shunt demo
 
 test: build            ## all tests; those that need root get it by sudo
-	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast
-	$(SUDO) $(MAKE) --no-print-directory -C nginx test
+	@$(MAKE) --no-print-directory -C nginx/t
+	@status=0; \
+	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast || status=1; \
+	$(SUDO) $(MAKE) --no-print-directory -C nginx test || status=1; \
+	exit $$status
 
 soak: build            ## what takes long: every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything
 	$(SUDO) $(BIN)/shunt bench faults --json target/faults.json
@@ -29,9 +35,7 @@ soak: build            ## what takes long: every cell of the fault table, silenc
 	$(SUDO) $(BIN)/shunt bench failover --how both --json target/failover.json
 	$(SUDO) $(BIN)/shunt bench soak --minutes $(or $(MINUTES),30) --json target/soak.json
 
-nginx-tests: packages  ## nginx's own test suite, without the module and with it; fetches the suite
-	@$(MAKE) --no-print-directory -C nginx
-	@$(MAKE) --no-print-directory -C nginx/t
+nginx-tests: build     ## nginx's own test suite, without Shunt and with tiers, agents and shortcuts; fetches the suite
 	$(SUDO) nginx/t/nginx-tests.py
 
 odb-suites: build      ## the suites of nginx, HAProxy and Apache, without Shunt and under `shunt run`; fetches them
@@ -39,7 +43,7 @@ odb-suites: build      ## the suites of nginx, HAProxy and Apache, without Shunt
 
 tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and with it; fetches the suite
 	scripts/fetch-tlsfuzzer
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)" $(CARGO) test --release -p shunt-lab --test tlsfuzzer -- --ignored
+	$(AS_ROOT) $(CARGO) test --release -p shunt-lab --test tlsfuzzer -- --ignored
 
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz

@@ -1,42 +1,47 @@
 #!/usr/bin/env python3
 """Runs nginx's own test suite with Shunt's module, and says what the module changes.
 
-The suite (https://github.com/nginx/nginx-tests, one pinned commit) runs five times against the installed nginx:
+The suite (https://github.com/nginx/nginx-tests, one pinned commit) runs six times against the installed nginx:
 
-  plain       without the module: what the others are compared with
+  plain       without the module
   loaded      with load_module alone
   relaying    with every directive on for every server, and no agent: everything has to be relayed
-  shortcuts   the same, with the stand-in agent (agent.py): proxied files really take the shortcut (needs root)
-  fetching    the same, and the kernel refuses every handoff: bodies come by way of the agent (needs root)
+  tiers       without the module, and with two plain proxies in front of every HTTP server
+  shortcuts   the same with Shunt: a frontend, an intermediate, the suite's server as backend, two agents
+  fetching    the same with clients on the frontend's machine, which get no shortcut: bodies are fetched
 
-Compared is every single assertion of every test file, not only whether the file passes. A test that fails without
-the module too fails for reasons of its own, and is no difference. One that differs is run again, alone, with and
-without; only a difference that stays is one. The differences that are meant are in EXPECTED, each with its reason.
+The last three need root; each test file has four hosts of the lab (tiers.py). loaded, relaying and tiers are compared
+with plain, shortcuts and fetching with tiers: every single assertion of every test file. A test that fails without
+Shunt too fails for reasons of its own. One that differs is run again, alone, with and without; only a difference that
+stays is one. The differences that are meant are in EXPECTED, each with its reason. A run of all files fails where fewer
+than LEAST_SHORTCUTS shortcuts were taken: it would have tested little.
 
 The suite needs perl; what it finds missing (perl modules, dynamic modules of nginx) it skips. As root everything
-runs in a network namespace of its own.
+runs in network namespaces.
 """
 import argparse, multiprocessing, os, re, shutil, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-import agent as agents
 import nginx_suite
+import tiers
 from confined import Missing, finished, own_network, started
 from tap import Result, differences
 
-MODULE = os.path.abspath(os.path.join(HERE, "../build/ngx_http_shunt_module.so"))
-SHIM = os.path.join(HERE, "build/kernel_shim.so")
 TIMEOUT = 180  # seconds for one test file
-VARIANTS = "plain loaded relaying shortcuts fetching".split()
-WITH_AGENT = {"shortcuts", "fetching"}
+# What each is compared with.
+COMPARED = {"loaded": "plain", "relaying": "plain", "tiers": "plain", "shortcuts": "tiers", "fetching": "tiers"}
+VARIANTS = ["plain", *COMPARED]
+WITH_AGENTS = {"shortcuts", "fetching"}
+IN_FRONT = {"tiers", *WITH_AGENTS}
+LEAST_SHORTCUTS = 150
 
 # What --quick leaves: the parts of nginx that the module has to do with, or stands next to.
 QUICK = """proxy*.t upstream*.t http_*.t fastcgi*.t uwsgi*.t scgi*.t ssi*.t gzip*.t gunzip*.t sub_filter*.t range*.t
 slice.t not_modified*.t limit_rate*.t image_filter*.t access_log*.t headers.t addition*.t charset*.t mirror*.t
 post_action*.t auth_request*.t realip*.t trailers.t binary_upgrade.t worker_shutdown*.t""".split()
 
-# (file, assertion): reason. Every entry is a difference that is meant, in the variants with an agent.
+# (file, assertion): reason. Every entry is a difference that is meant, in the variants with agents.
 LONGER_REQUEST = "the request has Shunt-Consent in it, and its length a digit more"
 NOTHING_CAME = "what came from the upstream is a header without a body"
 EXPECTED = {
@@ -45,9 +50,22 @@ EXPECTED = {
     ("trailers.t", 16): NOTHING_CAME,
 }
 
-DIRECTIVES = """
+# Files that get no tiers, because they hang behind any proxy: connections of their clients that are open at once are
+# what they count.
+NOT_IN_FRONT = {"upstream_max_conns.t"}
+
+# Why assertions differ between plain and tiers; Shunt has no part in it.
+PROXIED = "two proxies in front change it, with Shunt or without"
+
+RELAYING = """
 shunt_agent {dir}/shuntd.sock;
 shunt on; shunt_trust all; shunt_offer on; shunt_offer_min_length 1;
+"""
+# The suite's server is the backend of the intermediate, and intermediate to itself where it proxies to itself.
+BACKEND = """
+shunt_agent {tiers.backend.directory}/agent.sock;
+shunt_trust {trusted} 127.0.0.1 ::1 unix:;
+shunt_offer on; shunt_offer_min_length 1;
 """
 
 
@@ -59,35 +77,56 @@ def sendfile(suite, name):
         return "" if "sendfile" in f.read() else "sendfile on;\n"
 
 
+def directives(variant, directory):
+    if variant == "relaying":
+        return RELAYING.format(dir=directory)
+    if variant in WITH_AGENTS:
+        ours = own_tiers()
+        return BACKEND.format(tiers=ours, trusted=ours.intermediate.address())
+    return ""
+
+
+def own_tiers(made=[]):
+    """This worker's lab, made when the first file needs it; it ends with the worker."""
+    if not made:
+        made.append(tiers.Tiers())
+    made[0].check()
+    return made[0]
+
+
+def command(variant, name, environment):
+    """What runs the file; in front of its servers are the tiers, where the variant has any."""
+    if variant not in IN_FRONT:
+        return ["perl", "-I", "lib", name]
+    ours = own_tiers()
+    client = ours.frontend if variant == "fetching" else ours.client
+    if name in NOT_IN_FRONT:
+        return ours.backend.command(["perl", "-I", "lib", name])
+    environment.update(ours.environment(client, with_shunt=variant != "tiers"))
+    return ours.backend.command(["perl", "-I", "lib", "-I", HERE, "-MInFront", name])
+
+
 def run_file(job):
     variant, name, options = job
     directory = tempfile.mkdtemp(prefix="shunt-nginx-tests-")
     os.chmod(directory, 0o755)
     environment = nginx_suite.environment(directory, options["modules"])
-    agent, preload = None, ""
-    if variant in WITH_AGENT:
-        agent = agents.Agent(directory)
-    if variant == "shortcuts":
-        preload = f"LD_PRELOAD={SHIM} SHUNT_SHIM={directory}/shim.sock"
-    nginx_suite.wrapper(directory + "/nginx", f"env {preload}", options["version"])
-    if variant != "plain":
-        environment["TEST_NGINX_GLOBALS"] += f"load_module {MODULE};\n"
-    environment["TEST_NGINX_GLOBALS_HTTP"] = sendfile(options["suite"], name)
-    if variant not in ("plain", "loaded"):
-        environment["TEST_NGINX_GLOBALS_HTTP"] += DIRECTIVES.format(dir=directory)
-    perl = started(["perl", "-I", "lib", name], options["suite"], environment)
-    result = Result(*finished(perl, TIMEOUT))
-    if agent:
-        result.counters = agent.counters()
-        agent.close()
+    nginx_suite.wrapper(directory + "/nginx", "env", options["version"])
+    if variant not in ("plain", "tiers"):
+        environment["TEST_NGINX_GLOBALS"] += f"load_module {tiers.MODULE};\n"
+    environment["TEST_NGINX_GLOBALS_HTTP"] = sendfile(options["suite"], name) + directives(variant, directory)
+    perl = command(variant, name, environment)
+    before = own_tiers().counters() if variant in WITH_AGENTS else {}
+    result = Result(*finished(started(perl, options["suite"], environment), TIMEOUT))
+    if variant in WITH_AGENTS:
+        result.counters = {name: now - before[name] for name, now in own_tiers().counters().items()}
     shutil.rmtree(directory, ignore_errors=True)
     return variant, name, result
 
 
 def run(jobs, processes, report):
     results = {}
-    # a process for each file: the stand-in agent's threads and descriptors end with it
-    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
         for variant, name, result in pool.imap_unordered(run_file, jobs, 1):
             results[variant, name] = result
             report(len(results), len(jobs))
@@ -98,8 +137,8 @@ def run(jobs, processes, report):
 
 def expected(variant, name, lines):
     """The same lines with their reasons, or None: something is not in EXPECTED."""
-    reasons = {n: EXPECTED.get((name, n)) for n in lines}
-    if variant not in WITH_AGENT or not all(reasons.values()):
+    reasons = {n: PROXIED if variant == "tiers" else EXPECTED.get((name, n)) for n in lines}
+    if variant not in IN_FRONT or not all(reasons.values()):
         return None
     return {n: f"{line}; {reasons[n]}" for n, line in lines.items()}
 
@@ -110,7 +149,7 @@ class Comparison:
     def __init__(self, results, variants, options):
         self.meant, self.unsteady, self.wrong = {}, {}, {}
         for key in sorted(k for k in results if k[0] != "plain" and k[0] in variants):
-            lines = differences(results["plain", key[1]], results[key])
+            lines = differences(results[COMPARED[key[0]], key[1]], results[key])
             if not lines:
                 continue
             if meant := expected(*key, lines):
@@ -123,8 +162,8 @@ class Comparison:
     @staticmethod
     def repeated(variant, name, options):
         for _ in range(2):
-            again = run([("plain", name, options), (variant, name, options)], 1, lambda *_: None)
-            lines = differences(again["plain", name], again[variant, name])
+            again = run([(COMPARED[variant], name, options), (variant, name, options)], 1, lambda *_: None)
+            lines = differences(again[COMPARED[variant], name], again[variant, name])
             if not lines or expected(variant, name, lines):
                 return False
         return True
@@ -140,7 +179,7 @@ examples:
   nginx/t/nginx-tests.py 'proxy_cache*' -v      these files, and the output of those that differ
   nginx/t/nginx-tests.py --suite ~/nginx-tests  a copy of the suite, without network
 
-exit status: 0 no difference, 1 a difference that EXPECTED does not have, 2 it could not run.
+exit status: 0 no difference, 1 a difference that EXPECTED does not have or too few shortcuts, 2 it could not run.
 NO_COLOR in the environment turns colours off.""")
     p.add_argument("files", nargs="*", metavar="PATTERN", help="test files, such as proxy.t or 'ssi*'; default: all")
     p.add_argument("--quick", action="store_true",
@@ -148,28 +187,34 @@ NO_COLOR in the environment turns colours off.""")
     p.add_argument("--suite", metavar="DIR", help="a copy of the suite; default: fetched into target/")
     p.add_argument("--modules", metavar="DIR", help="where nginx's dynamic modules are; default: where nginx says")
     p.add_argument("--only", metavar="VARIANT", action="append", choices=VARIANTS[1:],
-                   help="of the variants but plain only this one; may be repeated")
+                   help="of the variants only this one and what it is compared with; may be repeated")
     p.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="test files at a time; default: one a core")
     p.add_argument("-v", "--verbose", action="store_true", help="the output of files that differ")
     return p.parse_args()
 
 
+def chosen(a):
+    """The variants to run, each after what it is compared with."""
+    wanted = set(a.only or VARIANTS)
+    if a.quick and not a.only:
+        wanted.remove("loaded")
+    if os.geteuid() != 0 and wanted & IN_FRONT:
+        print("SKIPPED tiers, shortcuts, fetching: hosts of the lab and agents take root")
+        wanted -= IN_FRONT
+    if wanted & WITH_AGENTS:
+        wanted.add("tiers")
+    return [v for v in VARIANTS if v in wanted | {"plain"}]
+
+
 def prepare(a):
-    for path, target in (MODULE, "make -C nginx"), (SHIM, "make -C nginx/t"):
-        if not os.path.exists(path):
-            raise Missing(f"{os.path.relpath(path)} is missing; {target} builds it")
+    if not os.path.exists(tiers.MODULE):
+        raise Missing(f"{os.path.relpath(tiers.MODULE)} is missing; make -C nginx builds it")
     suite = nginx_suite.checkout(a.suite)
     names = nginx_suite.files(suite, a.files or (QUICK if a.quick else ["*"]))
     if not names:
         raise Missing("no test file has such a name")
-    variants = VARIANTS[1:] if not a.only else [v for v in VARIANTS if v in a.only]
-    if a.quick and not a.only:
-        variants.remove("loaded")
-    if os.geteuid() != 0 and WITH_AGENT.intersection(variants):
-        print("shortcuts and fetching: skipped, the stand-in agent needs root (a BPF ring buffer)")
-        variants = [v for v in variants if v not in WITH_AGENT]
     text, modules = nginx_suite.version(a.modules)
-    return names, ["plain"] + variants, {"suite": suite, "modules": modules, "version": text}
+    return names, chosen(a), {"suite": suite, "modules": modules, "version": text}
 
 
 # ---- the report ----
@@ -194,10 +239,13 @@ def summarize(results, names, variants):
         ok = sum(r.text() == "ok" for r in rs)
         skipped = sum(r.skipped is not None for r in rs)
         print(f"{v:12}{ok:6}{len(rs) - ok - skipped:8}{skipped:9}{sum(len(r.assertions) for r in rs):12}")
-    for v in [v for v in variants if v in WITH_AGENT]:
-        total = lambda k: sum(results[v, n].counters[k] for n in names)
+    for v in [v for v in variants if v in WITH_AGENTS]:
         shown = "offers shortcuts fetched aborted fetch_failed".split()
-        print(f"{v:12}" + ", ".join(f"{total(k)} {k}" for k in shown))
+        print(f"{v:12}" + ", ".join(f"{counted(results, v, k)} {k}" for k in shown), flush=True)
+
+
+def counted(results, variant, counter):
+    return sum(result.counters.get(counter, 0) for (v, _), result in results.items() if v == variant)
 
 
 def show(title, found, paint, results, verbose):
@@ -219,19 +267,23 @@ def main():
     started = time.time()
     print(f"{len(names)} test files, {', '.join(variants)}; {a.jobs} at a time", flush=True)
     results = run([(v, n, options) for v in variants for n in names], a.jobs, progress)
+    summarize(results, names, variants)
     compared = Comparison(results, variants, options)
     paint = Paint()
-    summarize(results, names, variants)
     broken = [n for n in names if results["plain", n].text() not in ("ok", "skipped")]
     if broken:
         print(f"fails without the module too: {' '.join(broken)}")
     show("Differences that are meant:", compared.meant, paint.green, results, False)
     show("Different once, gone when run again alone:", compared.unsteady, paint.yellow, results, a.verbose)
     show("Differences:", compared.wrong, paint.red, results, a.verbose)
-    n = len(compared.wrong)
-    verdict = paint.red(f"{n} difference{'s' * (n > 1)}") if n else paint.green("no difference that is not meant")
+    wrong = [f"{n} difference{'s' * (n > 1)}"] if (n := len(compared.wrong)) else []
+    if not a.files and not a.quick and "shortcuts" in variants:
+        shortcuts = counted(results, "shortcuts", "shortcuts")
+        if shortcuts < LEAST_SHORTCUTS:
+            wrong.append(f"only {shortcuts} shortcuts of at least {LEAST_SHORTCUTS}")
+    verdict = paint.red(", ".join(wrong)) if wrong else paint.green("no difference that is not meant")
     print(f"\n{verdict}, {time.time() - started:.0f} s")
-    return 1 if n else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -153,8 +153,7 @@ mod tests {
 
     #[test]
     fn what_is_not_ethernet_or_lies_on_another_is_refused() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: making interfaces takes root");
+        if !shunt_testbed::root() {
             return;
         }
         let made_by = [

@@ -1,8 +1,7 @@
 //! Builds a lab: what it is to have, and the steps from there to running hosts.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::cleanup::{LabId, Watchdog};
 use crate::description::Description;
 use crate::host::Role;
 use crate::lab::Lab;
@@ -11,6 +10,7 @@ use crate::links;
 use crate::placement::{Cores, Placement};
 use crate::topology::{self, HostPlan};
 use crate::wire::Wire;
+use shunt_testbed::{LabId, Watchdog};
 
 /// The most hosts of one kind.
 const HOSTS_LIMIT: u8 = 64;
@@ -130,7 +130,8 @@ impl LabBuilder {
             link.check()?;
         }
         let id = LabId::fresh();
-        let watchdog = Watchdog::start(&id, std::env::var_os("SHUNT_LAB_KEEP").is_some_and(|keep| keep == "1"))?;
+        let keep_files = std::env::var_os("SHUNT_LAB_KEEP").is_some_and(|keep| keep == "1");
+        let watchdog = Watchdog::start(&id, keep_files).context("starting the lab's watchdog")?;
         let mut plans = topology::hosts(self.clients, self.intermediates, self.backends);
         if self.ipv6 {
             plans.iter_mut().for_each(HostPlan::add_ipv6);

@@ -10,11 +10,11 @@ use shunt_sys::netns::Netns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::cleanup::{LabId, labs, remove_leftovers};
 use crate::description::Description;
 use crate::lab::Lab;
 use crate::placement::Placement;
 use crate::wire::Wire;
+use shunt_testbed::{LabId, labs, remove_leftovers};
 
 /// The commands of `shunt lab`.
 #[derive(Debug, Subcommand)]
@@ -126,7 +126,7 @@ fn description(wanted: Option<&str>) -> Result<Description> {
     if let Some(wanted) = wanted {
         return Description::of(&LabId::parse(wanted).with_context(|| format!("{wanted:?} is no lab's name"))?);
     }
-    let running: Vec<LabId> = labs()?.into_iter().filter(LabId::owner_lives).collect();
+    let running: Vec<LabId> = labs().context("listing labs")?.into_iter().filter(LabId::owner_lives).collect();
     match running.as_slice() {
         [] => bail!("no lab runs; `shunt lab up` builds one"),
         [lab] => Description::of(lab),
@@ -152,7 +152,7 @@ fn describe(out: &mut impl std::io::Write, lab: &Description) -> Result<()> {
 
 fn list() -> Result<()> {
     let mut out = std::io::stdout().lock();
-    for lab in labs()? {
+    for lab in labs().context("listing labs")? {
         match Description::of(&lab) {
             _ if !lab.owner_lives() => writeln!(out, "lab {lab}: its process is dead; `shunt lab clean` removes it")?,
             Ok(description) => describe(&mut out, &description)?,
@@ -163,7 +163,7 @@ fn list() -> Result<()> {
 }
 
 fn clean() -> Result<()> {
-    let removed = remove_leftovers()?;
+    let removed = remove_leftovers().context("removing labs")?;
     for lab in &removed {
         println!("removed lab {lab}");
     }

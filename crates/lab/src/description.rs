@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::cleanup::LabId;
 use crate::host::{Host, Port, Role};
 use crate::lab::Lab;
 use crate::wire::Wire;
+use shunt_testbed::LabId;
 
 const FILE: &str = "lab.json";
 

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use shunt_sys::cgroup;
 use shunt_sys::netns::{Netns, detached_sysfs};
 
-use crate::cleanup::LabId;
 use crate::process::Process;
+use shunt_testbed::LabId;
 
 fn make_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("making {}", path.display()))

@@ -6,12 +6,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::builder::LabBuilder;
-use crate::cleanup::{LabId, Watchdog};
 use crate::files;
 use crate::host::{Host, Role};
 use crate::link::Cable;
 use crate::placement::{Cores, Placement};
 use crate::wire::Wire;
+use shunt_testbed::{LabId, Watchdog};
 
 /// A set of hosts that runs until it is dropped.
 #[derive(Debug)]

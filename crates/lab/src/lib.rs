@@ -17,7 +17,7 @@
 //! links with the properties of real networks instead.
 //!
 //! Everything here needs root. Everything is gone when the [`Lab`] is dropped, and also when its process dies in
-//! any other way (see [`cleanup`]).
+//! any other way (`shunt_testbed`).
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -26,7 +26,6 @@ pub mod bench;
 mod builder;
 pub mod capture;
 mod chain;
-pub mod cleanup;
 pub mod cli;
 pub mod demo;
 mod description;

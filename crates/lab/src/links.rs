@@ -9,12 +9,12 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use shunt_sys::tap::Tap;
 
-use crate::cleanup::LabId;
 use crate::host::{Family, Host, Port, Role};
 use crate::link::{Cable, Link, Whose};
 use crate::router;
 use crate::topology::HostPlan;
 use crate::wire::Wire;
+use shunt_testbed::LabId;
 
 /// Network sysctls of every host: a machine's default may be BBR, which paces; both of the frontend's ports are on one
 /// bridge, so each must answer ARP for its own address only.

@@ -268,10 +268,7 @@ impl<'lab> Service<'lab> {
     pub fn explain(&self) -> String {
         let mut text = self.chain.as_ref().map(Chain::explain).unwrap_or_default();
         for agent in &self.agents {
-            let counters = agent.stats().map(|stats| stats.flat()).unwrap_or_default();
-            let counters =
-                counters.iter().filter(|(_, value)| **value > 0).map(|(name, value)| format!("{name} {value}"));
-            let counters = counters.collect::<Vec<_>>().join(", ");
+            let counters = agent.stats().map(|stats| stats.under("")).unwrap_or_default();
             text.push_str(&format!("\nshuntd on {}: {counters}\n{}", agent.host().name(), agent.log_end()));
         }
         text

@@ -18,8 +18,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
-use crate::cleanup::LabId;
 use crate::host::{Host, Port, Role};
+use shunt_testbed::LabId;
 
 /// The service network, which tiers trust each other on; both IP versions.
 pub(crate) const SERVICE_NETWORKS: [&str; 2] = ["10.77.1.0/24", "fd77:0:0:1::/64"];

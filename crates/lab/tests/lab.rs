@@ -1,6 +1,5 @@
 //! The lab tests itself: real namespaces, real servers. Without root each test says that it is skipped.
 
-use std::io::Write as _;
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,20 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{
     ByteMeter, Capture, Chain, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
-    NginxChain, Placement, Rate, Tcpdump, Wire, Wrk, fetch, file_sha256,
+    NginxChain, Options, Placement, Rate, Service, Tcpdump, Wire, Wrk, fetch, file_sha256,
 };
+use shunt_testbed::{eventually, may_run, of_process};
 
 const FILES: &[(&str, u64)] = &[("empty", 0), ("1k", 1 << 10), ("64k", 64 << 10), ("1m", 1 << 20), ("3m", 3 << 20)];
-
-/// Whether the test can run; says so if not.
-fn may_run(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        // Not by a macro: the harness swallows what those print in a test that passes.
-        let _ = writeln!(std::io::stderr(), "SKIPPED {test}: it makes network namespaces, which takes root");
-    }
-    root
-}
 
 /// GETs every file from `server` over one connection and compares the bytes.
 fn compare_files(lab: &Lab, server: SocketAddr, pipeline: bool) -> Result<()> {
@@ -267,38 +257,69 @@ fn a_busy_core_is_told_from_an_idle_one() -> Result<()> {
     Ok(())
 }
 
-/// What is left of the lab of `owner`: namespaces, files, control groups, processes.
-fn remains(owner: u32, server: u32) -> Vec<String> {
-    let names = |dir: std::path::PathBuf| {
-        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
-    };
-    let mut left = names("/run/netns".into());
-    left.extend(names(std::env::temp_dir()));
-    left.extend(shunt_sys::cgroup::root().map(names).unwrap_or_default());
-    left.retain(|name| {
-        name.starts_with(&format!("shunt-{owner}.")) || name.starts_with(&format!("shunt-lab-{owner}."))
-    });
-    if std::path::Path::new(&format!("/proc/{server}")).exists() {
-        left.push(format!("process {server}"));
+/// What is left of what the process `owner` made: namespaces, files, control groups and pins.
+fn remains(owner: u32) -> Vec<String> {
+    let mut left = Vec::new();
+    let cgroups = shunt_sys::cgroup::root().unwrap_or_default();
+    for dir in ["/run/netns".into(), std::env::temp_dir(), cgroups, "/sys/fs/bpf".into()] {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let own = ["shunt-", "shunt-lab-"].iter().filter_map(|prefix| name.strip_prefix(prefix));
+            if own.filter_map(|rest| rest.strip_prefix(&owner.to_string())).any(|rest| rest.starts_with(['.', '-'])) {
+                left.push(entry.path().display().to_string());
+            }
+        }
     }
     left
 }
 
-/// The victim of the test below: builds a lab, tells of it, and waits for its death.
+/// The victim of the tests below: makes what tests make, with agents and without a lab, tells of it, and waits for its death.
 #[test]
-#[ignore = "runs only as the victim of a_killed_process_leaves_nothing"]
+#[ignore = "runs only as the victim of the tests that kill it"]
 fn victim() -> Result<()> {
     let Some(told) = std::env::var_os("SHUNT_LAB_VICTIM") else { return Ok(()) };
     let lab = Lab::builder().client_link(Link::wan(Duration::from_millis(1))).build()?;
     let files = lab.files(&[("1k", 1 << 10)])?;
-    let mut chain = NginxChain::new(&files).start(&lab)?;
-    let server = chain.process("backend").context("no server")?.pid();
+    let mut service = Service::start(&lab, &files, Options::shunt())?;
+    let own = of_process();
+    std::fs::create_dir(own.pins_prefix() + "own")?;
+    std::fs::create_dir(own.cgroup(&shunt_sys::cgroup::root()?, "own"))?;
+    let server = service.chain_mut().process("backend").context("no server")?.pid();
+    let watchdogs = std::fs::read_to_string("/proc/thread-self/children")?;
     // Whole or not at all.
     let partial = std::path::Path::new(&told).with_extension("partial");
-    std::fs::write(&partial, server.to_string())?;
+    std::fs::write(&partial, format!("{server} {watchdogs}"))?;
     std::fs::rename(partial, told)?;
-    std::thread::sleep(Duration::from_secs(60));
+    std::thread::sleep(Duration::from_secs(600));
+    Ok(())
+}
+
+fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
+    let mut victim = Command::new(std::env::current_exe()?);
+    victim.args(["--ignored", "--exact", "victim"]).env("SHUNT_LAB_VICTIM", told);
+    Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
+}
+
+/// The backend's server of the victim, and the children of the thread that started it: its watchdogs among them.
+fn told_by(victim: &mut std::process::Child, told: &std::path::Path) -> Result<Vec<String>> {
+    eventually(|| std::fs::read_to_string(told)).context("the victim built no lab")?;
+    let left = remains(victim.id());
+    for place in ["/run/netns/", "/sys/fs/bpf/", "/shunt-lab-"] {
+        ensure!(left.iter().any(|path| path.contains(place)), "the victim has nothing in {place}: {left:?}");
+    }
+    Ok(std::fs::read_to_string(told)?.split_whitespace().map(str::to_owned).collect())
+}
+
+fn until_gone(victim: u32) -> Result<()> {
+    eventually(|| {
+        let left = remains(victim);
+        ensure!(left.is_empty(), "it left {}", left.join(", "));
+        Ok(())
+    })
+}
+
+fn kill(signal: &str, process: &str) -> Result<()> {
+    ensure!(Command::new("kill").args([signal, process]).status()?.success(), "kill {signal} {process} failed");
     Ok(())
 }
 
@@ -308,22 +329,53 @@ fn a_killed_process_leaves_nothing() -> Result<()> {
         return Ok(());
     }
     let dir = tempfile::tempdir()?;
-    for signal in ["KILL", "INT", "TERM"] {
+    for signal in ["-KILL", "-INT", "-TERM"] {
         let told = dir.path().join(signal);
-        let mut victim = Command::new(std::env::current_exe()?)
-            .args(["--ignored", "--exact", "victim"])
-            .env("SHUNT_LAB_VICTIM", &told)
-            .stdout(std::process::Stdio::null())
-            .spawn()?;
-        wait_for(Duration::from_secs(20), || told.exists()).context("the victim built no lab")?;
-        let server: u32 = std::fs::read_to_string(&told)?.parse()?;
-        ensure!(!remains(victim.id(), server).is_empty(), "the victim has no lab");
-        Command::new("kill").args([&format!("-{signal}"), &victim.id().to_string()]).status()?;
+        let mut victim = start_victim(&told)?;
+        let server = told_by(&mut victim, &told)?.remove(0);
+        kill(signal, &victim.id().to_string())?;
         victim.wait()?;
-        let cleared = wait_for(Duration::from_secs(5), || remains(victim.id(), server).is_empty());
-        cleared.with_context(|| format!("SIG{signal} left {:?}", remains(victim.id(), server)))?;
+        until_gone(victim.id()).with_context(|| format!("SIG{signal}"))?;
+        let gone = || (!std::path::Path::new("/proc").join(&server).exists()).then_some(()).context("a server lives");
+        eventually(gone)?;
     }
     Ok(())
+}
+
+#[test]
+fn a_process_that_is_killed_at_any_moment_leaves_nothing() -> Result<()> {
+    if !may_run("a_process_that_is_killed_at_any_moment_leaves_nothing") {
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    for moment in (0..12).map(|turn| Duration::from_millis(turn * 80)) {
+        let mut victim = start_victim(&dir.path().join("told"))?;
+        std::thread::sleep(moment); // what it has made by then, the machine decides
+        victim.kill()?;
+        victim.wait()?;
+        until_gone(victim.id()).with_context(|| format!("killed after {moment:?}"))?;
+    }
+    Ok(())
+}
+
+/// A process whose watchdogs are killed, too: the next one that starts a watchdog removes what is left.
+#[test]
+fn what_the_dead_left_is_swept() -> Result<()> {
+    if !may_run("what_the_dead_left_is_swept") {
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let told = dir.path().join("told");
+    let mut victim = start_victim(&told)?;
+    // Watchdogs first: they would clean up.
+    for process in &told_by(&mut victim, &told)?[1..] {
+        kill("-KILL", process)?;
+    }
+    victim.kill()?;
+    victim.wait()?;
+    ensure!(!remains(victim.id()).is_empty(), "there is nothing to sweep");
+    shunt_testbed::sweep()?;
+    until_gone(victim.id())
 }
 
 #[test]
@@ -339,14 +391,5 @@ fn a_panic_leaves_nothing() -> Result<()> {
     }));
     ensure!(panicked.is_err());
     ensure!(!shunt_sys::netns::Netns::path_of(&names.0).exists() && !names.1.exists(), "{names:?}");
-    Ok(())
-}
-
-fn wait_for(limit: Duration, done: impl Fn() -> bool) -> Result<()> {
-    let deadline = Instant::now() + limit;
-    while !done() {
-        ensure!(Instant::now() < deadline, "not within {limit:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
     Ok(())
 }

@@ -41,7 +41,7 @@ fn fill(limits: &'static str, limit: &str, relayed: &str) -> Result<()> {
             until_shortcut(service, shortcuts)
         })??;
         let stats = service.service.all_stats()?;
-        ensure!(stats.count("servers.aborted") + stats.count("servers.fetched") == 0, "{:#}", stats.0);
+        ensure!(stats.count("servers.aborted") + stats.count("servers.fetched") == 0, "{}", stats.under("servers"));
         until_idle(service)
     })
 }
@@ -54,7 +54,7 @@ fn until_idle(service: &Running<'_>) -> Result<()> {
         if left == [0; 4] {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "left: {:#}", stats.0["agent"]);
+        ensure!(Instant::now() < deadline, "left: {}", stats.under("agent"));
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -74,7 +74,7 @@ fn until_shortcut(service: &Running<'_>, before: u64) -> Result<()> {
         if stats.count("servers.shortcuts") > before {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "no shortcut though all are over: {:#}", stats.0);
+        ensure!(Instant::now() < deadline, "no shortcut though all are over: {}", stats.under("servers"));
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -140,7 +140,7 @@ fn descriptors_run_out() -> Result<()> {
             until_shortcut(service, during)
         })??;
         let backend = service.service.stats(service.lab.backend())?;
-        ensure!(backend.count("agent.limited.descriptors") == 1, "{:#}", backend.0["agent"]);
+        ensure!(backend.count("agent.limited.descriptors") == 1, "{}", backend.under("agent"));
         Ok(())
     })
 }
@@ -158,7 +158,7 @@ fn parked_senders_give_way() -> Result<()> {
         let counted =
             ["servers.shortcuts", "servers.aborted", "agent.offers_without_descriptor"].map(|name| stats.count(name));
         ensure!(counted == [CONNECTIONS, 0, 0], "shortcuts, aborted, dropped offers: {counted:?}");
-        ensure!(stats.count("agent.senders.evicted") > CONNECTIONS - DESCRIPTORS, "{:#}", stats.0["agent"]);
+        ensure!(stats.count("agent.senders.evicted") > CONNECTIONS - DESCRIPTORS, "{}", stats.under("agent"));
         Ok(())
     })
 }
@@ -178,7 +178,11 @@ fn fill_fetches(limits: &'static str) -> Result<()> {
         let stats = service.service.all_stats()?;
         let counted =
             ["agent.fetches_limited", "servers.fetch_failed", "servers.fetched"].map(|name| stats.count(name));
-        ensure!(counted == [1, 1, FETCHES as u64 + 2], "limited, failed, begun: {counted:?}\n{:#}", stats.0);
+        ensure!(
+            counted == [1, 1, FETCHES as u64 + 2],
+            "limited, failed, begun: {counted:?}: {}",
+            stats.under("servers")
+        );
         Ok(())
     })
 }
@@ -218,8 +222,8 @@ fn connections_of_servers() -> Result<()> {
         })?;
         client.run(|| until_shortcut(service, 0))??;
         let stats = service.frontend_stats()?;
-        ensure!(stats.count("agent.servers_refused") >= 4, "{:#}", stats.0["agent"]);
-        ensure!(stats.count("servers.relayed_no_agent") >= 2, "{:#}", stats.0["servers"]);
+        ensure!(stats.count("agent.servers_refused") >= 4, "{}", stats.under("agent"));
+        ensure!(stats.count("servers.relayed_no_agent") >= 2, "{}", stats.under("servers"));
         Ok(())
     })
 }

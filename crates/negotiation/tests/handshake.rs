@@ -21,7 +21,8 @@ impl Group {
         let root = shunt_sys::cgroup::root().unwrap();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap();
         let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap().to_owned();
-        let path = root.join(format!("shunt-{name}-{}", std::process::id()));
+        // The watchdog starts before the process enters the group.
+        let path = shunt_testbed::of_process().cgroup(&root, name);
         fs::create_dir(&path).unwrap();
         fs::write(path.join("cgroup.procs"), "0").unwrap();
         Self { path, before: root.join(own) }
@@ -76,8 +77,7 @@ static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
 #[test]
 fn both_ends_agree_or_neither_does() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: it takes root to load BPF programs");
+    if !shunt_testbed::root() {
         return;
     }
     let group = Group::enter("negotiation");
@@ -158,8 +158,7 @@ fn ends_once_with_its_last_descriptor() {
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: it takes root to load BPF programs");
+    if !shunt_testbed::root() {
         return;
     }
     let outer = Group::enter("negotiation-outer");
@@ -186,12 +185,11 @@ fn a_negotiation_within_another_changes_nothing() {
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: it takes root to load BPF programs");
+    if !shunt_testbed::root() {
         return;
     }
     let group = Group::enter("negotiation-kept");
-    let pins = PathBuf::from(format!("/sys/fs/bpf/shunt-negotiation-{}", std::process::id()));
+    let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation");
     shunt_negotiation::keep(&group.path, &pins).unwrap();
     let (listener, address) = listening(true);
     let client = tcp();

@@ -49,11 +49,12 @@ class Machine:
         if os.geteuid() != 0:
             raise Missing("it takes root to load BPF programs; run this with sudo")
         self.shunt = f"{BUILT}/shunt"
-        self.directory = tempfile.mkdtemp(prefix="shunt-suites-")
-        os.chmod(self.directory, 0o755)
+        # Names of a lab of this process: what is left when it is killed goes with the next sweep (crates/testbed).
+        self.directory = f"{tempfile.gettempdir()}/shunt-lab-{os.getpid()}.0"
+        os.mkdir(self.directory)
         self.hierarchy = unified_hierarchy()
-        self.group = f"{self.hierarchy}/{os.path.basename(self.directory)}"
-        self.pins = f"/sys/fs/bpf/{os.path.basename(self.directory)}"
+        self.group = f"{self.hierarchy}/shunt-lab-{os.getpid()}.0-suites"
+        self.pins = f"/sys/fs/bpf/shunt-lab-{os.getpid()}-0-suites"
         self.configuration = f"{self.directory}/shuntd.toml"
         self.agent = None
 

@@ -4,8 +4,7 @@ use std::process::Command;
 
 #[test]
 fn a_few_files_of_nginx_and_haproxy_say_the_same() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: it takes root to load BPF programs");
+    if !shunt_testbed::root() {
         return;
     }
     let runner = concat!(env!("CARGO_MANIFEST_DIR"), "/suites/run.py");

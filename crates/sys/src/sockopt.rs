@@ -212,6 +212,7 @@ fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
     use std::net::{TcpListener, TcpStream};
 
     #[test]
@@ -219,7 +220,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         match begin_with_send_buffer(&socket, 300_000) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => eprintln!("SKIPPED: it takes root"),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let _ = writeln!(io::stderr(), "SKIPPED a_send_buffer_that_was_begun_with_may_grow: it takes root");
+            }
             outcome => {
                 outcome.unwrap();
                 assert_eq!(rustix::net::sockopt::socket_send_buffer_size(&socket).unwrap(), 600_000);

@@ -377,7 +377,11 @@ mod tests {
     #[test]
     fn pages_are_filled_while_others_are_unmapped_that_nobody_handles() {
         let Ok(device) = open_device() else {
-            eprintln!("SKIPPED: it takes /dev/userfaultfd, readable and writable");
+            let reason = "it takes /dev/userfaultfd, readable and writable";
+            let _ = io::Write::write_fmt(
+                &mut io::stderr(),
+                format_args!("SKIPPED pages_are_filled_while_others_are_unmapped: {reason}\n"),
+            );
             return;
         };
         // SAFETY: only memory that this test has mapped for it.

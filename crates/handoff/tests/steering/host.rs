@@ -3,6 +3,7 @@
 //! The far ends of both ports are in the same namespace, up and without addresses: frames that leave arrive there,
 //! and a packet socket sees them.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, netdevice, recv, socket_with};
 use shunt_sys::netns::Netns;
 use shunt_sys::sockopt;
+use shunt_testbed::of_process;
 
 use super::segment::Segment;
 
@@ -17,12 +19,17 @@ const ETH_P_ALL: u32 = 3;
 const SOL_PACKET: i32 = 263;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 
+fn pins(number: u32, what: &str) -> PathBuf {
+    format!("{}{number}-{what}", of_process().pins_prefix()).into()
+}
+
 static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// The calling thread is in it from `new` to the thread's end.
 pub struct Host {
     /// Nobody else's.
     pub name: String,
+    number: u32,
     /// Index of the port towards clients.
     pub client_port: u32,
     /// Index of the port towards backends.
@@ -30,18 +37,12 @@ pub struct Host {
     wire: rustix::fd::OwnedFd,
 }
 
-/// Says why not, where this is not root.
-pub fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: loading BPF programs and making network namespaces takes root");
-    }
-    root
-}
+pub use shunt_testbed::root;
 
 impl Host {
     pub fn new() -> Self {
-        let name = format!("shunt-bpf-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}{number}", of_process().namespace_prefix());
         ip(&["netns", "add", &name]);
         Netns::named(&name).and_then(|netns| netns.enter()).expect("the new namespace can be entered");
         for (port, far) in [("client0", "client1"), ("backend0", "backend1")] {
@@ -62,12 +63,17 @@ impl Host {
         for address in ["10.1.0.2", "10.1.0.3", "fd01::2"] {
             ip(&["neigh", "add", address, "lladdr", "02:00:00:00:0b:0e", "nud", "permanent", "dev", "backend0"]);
         }
-        Self { name, client_port: ifindex("client0"), backend_port: ifindex("backend0"), wire: wire() }
+        Self { name, number, client_port: ifindex("client0"), backend_port: ifindex("backend0"), wire: wire() }
+    }
+
+    /// A directory of the BPF file system for these programs.
+    pub fn pins(&self, what: &str) -> PathBuf {
+        pins(self.number, what)
     }
 
     /// TCP segments that have arrived at any port and that `wanted` picks, until there are `expected`.
     pub fn arrived(&self, expected: usize, wanted: impl Fn(&Segment) -> bool) -> Vec<Segment> {
-        let until = Instant::now() + if expected == 0 { Duration::from_millis(30) } else { Duration::from_secs(2) };
+        let until = Instant::now() + if expected == 0 { Duration::from_millis(30) } else { Duration::from_secs(30) };
         let mut segments = Vec::new();
         let mut frame = vec![0; 70_000];
         while Instant::now() < until && (segments.len() < expected || expected == 0) {
@@ -119,6 +125,7 @@ fn wire() -> rustix::fd::OwnedFd {
 /// Three hosts: the calling thread is at the frontend, with a port towards clients and one towards backends.
 pub struct Hosts {
     name: String,
+    number: u32,
     pub client: Netns,
     pub backend: Netns,
     pub frontend_address: std::net::IpAddr,
@@ -127,7 +134,8 @@ pub struct Hosts {
 
 impl Hosts {
     pub fn new() -> Self {
-        let name = format!("shunt-bpf-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}{number}", of_process().namespace_prefix());
         let named = |role: &str| format!("{name}-{role}");
         for role in ["client", "frontend", "backend"] {
             ip(&["netns", "add", &named(role)]);
@@ -158,6 +166,7 @@ impl Hosts {
             client: open("client"),
             backend: open("backend"),
             name,
+            number,
             frontend_address: [10, 0, 0, 1].into(),
             backend_address: [10, 1, 0, 2].into(),
         }
@@ -171,8 +180,8 @@ impl Hosts {
     }
 
     /// A directory of the BPF file system for one agent.
-    pub fn pins(&self, role: &str) -> std::path::PathBuf {
-        format!("/sys/fs/bpf/{}-{role}", self.name).into()
+    pub fn pins(&self, role: &str) -> PathBuf {
+        pins(self.number, role)
     }
 
     /// The link to the client becomes slow, with a short queue: what a burst has too much is lost.

@@ -106,7 +106,7 @@ pub struct Pins(pub PathBuf);
 
 impl Pins {
     pub fn new(host: &Host, what: &str) -> Self {
-        let path = PathBuf::from(format!("/sys/fs/bpf/{}-{what}", host.name));
+        let path = host.pins(what);
         std::fs::create_dir(&path).expect("a directory in /sys/fs/bpf");
         Self(path)
     }

@@ -12,9 +12,9 @@ use shunt_ca::{Authority, CaError, Request};
 use super::stats::{Stats, agent_stats};
 use super::{Options, store};
 use crate::chain::ShuntPart;
-use crate::cleanup::LabId;
 use crate::host::{Family, Host, Role};
 use crate::process::Process;
+use shunt_testbed::LabId;
 
 /// The port that agents listen at.
 const PORT: u16 = 7440;

@@ -75,6 +75,15 @@ impl Stats {
         flat
     }
 
+    /// Counters below `path` (`servers`; empty: all) that are not 0, in one line.
+    #[must_use]
+    pub fn under(&self, path: &str) -> String {
+        let below = |name: &str| path.is_empty() || name.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'));
+        let counted = self.flat().into_iter().filter(|(name, value)| *value > 0 && below(name));
+        let counted: Vec<String> = counted.map(|(name, value)| format!("{name} {value}")).collect();
+        if counted.is_empty() { "nothing counted".into() } else { counted.join(", ") }
+    }
+
     /// The counters under `prefix` (`servers.`) that grew since `start`, by their names without it.
     #[must_use]
     pub fn grown(&self, start: &Self, prefix: &str) -> BTreeMap<String, u64> {
@@ -137,6 +146,15 @@ mod tests {
         let stats = Stats::parse(&packet(kind::STATS_TEXT, r#"{"servers":{"shortcuts":7}}"#)).unwrap();
         assert_eq!(stats.count("servers.shortcuts"), 7);
         assert_eq!(stats.count("servers.nothing"), 0);
+    }
+
+    #[test]
+    fn counters_are_said_in_one_line() {
+        let stats =
+            Stats(json!({"servers": {"shortcuts": 7, "aborted": 0}, "servers_now": 1, "peers": [{"up": true}]}));
+        assert_eq!(stats.under("servers"), "servers.shortcuts 7");
+        assert_eq!(stats.under(""), "servers.shortcuts 7, servers_now 1");
+        assert_eq!(stats.under("backend"), "nothing counted");
     }
 
     #[test]

@@ -114,9 +114,8 @@ fn the_agent_works_with_two_capabilities_and_its_own_system_calls() -> Result<()
             service.service.kill_agent(host)?;
             service.service.restart_agent(host)?;
         }
-        std::thread::sleep(std::time::Duration::from_secs(6)); // until the workers have found their agents again
+        service.good_again()?;
         check_privileges(service)?;
-        service.still_good()?;
         fetches_work(service)
     })
 }

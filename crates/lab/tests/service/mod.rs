@@ -6,12 +6,14 @@ pub mod held;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 pub use shunt_lab::impostor;
 use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };
+use shunt_testbed::eventually;
+pub use shunt_testbed::may_run;
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -25,15 +27,6 @@ pub const FILES: &[(&str, u64)] = &[
 
 /// [`shunt_lab::Settings::http`] where a body that is alone on its connection is to be handed off, too.
 pub const ALONE: &[&str] = &["shunt_alone_length 0"];
-
-/// Whether the test can run; says so if not.
-pub fn may_run(test: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("SKIPPED {test}: it makes network namespaces and loads BPF programs, which takes root");
-    }
-    root
-}
 
 /// A lab with its service.
 pub struct Running<'lab> {
@@ -101,11 +94,23 @@ impl Running<'_> {
 
     /// Whole bodies, and the shortcut is still taken.
     pub fn still_good(&self) -> Result<()> {
-        let before = self.frontend_stats()?.count("servers.shortcuts");
-        self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
-        let shortcuts = self.frontend_stats()?.count("servers.shortcuts") - before;
+        let shortcuts = self.shortcuts_of_two()?;
         ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
         Ok(())
+    }
+
+    /// The same once servers have found their agents again: until then bodies are relayed, and are whole, too.
+    pub fn good_again(&self) -> Result<()> {
+        eventually(|| match self.shortcuts_of_two() {
+            Ok(shortcuts) if shortcuts < 2 => Err(anyhow!("{shortcuts} shortcuts instead of 2")),
+            other => Ok(other.map(drop)),
+        })?
+    }
+
+    fn shortcuts_of_two(&self) -> Result<u64> {
+        let before = self.frontend_stats()?.count("servers.shortcuts");
+        self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
+        Ok(self.frontend_stats()?.count("servers.shortcuts").saturating_sub(before))
     }
 
     /// Fails where a response that was long enough went the long way.
@@ -114,7 +119,7 @@ impl Running<'_> {
         let bad = ["fetched", "relayed_no_agent", "relayed_no_peer", "relayed_agent_busy", "fetch_failed"];
         for name in bad {
             let count = stats.count(&format!("servers.{name}"));
-            ensure!(count == 0, "{name}: {count}\n{:#}", stats.0);
+            ensure!(count == 0, "{name}: {count}: {}", stats.under("servers"));
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ fn converse(bed: &Bed, actor: &Path, under_shunt: [bool; 3], seed: u64) {
 
 fn all(actor: impl Fn(&Path) -> PathBuf, machines: usize, limits: Limits, seeds: impl Iterator<Item = u64>) {
     let Some(bed) = Bed::of(machines, limits) else { return };
-    let actor = actor(bed.path());
+    let actor = actor(&bed.path());
     for seed in seeds {
         println!("SEED={seed}");
         for ends in 0..8 {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use shunt_agent::packets;
 use shunt_ca::{Authority, Request};
 use shunt_odb::store::Limits;
 use shunt_run::launch::{LIBRARY, Launch};
+use shunt_testbed::{LabId, PATIENCE, Watchdog};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
 
@@ -21,7 +22,9 @@ use zerocopy::IntoBytes;
 pub struct Bed {
     machines: Vec<Machine>,
     pub authority: Authority,
-    pub dir: tempfile::TempDir,
+    id: LabId,
+    /// Last, so that it removes what the machines leave.
+    _watchdog: Watchdog,
 }
 
 /// What one agent and its programs have.
@@ -30,8 +33,8 @@ pub struct Machine {
     pub config: PathBuf,
     pub socket: PathBuf,
     group: PathBuf,
-    /// What its agent pins.
-    pins: PathBuf,
+    /// The control group of its agent.
+    agents: PathBuf,
     agent: Option<Program>,
 }
 
@@ -84,17 +87,16 @@ impl Bed {
 
     /// With something more in each configuration, and in each `[store]`.
     fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: it takes root to load BPF programs");
+        if !shunt_testbed::root() {
             return None;
         }
-        let dir = tempfile::Builder::new().prefix("shunt-odb-").tempdir().unwrap();
-        fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let authority = Authority::create(&dir.path().join("ca")).unwrap();
+        let id = LabId::fresh();
+        let watchdog = Watchdog::start(&id, false).unwrap();
+        fs::set_permissions(id.dir(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let authority = Authority::create(&id.dir().join("ca")).unwrap();
         let addresses: Vec<SocketAddr> = (0..machines).map(|_| own_address()).collect();
-        let machine =
-            |index| Machine::start(dir.path(), &authority, index, &addresses, [agent, &section(limits, more)]);
-        Some(Self { machines: (0..machines).map(machine).collect(), authority, dir })
+        let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
+        Some(Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog })
     }
 
     /// A machine: the last one where there are not so many.
@@ -126,8 +128,8 @@ impl Bed {
         self.machines.iter().map(|machine| machine.counted(name)).sum()
     }
 
-    pub fn path(&self) -> &Path {
-        self.dir.path()
+    pub fn path(&self) -> PathBuf {
+        self.id.dir()
     }
 }
 
@@ -141,11 +143,13 @@ fn section(limits: Limits, more: &str) -> String {
 }
 
 impl Machine {
-    fn start(dir: &Path, authority: &Authority, index: usize, all: &[SocketAddr], [more, section]: [&str; 2]) -> Self {
+    fn start(id: &LabId, authority: &Authority, index: usize, all: &[SocketAddr], [more, section]: [&str; 2]) -> Self {
         let name = format!("m{index}");
-        let group_name = format!("{}-{name}", dir.file_name().unwrap().display());
-        let group = shunt_sys::cgroup::root().unwrap().join(group_name);
+        let (dir, root) = (id.dir(), shunt_sys::cgroup::root().unwrap());
+        // An agent is no member of the group that it negotiates for.
+        let [group, agents] = [name.clone(), format!("{name}-agent")].map(|name| id.cgroup(&root, &name));
         fs::create_dir(&group).unwrap();
+        fs::create_dir(&agents).unwrap();
         let files = authority.issue(&Request { name: name.clone(), addresses: Vec::new(), days: 1 }).unwrap();
         let socket = dir.join(format!("{name}.sock"));
         let store = dir.join(format!("{name}.store"));
@@ -153,7 +157,7 @@ impl Machine {
             "drain = \"0s\"\nname = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n",
             all[index]
         );
-        let pins = format!("/sys/fs/bpf/{}-{name}", dir.file_name().unwrap().display());
+        let pins = id.pins_prefix() + &name;
         writeln!(text, "pins = {pins:?}\n{more}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
         writeln!(text, "ca = {:?}\ncrl = {:?}", authority.certificate(), authority.list()).unwrap();
@@ -164,7 +168,7 @@ impl Machine {
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, text).unwrap();
         let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
-        let mut machine = Self { launch, config, socket, group, pins: pins.into(), agent: None };
+        let mut machine = Self { launch, config, socket, group, agents, agent: None };
         machine.start_agent();
         machine
     }
@@ -173,11 +177,12 @@ impl Machine {
     pub fn start_agent(&mut self) {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         command.arg("--config").arg(&self.config).env("RUST_LOG", "warn").stdin(Stdio::null());
+        shunt_sys::cgroup::start_in(&mut command, &self.agents).unwrap();
         let mut agent = Program(command.spawn().unwrap());
         let began = Instant::now();
         while self.ask().is_none() {
             let ended = agent.0.try_wait().unwrap();
-            assert!(ended.is_none() && began.elapsed() < Duration::from_secs(20), "no agent: {ended:?}");
+            assert!(ended.is_none() && began.elapsed() < PATIENCE, "no agent: {ended:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
         self.agent = Some(agent);
@@ -235,19 +240,6 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.agent = None;
-        // What it has loaded outlives it by design.
-        let _ = shunt_negotiation::detach(&self.pins.join("odb"));
-        let _ = fs::remove_dir(&self.pins);
-        let began = Instant::now();
-        while fs::remove_dir(&self.group).is_err() && began.elapsed() < Duration::from_secs(5) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-}
-
 /// How a Python program begins that connects to the port which its first argument says, once somebody listens there.
 pub const CONNECTS: &str = "
 import os, signal, socket, sys, time
@@ -283,7 +275,7 @@ pub fn free_address() -> SocketAddr {
 pub fn wait_until_listening(address: SocketAddr) {
     let began = Instant::now();
     while TcpStream::connect(address).is_err() {
-        assert!(began.elapsed() < Duration::from_secs(20), "nobody listens at {address}");
+        assert!(began.elapsed() < PATIENCE, "nobody listens at {address}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -66,7 +66,7 @@ impl Group {
         } else if limits(&second).contains("memory") {
             &second
         } else {
-            eprintln!("SKIPPED: no control group here limits memory");
+            shunt_testbed::skipped(name, "no control group here limits memory");
             return None;
         };
         let group = root.join(name);
@@ -84,7 +84,7 @@ impl Drop for Group {
 #[test]
 fn a_program_without_memory_for_what_it_has_read_ends() {
     let Some(bed) = Bed::new(Limits::default()) else { return };
-    let Some(group) = Group::new(&bed.path().file_name().unwrap().to_string_lossy()) else { return };
+    let Some(group) = Group::new(&format!("{}-scarce", bed.path().file_name().unwrap().display())) else { return };
     let port = free_address().port().to_string();
     let start = |text: &str, arguments: &[&str]| {
         let mut command = bed.under_shunt("python3");

@@ -1,0 +1,157 @@
+//! Names of what a lab or a test makes on this machine: they say which process it belongs to.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use shunt_sys::cgroup;
+
+/// Every name begins with this.
+const PREFIX: &str = "shunt-";
+
+/// BPF file system, in which agents pin.
+pub(crate) const BPFFS: &str = "/sys/fs/bpf";
+
+/// The file in a lab's directory that tells its owner from a later process of the same number.
+pub(crate) const OWNER: &str = "owner";
+
+/// The file in the directory of a lab whose files are to stay.
+pub(crate) const KEPT: &str = "kept";
+
+/// Names one lab: the owner's process number and a count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LabId(String);
+
+impl LabId {
+    /// One that no lab has; what a dead process of the same number left may still have its name.
+    #[must_use]
+    pub fn fresh() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let id = Self(format!("{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+            if !id.dir().exists() {
+                return id;
+            }
+        }
+    }
+
+    /// `NUMBER.COUNT`, as it stands in names.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads `NUMBER.COUNT`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (pid, count) = text.split_once('.')?;
+        let _: (u32, u32) = (pid.parse().ok()?, count.parse().ok()?);
+        Some(Self(text.to_owned()))
+    }
+
+    /// What the names of this lab's namespaces begin with.
+    #[must_use]
+    pub fn namespace_prefix(&self) -> String {
+        format!("{PREFIX}{}-", self.0)
+    }
+
+    /// The lab's directory.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        std::env::temp_dir().join(format!("{PREFIX}lab-{}", self.0))
+    }
+
+    /// What the paths of this lab's pinned BPF objects begin with, a directory for each agent.
+    /// That file system allows no dot in a name.
+    #[must_use]
+    pub fn pins_prefix(&self) -> String {
+        format!("{BPFFS}/{PREFIX}lab-{}-", self.0.replace('.', "-"))
+    }
+
+    /// The control group of one host, below where the hierarchy is mounted.
+    #[must_use]
+    pub fn cgroup(&self, root: &Path, host: &str) -> PathBuf {
+        root.join(format!("{PREFIX}lab-{}-{host}", self.0))
+    }
+
+    /// What the paths of this lab's control groups begin with.
+    pub(crate) fn cgroup_prefix(&self) -> Option<PathBuf> {
+        cgroup::root().ok().map(|root| self.cgroup(&root, ""))
+    }
+
+    /// The id within the name of a namespace, if a lab made that.
+    pub(crate) fn of_namespace(name: &str) -> Option<Self> {
+        Self::parse(name.strip_prefix(PREFIX)?.split_once('-')?.0)
+    }
+
+    pub(crate) fn of_dir(name: &str) -> Option<Self> {
+        Self::parse(name.strip_prefix(PREFIX)?.strip_prefix("lab-")?)
+    }
+
+    pub(crate) fn of_cgroup(name: &str) -> Option<Self> {
+        Self::parse(name.strip_prefix(PREFIX)?.strip_prefix("lab-")?.split_once('-')?.0)
+    }
+
+    pub(crate) fn of_pins(name: &str) -> Option<Self> {
+        let mut parts = name.strip_prefix(PREFIX)?.strip_prefix("lab-")?.splitn(3, '-');
+        let (pid, count) = (parts.next()?, parts.next()?);
+        parts.next()?;
+        Self::parse(&format!("{pid}.{count}"))
+    }
+
+    /// Whether the process that made the lab still runs; a later process of the same number does not count.
+    #[must_use]
+    pub fn owner_lives(&self) -> bool {
+        let pid = self.0.split('.').next().unwrap_or_default();
+        let running = owner_mark(pid);
+        // Without the file the lab is being built or removed.
+        running.is_some_and(|mark| std::fs::read_to_string(self.dir().join(OWNER)).map_or(true, |made| made == mark))
+    }
+
+    /// Whether its files are to stay when it has gone.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.dir().join(KEPT).exists()
+    }
+}
+
+impl std::fmt::Display for LabId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A process's number and start time (field 22 of proc_pid_stat(5)).
+pub(crate) fn owner_mark(pid: &str) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (name, rest) = stat.rsplit_once(')')?;
+    Some(format!("{} {}\n", name.split_once(' ')?.0, rest.split_whitespace().nth(19)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_read_back_from_names() {
+        let id = LabId::fresh();
+        let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+        assert_eq!(LabId::of_namespace(&format!("{}fe", id.namespace_prefix())), Some(id.clone()));
+        assert_eq!(LabId::of_dir(&name(&id.dir())), Some(id.clone()));
+        assert_eq!(LabId::of_cgroup(&name(&id.cgroup(Path::new("/"), "fe"))), Some(id.clone()));
+        assert_eq!(LabId::of_pins(&name(Path::new(&(id.pins_prefix() + "fe-1")))), Some(id));
+    }
+
+    #[test]
+    fn foreign_names_are_no_labs() {
+        for name in ["shunt-", "shunt-fe", "shunt-x.1-fe", "other-1.2-fe", "shunt-12-fe", "shunt-lab-1-fe", "shunt"] {
+            assert_eq!(LabId::of_namespace(name), None, "{name}");
+            assert_eq!(LabId::of_cgroup(name), None, "{name}");
+            assert_eq!(LabId::of_pins(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_dead_owner_is_told_from_a_live_one() {
+        assert!(LabId::fresh().owner_lives());
+        assert!(!LabId::parse("4194305.0").unwrap().owner_lives());
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests and labs on a machine that others use, too: whose something is, and that it goes with its process; how tests
+//! wait, and how they say that they cannot run here.
+#![forbid(unsafe_code)]
+
+mod id;
+mod skip;
+mod wait;
+mod watchdog;
+
+pub use id::LabId;
+pub use skip::{may_run, root, skipped};
+pub use wait::{PATIENCE, eventually};
+pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

@@ -1,0 +1,159 @@
+//! Nothing that a lab or a test makes on this machine outlives its process.
+//!
+//! A shell, the *watchdog*, waits for the end of a pipe whose other end the process holds. That end comes when the
+//! [`Watchdog`] is dropped, and also when the process ends by a panic, a signal or SIGKILL; the watchdog then kills what
+//! runs in the lab's namespaces and control groups, and removes these, the lab's pins and its files. So there is one way to
+//! clean up, and each lab tests it.
+//!
+//! The end of a container or a CI job kills watchdogs, too. So the first watchdog that a process starts is preceded by a
+//! sweep of what dead processes have left.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Once, OnceLock};
+
+use shunt_sys::cgroup;
+use shunt_sys::netns::NAMED;
+
+use crate::id::{BPFFS, KEPT, LabId, OWNER, owner_mark};
+
+/// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix;
+/// `$4`: its control groups'. A file system in the lab's directory whose server has ended can only be taken away.
+const SCRIPT: &str = r#"
+trap '' INT TERM HUP QUIT
+# A member of no group that is to go.
+[ -z "$4" ] || echo $$ > "${4%/*}/cgroup.procs"
+read -r _
+members() {
+    for ns in /run/netns/"$1"*; do
+        [ ! -e "$ns" ] || ip netns pids "${ns##*/}" 2>/dev/null
+    done
+    [ -z "$2" ] || find "$2"* -name cgroup.procs -exec cat {} + 2>/dev/null
+}
+# Until the last has ended: a process that is killed in a system call may still pin what that call made.
+tries=0
+while pids=$(members "$1" "$4"); [ -n "$pids" ] && [ $tries -lt 1000 ]; do
+    kill -KILL $pids 2>/dev/null
+    tries=$((tries + 1))
+    sleep 0.02
+done
+for ns in /run/netns/"$1"*; do
+    [ ! -e "$ns" ] || ip netns del "${ns##*/}" 2>/dev/null
+done
+# What the agents pinned: programs and maps go with the last name of them.
+[ -z "$3" ] || rm -rf -- "$3"*
+[ -z "$4" ] || find "$4"* -depth -type d -exec rmdir {} \; 2>/dev/null
+if [ -n "$2" ]; then
+    while read -r _ at _; do
+        case $at in "$2"/?*) umount -l "$at" ;; esac
+    done < /proc/mounts
+    rm -rf -- "$2"
+fi
+"#;
+
+fn script(name: &str, id: &LabId, keep_files: bool) -> Command {
+    let dir = id.dir();
+    let removed = if keep_files { Path::new("") } else { &dir };
+    let mut shell = Command::new("sh");
+    shell.args(["-c", SCRIPT, name, &id.namespace_prefix()]).arg(removed).arg(id.pins_prefix());
+    shell.args(id.cgroup_prefix()).current_dir("/").stdout(Stdio::null()).stderr(Stdio::null());
+    shell
+}
+
+/// The child that cleans up after its lab.
+#[derive(Debug)]
+pub struct Watchdog {
+    shell: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Watchdog {
+    /// Makes the lab's directory and starts the watchdog: before anything else is made.
+    ///
+    /// # Errors
+    /// When the directory cannot be made or the shell cannot be started.
+    pub fn start(id: &LabId, keep_files: bool) -> io::Result<Self> {
+        static SWEEP: Once = Once::new();
+        SWEEP.call_once(|| {
+            let _ = sweep();
+        });
+        let dir = id.dir();
+        std::fs::create_dir(&dir)?;
+        std::fs::write(dir.join(OWNER), owner_mark("self").ok_or(io::ErrorKind::NotFound)?)?;
+        if keep_files {
+            std::fs::write(dir.join(KEPT), "")?;
+        }
+        let mut shell = script("shunt-lab-watchdog", id, keep_files);
+        let mut shell = shell.stdin(Stdio::piped()).process_group(0).spawn()?;
+        let pipe = shell.stdin.take();
+        Ok(Self { shell, pipe })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        drop(self.pipe.take());
+        let _ = self.shell.wait();
+    }
+}
+
+/// The id for what tests make without a lab. A watchdog removes what is left of that when the process ends.
+///
+/// # Panics
+/// When the watchdog cannot be started.
+pub fn of_process() -> &'static LabId {
+    static OWN: OnceLock<(LabId, Watchdog)> = OnceLock::new();
+    let (id, _) = OWN.get_or_init(|| {
+        let id = LabId::fresh();
+        let watchdog = Watchdog::start(&id, false).expect("a watchdog can be started");
+        (id, watchdog)
+    });
+    id
+}
+
+/// The labs that have a namespace, a directory, a control group or a pin on this machine.
+///
+/// # Errors
+/// When a directory cannot be read.
+pub fn labs() -> io::Result<BTreeSet<LabId>> {
+    let mut labs = BTreeSet::new();
+    let mut places = vec![
+        (PathBuf::from(NAMED), LabId::of_namespace as fn(&str) -> Option<LabId>),
+        (std::env::temp_dir(), LabId::of_dir),
+        (BPFFS.into(), LabId::of_pins),
+    ];
+    places.extend(cgroup::root().ok().map(|root| (root, LabId::of_cgroup as fn(&str) -> Option<LabId>)));
+    for (dir, of) in places {
+        match std::fs::read_dir(&dir) {
+            Ok(entries) => labs.extend(entries.flatten().filter_map(|entry| of(&entry.file_name().to_string_lossy()))),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(labs)
+}
+
+/// Removes what labs of dead owners left, but files that were to be kept.
+///
+/// # Errors
+/// When the labs cannot be listed or the shell cannot be started.
+pub fn sweep() -> io::Result<()> {
+    labs()?.iter().filter(|lab| !lab.owner_lives()).try_for_each(|lab| remove(lab, lab.is_kept()))
+}
+
+/// Removes what labs of dead owners left, kept files included, and returns which those were.
+///
+/// # Errors
+/// When the labs cannot be listed or the shell cannot be started.
+pub fn remove_leftovers() -> io::Result<Vec<LabId>> {
+    let dead: Vec<LabId> = labs()?.into_iter().filter(|lab| !lab.owner_lives()).collect();
+    dead.iter().try_for_each(|lab| remove(lab, false))?;
+    Ok(dead)
+}
+
+fn remove(lab: &LabId, keep_files: bool) -> io::Result<()> {
+    script("shunt-lab-clean", lab, keep_files).stdin(Stdio::null()).status().map(drop)
+}
