@@ -132,6 +132,9 @@ class Tiers:
         self.frontend, self.intermediate = self.hosts["frontend"], self.hosts["intermediate1"]
         self.backend, self.client = self.hosts["backend"], self.hosts["client"]
         self.processes = []
+        # The lab's hosts are without IPv6; files of the suite need its loopback.
+        loopback = "net.ipv6.conf.lo.disable_ipv6=0"
+        subprocess.run(self.backend.command(["sysctl", "-q", "-w", loopback]), check=True)
         self._start_agents()
         self._start_servers()
 
