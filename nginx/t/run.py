@@ -12,6 +12,7 @@ import gzip, os, re, shutil, signal, socket, struct, subprocess, sys, tempfile, 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import agent as agents
+from confined import own_network
 
 MODULE = os.path.join(HERE, "../build/ngx_http_shunt_module.so")
 SHIM = os.path.join(HERE, "build/kernel_shim.so")
@@ -867,6 +868,7 @@ class NoAgent(Base):
 if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
+    own_network()  # these ports may be others' on this machine, and a killed run's nginx keeps them
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
     from configurations import *
     from endings import *
