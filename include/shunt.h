@@ -73,6 +73,12 @@ typedef __s64 shunt_s64;
  * their handshakes are noted from here on. Best said of a socket that listens, before its first
  * client; else the first SHUNT_BEGIN on that port says it. EPERM: not TCP. */
 #define SHUNT_WATCH 7
+/* setsockopt(SHUNT_TAKE, struct shunt_take): the active region of that handoff, made by
+ * SHUNT_BEGIN, ends at what the client has acknowledged, and the server writes what follows itself.
+ * A struct shunt_state is in the ring afterwards, whose `acked` says where that is. Its peer may
+ * send still: what the server writes must be the same bytes. EPERM where that region is not active.
+ */
+#define SHUNT_TAKE  8
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
  * connect or listen: the handshakes of this socket say that its program is under Shunt.
@@ -97,6 +103,12 @@ struct shunt_move {
     shunt_u32 ring;
     shunt_u64 handoff; /* the region's new name: what is said about the old one is said too late */
     shunt_u64 from;    /* payload bytes that need not be sent again */
+};
+
+struct shunt_take {
+    shunt_u32 ring;
+    shunt_u32 pad;
+    shunt_u64 handoff;
 };
 
 #define SHUNT_REGION_NONE      0
@@ -156,7 +168,7 @@ struct shunt_event {
  *
  * A memfd that the agent writes and workers map read-only. A peer's fields are valid while `state`
  * is UP or LOST before and `epoch` is the same before and after reading them (a sequence lock: odd
- * while it changes).
+ * while it changes, which takes microseconds: readers try again).
  */
 #define SHUNT_BOARD_MAGIC 0x53424f41u
 #define SHUNT_BOARD_PEERS 64
@@ -174,6 +186,16 @@ struct shunt_event {
 #define SHUNT_CLOSED_OFFERS   1 /* make no offers */
 #define SHUNT_CLOSED_HANDOFFS 2 /* give no consents */
 
+/* Addresses that a machine has as a server: a prefix, of one port or of all. */
+#define SHUNT_PREFIXES_MAX 64
+
+struct shunt_prefix {
+    shunt_u8 address[16];
+    shunt_u8 bits; /* of the address that count; an IPv4 prefix has 96 more than its own */
+    shunt_u8 pad;
+    shunt_u16 port; /* network order; 0: all */
+};
+
 struct shunt_board_peer {
     shunt_u32 epoch;    /* grows by 2 with every session; odd while the entry changes */
     shunt_u32 state;    /* SHUNT_PEER_* */
@@ -182,6 +204,8 @@ struct shunt_board_peer {
     shunt_u8 name[SHUNT_NAME_BYTES]; /* NUL-padded */
     shunt_u8 our_key[16];            /* tags of the offers that this machine makes to that peer */
     shunt_u8 their_key[16];          /* tags of the offers that the peer makes to this machine */
+    shunt_u32 prefixes;              /* how many of the next count */
+    struct shunt_prefix prefix[SHUNT_PREFIXES_MAX]; /* as which servers the peer sends for us */
 };
 
 struct shunt_board {
@@ -193,6 +217,8 @@ struct shunt_board {
     shunt_u32 offer_lifetime_ms;
     shunt_u32 closed;   /* SHUNT_CLOSED_*: to all */
     shunt_u32 families; /* SHUNT_FAMILY_*: of clients that some connected backend can send to */
+    shunt_u32 beat;  /* grows several times a second: an agent whose word stands still is stopped */
+    shunt_u32 peers; /* how many entries of `peer` are in use */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
 };
@@ -236,6 +262,10 @@ struct shunt_board {
     X(30, failovers, "payloads that another backend went on with")                                  \
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
     X(32, failover_unproven, "of the aborted: nobody knew whether another backend has the same bytes") \
+    X(36, relayed_speaks_for, "not consented: no backend sends as this server address (speaks_for)") \
+    X(33, fetched_speaks_for, "fetched: the backend does not send as this server address (speaks_for)") \
+    X(34, fetched_refused, "fetched: the backend's agent refused the handoff before its first byte")        \
+    X(35, relayed_stopped, "shortcuts that went on as relays: this machine's agent is stopped or gone")    \
     X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
     X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
     X(42, relayed_tiers, "not consented by this intermediate: too many tiers have")                 \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | watch, recovery | proof | fetch, agent, board | pending | ring, trace, field |
- * siphash | kernel.
+ * handoff | watch, recovery | proof | taking, rest | fetch, agent, pulse, speaks, board | pending |
+ * ring, trace, field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -86,6 +86,9 @@ typedef struct {
  * up ACCEPTED --> FETCH_EARLY --> DONE                          a filter needs the body, or the
  * offer is old SHORTCUT --> FETCH_LATE --> DONE                           the connection or the
  * kernel was not ready
+ *   ACTIVE --> FETCH_LATE                                      refused before its first byte
+ *   ACTIVE --> REST --> DONE                                   our agent is gone: the rest is
+ * relayed
  */
 typedef enum {
     SHUNT_MODE_NONE = 0,
@@ -96,11 +99,13 @@ typedef enum {
     SHUNT_MODE_COMPLETE,
     SHUNT_MODE_FETCH_EARLY,
     SHUNT_MODE_FETCH_LATE,
+    SHUNT_MODE_REST,
     SHUNT_MODE_DONE
 } ngx_http_shunt_mode_t;
 
 typedef struct ngx_http_shunt_ring_s ngx_http_shunt_ring_t;
 typedef struct ngx_http_shunt_recovery_s ngx_http_shunt_recovery_t;
+typedef struct ngx_http_shunt_rest_s ngx_http_shunt_rest_t;
 
 typedef struct {
     ngx_http_output_body_filter_pt
@@ -155,6 +160,8 @@ typedef struct {
     ngx_event_handler_pt reader; /* of the client's connection, while a payload is under way */
     ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
+    ngx_http_output_body_filter_pt output; /* of a handoff: below the late filter */
+    ngx_http_shunt_rest_t *rest;           /* relayed, where the agent of this machine is gone */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
@@ -218,6 +225,26 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg);
 ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
+
+/* taking: the rest of a payload comes through here after all */
+ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
+ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+
+/* rest: relayed by a request of its own */
+void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
+ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
+ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
+                                   ngx_chain_t *in);
+
+/* pulse: whether the agent is at work */
+void ngx_http_shunt_pulse_begin(ngx_log_t *log);
+ngx_uint_t ngx_http_shunt_pulse_is_gone(void);
+void ngx_http_shunt_pulse_watch(void);
+void ngx_http_shunt_pulse_end(void);
 
 /* recovery: another backend goes on */
 void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
@@ -225,6 +252,10 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
+                                     off_t *complete);
+ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h);
+ngx_uint_t ngx_http_shunt_is_same(ngx_http_shunt_ctx_t *ctx, ngx_table_elt_t *etag);
 
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
 
@@ -248,6 +279,7 @@ void ngx_http_shunt_ssl_watch(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uint64_t *from,
                                   struct shunt_tls *keys);
 ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r);
+ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r);
 void ngx_http_shunt_ssl_give_up(ngx_connection_t *c);
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
@@ -268,6 +300,7 @@ void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf);
 void ngx_http_shunt_agent_exit(void);
 ngx_int_t ngx_http_shunt_agent_ready(void);
+ngx_int_t ngx_http_shunt_agent_connected(void);
 ngx_int_t ngx_http_shunt_agent_takes_offers(void);
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void);
 uint64_t ngx_http_shunt_agent_offer_number(void);
@@ -282,10 +315,15 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
 
+/* speaks: as which servers backends send */
+ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board);
+ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer);
+
 /* pending: handoffs and fetches by id */
 uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_pending_find(uint64_t id);
 void ngx_http_shunt_pending_remove(uint64_t id);
+ngx_uint_t ngx_http_shunt_pending_any(void);
 void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx));
 
 /* ring */

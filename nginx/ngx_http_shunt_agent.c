@@ -65,6 +65,7 @@ ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf
 {
     ngx_http_shunt_flush.handler = ngx_http_shunt_flush_handler;
     ngx_http_shunt_flush.log = cycle->log;
+    ngx_http_shunt_pulse_begin(cycle->log);
 
     ngx_http_shunt_channel_open(&ngx_http_shunt_control, &mcf->agent, cycle->log);
 
@@ -77,6 +78,7 @@ ngx_int_t ngx_http_shunt_agent_init(ngx_cycle_t *cycle, ngx_http_shunt_main_conf
 
 void ngx_http_shunt_agent_exit(void)
 {
+    ngx_http_shunt_pulse_end();
     ngx_http_shunt_forget_messages(ngx_http_shunt_nmessages);
     ngx_http_shunt_channel_close(&ngx_http_shunt_control);
     ngx_http_shunt_channel_close(&ngx_http_shunt_offers);
@@ -87,15 +89,21 @@ void ngx_http_shunt_agent_exit(void)
 /* Can something be handed off or fetched? */
 ngx_int_t ngx_http_shunt_agent_ready(void)
 {
-    return ngx_http_shunt_control.welcomed &&
+    return ngx_http_shunt_control.welcomed && !ngx_http_shunt_pulse_is_gone() &&
            ngx_http_shunt_nmessages < NGX_HTTP_SHUNT_MESSAGES_MAX;
+}
+
+ngx_int_t ngx_http_shunt_agent_connected(void)
+{
+    return ngx_http_shunt_control.welcomed;
 }
 
 ngx_int_t ngx_http_shunt_agent_takes_offers(void)
 {
     const struct shunt_board *board = ngx_http_shunt_board();
 
-    return ngx_http_shunt_offers.welcomed && board && board->backend;
+    return ngx_http_shunt_offers.welcomed && board && board->backend &&
+           !ngx_http_shunt_pulse_is_gone();
 }
 
 ngx_http_shunt_ring_t *ngx_http_shunt_agent_ring(void)

@@ -5,6 +5,10 @@
 
 #include "ngx_http_shunt.h"
 
+#define NGX_HTTP_SHUNT_BOARD_YIELDS 64
+#define NGX_HTTP_SHUNT_BOARD_SLEEPS 40
+#define NGX_HTTP_SHUNT_BOARD_SLEEP  100 /* microseconds */
+
 static struct shunt_board *ngx_http_shunt_board_memory;
 
 /* What is counted while there is no agent goes here, and to the agent as soon as there is one. */
@@ -110,7 +114,8 @@ ngx_str_t ngx_http_shunt_board_name(void)
     return name;
 }
 
-static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry, ngx_str_t *name,
+/* NGX_AGAIN: the entry changes at this moment. */
+static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)
 {
     uint32_t epoch, state;
@@ -118,9 +123,8 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     epoch = __atomic_load_n(&entry->epoch, __ATOMIC_ACQUIRE);
     state = __atomic_load_n(&entry->state, __ATOMIC_ACQUIRE);
 
-    if ((epoch & 1) || (state != SHUNT_PEER_UP && state != SHUNT_PEER_LOST) ||
-        ngx_memcmp(entry->name, name->data, name->len) != 0 || entry->name[name->len] != '\0') {
-        return NGX_DECLINED;
+    if (epoch & 1) {
+        return NGX_AGAIN;
     }
 
     peer->lost = state == SHUNT_PEER_LOST;
@@ -132,13 +136,46 @@ static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
     /* the copies before the second look at the epoch */
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
-    return __atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) == epoch ? NGX_OK : NGX_DECLINED;
+    if (__atomic_load_n(&entry->epoch, __ATOMIC_RELAXED) != epoch) {
+        return NGX_AGAIN;
+    }
+
+    return state == SHUNT_PEER_UP || state == SHUNT_PEER_LOST ? NGX_OK : NGX_DECLINED;
 }
 
-/* The peer of that name, connected or lost; not one whose entry changes at this moment. */
+/*
+ * An entry changes for microseconds, when a session begins or ends. Its writer may have to wait for
+ * this very core, and may have been killed there: it is waited for, for a few milliseconds at most.
+ */
+static ngx_int_t ngx_http_shunt_board_read(const struct shunt_board_peer *entry,
+                                           ngx_http_shunt_peer_t *peer)
+{
+    ngx_int_t rc;
+    ngx_uint_t i;
+
+    for (i = 0; i < NGX_HTTP_SHUNT_BOARD_YIELDS + NGX_HTTP_SHUNT_BOARD_SLEEPS; i++) {
+        rc = ngx_http_shunt_board_copy(entry, peer);
+
+        if (rc != NGX_AGAIN) {
+            return rc;
+        }
+
+        if (i < NGX_HTTP_SHUNT_BOARD_YIELDS) {
+            ngx_sched_yield();
+
+        } else {
+            usleep(NGX_HTTP_SHUNT_BOARD_SLEEP);
+        }
+    }
+
+    return NGX_DECLINED;
+}
+
+/* The peer of that name, connected or lost. */
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer)
 {
     ngx_uint_t i;
+    const struct shunt_board_peer *entry;
     const struct shunt_board *board = ngx_http_shunt_board();
 
     if (board == NULL || name->len == 0 || name->len >= SHUNT_NAME_BYTES) {
@@ -146,9 +183,11 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     }
 
     for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
-        if (ngx_http_shunt_board_copy(&board->peer[i], name, peer) == NGX_OK) {
+        entry = &board->peer[i]; /* whose name never changes */
+
+        if (ngx_memcmp(entry->name, name->data, name->len) == 0 && entry->name[name->len] == '\0') {
             peer->index = i;
-            return NGX_OK;
+            return ngx_http_shunt_board_read(entry, peer);
         }
     }
 

@@ -297,6 +297,10 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_family;
     }
 
+    if (!ngx_http_shunt_any_speaks(c, board)) {
+        return SHUNT_COUNT_relayed_speaks_for;
+    }
+
     if (clcf->limit_rate_after || r->limit_rate_after_set) {
         return SHUNT_COUNT_relayed_limit_rate_after;
     }

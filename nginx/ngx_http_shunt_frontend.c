@@ -156,6 +156,9 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
         /* the backend made its offer after the request was sent, and the agents still have to find
          * each other */
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_expired);
+
+    } else if (!ngx_http_shunt_backend_speaks(r->connection, ctx->peer.index)) {
+        ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_speaks_for);
     }
 
     /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
@@ -183,6 +186,10 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     ngx_http_shunt_loc_conf_t *lcf;
 
     ctx = ngx_http_shunt_recovery_ctx(r);
+    if (ctx && ngx_http_shunt_rest_is_of(ctx, r)) {
+        return ngx_http_shunt_rest_header(r, ctx);
+    }
+
     if (ctx) {
         return ngx_http_shunt_recovery_header(r, ctx);
     }
@@ -255,8 +262,9 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
     ngx_chain_t *cl;
     ngx_http_shunt_ctx_t *ctx;
 
-    if (ngx_http_shunt_recovery_ctx(r)) {
-        return NGX_OK;
+    ctx = ngx_http_shunt_recovery_ctx(r);
+    if (ctx) {
+        return ngx_http_shunt_rest_is_of(ctx, r) ? ngx_http_shunt_rest_body(r, ctx, in) : NGX_OK;
     }
 
     ctx = ngx_http_shunt_ctx(r);
@@ -426,6 +434,9 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
     case SHUNT_MODE_ACTIVE:
         return NGX_AGAIN; /* the connection is not ours to write to */
 
+    case SHUNT_MODE_REST: /* more comes from a subrequest */
+        return r->out ? ngx_http_shunt_next_late_body(r, NULL) : NGX_AGAIN;
+
     case SHUNT_MODE_COMPLETE:
         return NGX_OK;
 
@@ -442,7 +453,8 @@ static ngx_int_t ngx_http_shunt_late_body_filter(ngx_http_request_t *r, ngx_chai
 
     /* The write filter takes a call without anything to write for a mistake, and such calls come:
        the request was kept open for a fetch, not for bytes that wait here. */
-    if (in == NULL && r->out == NULL && !r->connection->buffered && ctx->fetch.output) {
+    if (in == NULL && r->out == NULL && !r->connection->buffered &&
+        (ctx->fetch.output || ctx->output)) {
         return NGX_OK;
     }
 

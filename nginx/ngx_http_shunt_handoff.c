@@ -65,7 +65,7 @@ static void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_c
 }
 
 /* What came meanwhile has left `ready` set, and whoever wants to read begins with that. */
-static void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
+void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx)
 {
     if (ctx->reader) {
         ctx->request->connection->read->handler = ctx->reader;
@@ -284,6 +284,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     struct shunt_tls keys;
 
     ngx_memzero(&keys, sizeof(keys));
+    ctx->output = output;
     rc = ngx_http_shunt_flush_header(r, output);
 
     if (rc == NGX_ERROR) {
@@ -301,12 +302,22 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     if (reason) {
         ngx_http_shunt_ssl_forget(&keys);
         ngx_http_shunt_outcome(r, reason);
+
+        if (!ngx_http_shunt_agent_ready()) {
+            rc = ngx_http_shunt_rest_instead(ctx);
+
+            if (rc != NGX_DECLINED) {
+                return rc == NGX_OK ? NGX_AGAIN : rc;
+            }
+        }
+
         ctx->mode = SHUNT_MODE_FETCH_LATE;
         return ngx_http_shunt_fetch_begin(ctx, output);
     }
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
     ngx_http_shunt_watch_progress(r, ctx);
+    ngx_http_shunt_pulse_watch();
     ngx_http_shunt_watch_reading(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
@@ -332,7 +343,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 /* ---- ending ---- */
 
 /* `acked` bytes of the payload */
-static void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
+void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     ctx->bytes = acked;
     ctx->request->connection->sent += acked; /* $bytes_sent and $body_bytes_sent */
@@ -455,6 +466,11 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     ctx->why = SHUNT_COUNT_aborted_agent;
 
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
+        ngx_http_shunt_refetch(ctx, reason) == NGX_OK) {
+        return;
+    }
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->failure.posted &&
         ngx_http_shunt_recover(ctx, reason) == NGX_OK) {
         ngx_log_error(NGX_LOG_WARN, c->log, 0,
                       "shunt: handoff ended, %s, after byte %uL of %uL of \"%V\"%V",
@@ -541,6 +557,7 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
 
     ngx_http_shunt_leave_reading(ctx);
     ngx_http_shunt_recovery_end(ctx);
+    ctx->rest = NULL; /* its subrequest finds that nobody wants it */
 
     if (ctx->failure.posted) {
         ngx_delete_posted_event(&ctx->failure);

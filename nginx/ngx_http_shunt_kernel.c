@@ -17,6 +17,11 @@ int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move)
     return setsockopt(fd, SHUNT_SOL, SHUNT_MOVE, move, sizeof(*move));
 }
 
+int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take)
+{
+    return setsockopt(fd, SHUNT_SOL, SHUNT_TAKE, take, sizeof(*take));
+}
+
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 {
     return setsockopt(fd, SHUNT_SOL, SHUNT_STATE, &ring, sizeof(ring));

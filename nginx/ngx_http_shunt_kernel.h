@@ -9,6 +9,7 @@
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 /* A struct shunt_state goes into the ring. */
+int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
 /* Of a socket that listens: its clients' first responses may be handed off. */
 int ngx_http_shunt_kernel_watch(int fd);

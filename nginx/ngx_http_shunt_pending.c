@@ -16,6 +16,7 @@ typedef struct {
 
 static ngx_http_shunt_slot_t *ngx_http_shunt_slots;
 static uint32_t ngx_http_shunt_nslots;
+static uint32_t ngx_http_shunt_pending_count;
 static uint32_t ngx_http_shunt_free_slot = NGX_HTTP_SHUNT_NO_SLOT;
 
 static ngx_int_t ngx_http_shunt_pending_grow(void)
@@ -58,6 +59,7 @@ uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx)
 
     ngx_http_shunt_free_slot = slot->next_free;
     slot->ctx = ctx;
+    ngx_http_shunt_pending_count++;
 
     return (uint64_t) slot->generation << 32 | i;
 }
@@ -84,9 +86,15 @@ void ngx_http_shunt_pending_remove(uint64_t id)
 
     slot = &ngx_http_shunt_slots[i];
     slot->ctx = NULL;
+    ngx_http_shunt_pending_count--;
     slot->generation = slot->generation == 0xffffffffu ? 1 : slot->generation + 1;
     slot->next_free = ngx_http_shunt_free_slot;
     ngx_http_shunt_free_slot = i;
+}
+
+ngx_uint_t ngx_http_shunt_pending_any(void)
+{
+    return ngx_http_shunt_pending_count > 0;
 }
 
 /* visit() may remove the visited one, and no other */

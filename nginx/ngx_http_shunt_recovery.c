@@ -55,8 +55,8 @@ struct ngx_http_shunt_recovery_s {
 /* ---- what is remembered of a response's header ---- */
 
 /* "bytes 0-99/100"; NGX_DECLINED for anything else, an unknown length too */
-static ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
-                                            off_t *complete)
+ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
+                                     off_t *complete)
 {
     off_t *numbers[] = {first, last, complete};
     u_char *p, *start, *end, ends[] = {'-', '/', '\0'};
@@ -88,6 +88,13 @@ static ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first
 static ngx_uint_t ngx_http_shunt_is_strong(ngx_table_elt_t *etag)
 {
     return etag && etag->value.len >= 2 && etag->value.data[0] == '"';
+}
+
+/* Whether that is the ETag of the response whose rest is wanted. */
+ngx_uint_t ngx_http_shunt_is_same(ngx_http_shunt_ctx_t *ctx, ngx_table_elt_t *etag)
+{
+    return ngx_http_shunt_is_strong(etag) && etag->value.len == ctx->etag.len &&
+           ngx_memcmp(etag->value.data, ctx->etag.data, ctx->etag.len) == 0;
 }
 
 /* The offer in this response has been accepted. Can its payload be had elsewhere, too? */
@@ -123,7 +130,7 @@ void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *c
 
 /* ---- asking ---- */
 
-static ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
+ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
 {
     return ngx_http_shunt_is_field(h) ||
            (h->key.len == 5 && ngx_strncasecmp(h->key.data, (u_char *) "Range", 5) == 0) ||
@@ -312,8 +319,7 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     }
 
     *why = "it is of something else";
-    if (!ngx_http_shunt_is_strong(etag) || etag->value.len != ctx->etag.len ||
-        ngx_memcmp(etag->value.data, ctx->etag.data, ctx->etag.len) != 0) {
+    if (!ngx_http_shunt_is_same(ctx, etag)) {
         return NGX_DECLINED;
     }
 

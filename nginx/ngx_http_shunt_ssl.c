@@ -161,6 +161,23 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
     return NGX_OK;
 }
 
+/* No record of the payload was sealed, and none will be: OpenSSL goes on with the records. */
+ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
+{
+    ngx_connection_t *c = r->connection;
+
+    if (c->ssl == NULL) {
+        return NGX_OK;
+    }
+
+    if (r->read_event_handler == ngx_http_shunt_ssl_reading) {
+        r->read_event_handler = ngx_http_test_reading;
+    }
+
+    return ngx_http_shunt_tls_reclaim(c->ssl->connection, ngx_current_msec) == 0 ? NGX_OK
+                                                                                 : NGX_ERROR;
+}
+
 /*
  * Another backend is to go on where the client has `acked` bytes of the region: with the payload's
  * byte `from`, which begins a record, and with keys for the rest of the records.
@@ -234,6 +251,11 @@ void ngx_http_shunt_ssl_watch(ngx_http_request_t *r)
 }
 
 ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
+{
+    return NGX_OK;
+}
+
+ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
 {
     return NGX_OK;
 }

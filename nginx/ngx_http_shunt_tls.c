@@ -214,6 +214,32 @@ int ngx_http_shunt_tls_is_broken(SSL *ssl)
     return n != SSL_ERROR_WANT_READ && n != SSL_ERROR_WANT_WRITE && n != SSL_ERROR_ZERO_RETURN;
 }
 
+int ngx_http_shunt_tls_reclaim(SSL *ssl, uint64_t now_ms)
+{
+    ngx_http_shunt_tls_t *state = ngx_http_shunt_tls_state(ssl);
+
+    if (state == NULL || !state->frozen || state->generation != state->handed ||
+        state->records != state->handed_records) {
+        return -1;
+    }
+
+    /* The KeyUpdate that was sealed has the number of a record behind the payload, and never left.
+     */
+    OPENSSL_cleanse(state->key_update, sizeof(state->key_update));
+    state->frozen = 0;
+    SSL_set_read_ahead(ssl, state->read_ahead);
+    SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);
+
+    /* a backend has been told this generation's key */
+    if (tls_update(ssl) < 0) {
+        return -1;
+    }
+
+    tls_note_update(state, now_ms);
+
+    return 0;
+}
+
 int ngx_http_shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
 {
     ngx_http_shunt_tls_t *state = ngx_http_shunt_tls_state(ssl);

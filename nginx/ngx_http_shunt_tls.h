@@ -47,6 +47,9 @@ int ngx_http_shunt_tls_is_broken(SSL *ssl);
  * rest of its record. */
 int ngx_http_shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uint64_t *from);
 
+/* In place of take_back, where the backend has sealed nothing and will not: OpenSSL goes on with
+ * the record numbers of the payload, in the next generation. 0, or -1. */
+int ngx_http_shunt_tls_reclaim(SSL *ssl, uint64_t now_ms);
 /* The KeyUpdate leaves with whatever is written next. -1: something was written meanwhile that
  * nobody will see: only a reset may follow. */
 int ngx_http_shunt_tls_take_back(SSL *ssl, uint64_t now_ms);

@@ -7,7 +7,7 @@ BPF ring buffer.
 Handoffs are numbered by each worker for itself. Here, and in tests, a handoff's number is therefore its worker's
 ring, times 2^64, and the worker's own number: with one worker, the two are the same.
 """
-import array, ctypes, fcntl, hashlib, itertools, mmap, os, re, socket, struct, termios, threading, time
+import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket, struct, termios, threading, time
 
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
@@ -17,8 +17,10 @@ CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
 UNPROVEN = 4                              # a region's status
 COMPLETE, RESET = 1, 2
-HEAD_BYTES, PEER_BYTES, PEERS = 96, 112, 64
-HEAD_CLOSED, PEER_CLOSED = 24, 8          # offsets
+HEAD_BYTES, PEER_BYTES, PEERS = 104, 1396, 64
+HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 24, 32, 36, 8  # offsets
+PEER_PREFIXES = 112
+EVERYWHERE = ["::/0", "0.0.0.0/0"]
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
 PEER_DOWN, PEER_UP, PEER_LOST = range(3)
 BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
@@ -129,7 +131,7 @@ def wait_acked(fd):
 
 
 class Agent:
-    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3):
+    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE):
         self.path = os.path.join(directory, "shuntd.sock")
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
@@ -149,11 +151,12 @@ class Agent:
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
-        data = struct.pack("=IIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families,
+        data = struct.pack("=IIIIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families, 1, 1,
                            b"self") + peer(b"self")
         os.ftruncate(board, BOARD_BYTES)
         os.pwrite(board, data, 0)
         self.board = board
+        self.set_prefixes(speaks_for)
         for p in (self.path, self.shim_path):
             if os.path.exists(p):
                 os.unlink(p)
@@ -162,11 +165,21 @@ class Agent:
         self.listener.listen(64)
         self.shim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.shim.bind(self.shim_path); os.chmod(self.shim_path, 0o777)
+        self.beats = threading.Event()        # cleared: the agent looks as if it were stopped
+        self.beats.set()
         threading.Thread(target=self.accept, daemon=True).start()
+        threading.Thread(target=self.beat, daemon=True).start()
         threading.Thread(target=self.shim_loop, daemon=True).start()
 
     def close(self):
         os.pwrite(self.board, struct.pack("=I", 0), 8)
+        self.vanish()
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+    def vanish(self):
+        """As one that is killed."""
+        self.beats.clear()
         # shutdown() wakes the threads that wait in accept() and recv(); close() alone would not
         for s in [self.listener] + self.connections:
             try:
@@ -174,7 +187,33 @@ class Agent:
             except OSError:
                 pass
             s.close()
-        os.unlink(self.path)
+
+    def add_peer(self, name, prefixes):
+        """One more, which is connected and offers nothing."""
+        entry = struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, 3, name, self.key, self.key)
+        os.pwrite(self.board, entry, HEAD_BYTES + PEER_BYTES)
+        os.pwrite(self.board, struct.pack("=I", 2), HEAD_PEERS)
+        self.set_prefixes(prefixes, peer=1)
+
+    def beat(self):
+        for n in itertools.count(1):
+            self.beats.wait()
+            os.pwrite(self.board, struct.pack("=I", n & 0xffffffff), HEAD_BEAT)
+            time.sleep(0.1)
+
+    def stop(self):
+        self.beats.clear()
+
+    def set_prefixes(self, prefixes, port=0, peer=0):
+        """As which servers a peer sends."""
+        def packed(text):
+            net = ipaddress.ip_network(text)
+            mapped = b"\0" * 10 + b"\xff\xff" if net.version == 4 else b""
+            return struct.pack("=16sBB", mapped + net.network_address.packed, 8 * len(mapped) + net.prefixlen, 0) + \
+                struct.pack("!H", port)
+
+        data = struct.pack("=I", len(prefixes)) + b"".join(map(packed, prefixes))
+        os.pwrite(self.board, data, HEAD_BYTES + peer * PEER_BYTES + PEER_PREFIXES)
 
     def set_peer_state(self, state):
         os.pwrite(self.board, struct.pack("=I", state), HEAD_BYTES + 4)

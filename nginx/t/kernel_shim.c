@@ -198,6 +198,8 @@ static int move(int fd, const struct shunt_move *move)
 
 int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
+    int rc;
+
     if (level != SHUNT_SOL || !path[0] || fd >= FDS) {
         return real_set(fd, level, name, value, len);
     }
@@ -212,6 +214,15 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 
     case SHUNT_WATCH:
         return tell(SHUNT_WATCH, fd);
+
+    case SHUNT_TAKE:
+        if (regions[fd].state.status != SHUNT_REGION_ACTIVE) {
+            errno = EPERM;
+            return -1;
+        }
+        rc = state(fd, ((const struct shunt_take *) value)->ring);
+        regions[fd].state.status = SHUNT_REGION_COMPLETE;
+        return rc;
 
     case SHUNT_CANCEL:
         regions[fd].state.status = SHUNT_REGION_CANCELLED;

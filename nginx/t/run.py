@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
-configurations.py has more of them, with other parts of nginx, limits.py those of what the agent says and learns without
-messages, endings.py those of handoffs that end otherwise than usually, recovery.py those of handoffs that another backend goes on with, and tls.py those of TLS connections.
+configurations.py has more of them, with other parts of nginx, board.py those of what the board says of peers, limits.py
+those of what the agent says and learns without messages, endings.py those of handoffs that end otherwise than usually,
+recovery.py those of handoffs that another backend goes on with, stopped.py those of an
+agent that is stopped or refuses, and tls.py those of TLS connections.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
@@ -870,10 +872,12 @@ if __name__ == "__main__":
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
     own_network()  # these ports may be others' on this machine, and a killed run's nginx keeps them
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
+    from board import *
     from configurations import *
     from endings import *
     from lifetime import *
     from limits import *
     from recovery import *
+    from stopped import *
     from tls import *
     unittest.main(verbosity=1)

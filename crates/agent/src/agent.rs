@@ -350,6 +350,9 @@ impl Agent {
     }
 
     fn tick(&mut self) {
+        if let Err(error) = self.board.beat() {
+            tracing::error!(%error, "cannot write the board");
+        }
         self.drain_all_offers();
         self.offers.expire(self.now);
         self.tend_peers();

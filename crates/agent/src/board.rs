@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, Counters, VERSION};
 use shunt_wire::peer::padded_name;
+use shunt_wire::prefixes::Prefixes;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The agent's end of the board. No `Debug`: it holds keys.
@@ -38,6 +39,8 @@ impl Board {
             offer_lifetime_ms,
             closed: 0,
             families: 0,
+            beat: 0,
+            peers: peers.len() as u32,
             name: padded_name(name),
         };
         let blank = |name: &&str| BoardPeer { name: padded_name(name), ..BoardPeer::new_zeroed() };
@@ -64,6 +67,23 @@ impl Board {
         }
         self.head.families = self.peers.iter().fold(0, |all, peer| all | peer.families);
         self.memory.write_all_at(&self.head.families.to_ne_bytes(), offset_of!(BoardHead, families) as u64)
+    }
+
+    /// Says that the agent is at work. Servers relay where this has stopped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn beat(&mut self) -> io::Result<()> {
+        self.head.beat = self.head.beat.wrapping_add(1);
+        self.memory.write_all_at(&self.head.beat.to_ne_bytes(), offset_of!(BoardHead, beat) as u64)
+    }
+
+    /// As which servers the peer sends payloads for this machine.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_prefixes(&mut self, index: usize, prefixes: &Prefixes) -> io::Result<()> {
+        self.change(index, |peer| (peer.prefixes, peer.prefix) = prefixes.list())
     }
 
     /// A session with the peer begins.

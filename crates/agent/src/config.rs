@@ -1,5 +1,6 @@
 //! What an operator says about one machine: a TOML file. `docs/shuntd.md` describes every key.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use shunt_odb::segment::DATA_BYTES_FROM;
 use shunt_odb::store::{Limits as StoreLimits, STORE_SOCKET};
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
+use shunt_wire::prefixes::PREFIXES_MAX;
 
 use crate::addresses::is_usable;
 use crate::callers::{Account, Callers};
@@ -239,9 +241,14 @@ impl PeerConfig {
 
     /// Whether that is a server of this peer's.
     pub fn speaks_for(&self, server: SocketAddr) -> bool {
+        self.spoken_for().iter().any(|one| one.covers(server))
+    }
+
+    /// Addresses that this machine sends as for the peer.
+    pub fn spoken_for(&self) -> Cow<'_, [SpeaksFor]> {
         match &self.speaks_for {
-            Some(all) => all.iter().any(|one| one.covers(server)),
-            None => SpeaksFor::address(self.address.ip()).covers(server),
+            Some(all) => Cow::Borrowed(all),
+            None => Cow::Owned(vec![SpeaksFor::address(self.address.ip())]),
         }
     }
 }
@@ -395,6 +402,12 @@ impl Config {
         let mut seen = std::collections::HashSet::new();
         if let Some(twice) = names.clone().find(|name| !seen.insert(name.as_str())) {
             return Some(format!("name \"{twice}\" stands twice: every machine has a name of its own"));
+        }
+        let long = self.peers.iter().find(|peer| peer.spoken_for().len() > PREFIXES_MAX);
+        if let Some(PeerConfig { name, .. }) = long {
+            return Some(format!(
+                "speaks_for of peer \"{name}\": at most {PREFIXES_MAX}; write prefixes, such as 192.0.2.0/24"
+            ));
         }
         if self.peers.len() > BOARD_PEERS {
             return Some(format!("{} peers: at most {BOARD_PEERS}", self.peers.len()));

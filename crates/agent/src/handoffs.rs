@@ -32,6 +32,12 @@ impl Agent {
         let worker = self.servers[server].worker;
         // Of another session: its regions were given up with it (lose_peer), and the server asks for the rest again.
         let current = self.board.epoch(peer) == Some(handoff.epoch);
+        let ring = self.servers[server].ring();
+        if !self.frontend.as_ref().zip(ring).is_some_and(|(frontend, ring)| frontend.knows(handoff, ring)) {
+            self.counts.handoffs_unknown += 1;
+            self.log_failed_handoff(Reason::NotAllowed, handoff.handoff, handoff.trace);
+            return self.tell_server(server, handoff.handoff, Reason::NotAllowed);
+        }
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {

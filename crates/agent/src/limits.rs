@@ -5,12 +5,15 @@
 //! still goes through, so that each may be passed by what is under way at that moment. Descriptors are the exception:
 //! the last ones are kept for what already runs.
 
+use std::time::Instant;
+
 use serde::Deserialize;
 use shunt_handoff::sender::{EVICTED_AT_ONCE, Load};
 use shunt_wire::local::{BOARD_PEERS, closed};
 use shunt_wire::peer::Closed;
 
 use crate::agent::Agent;
+use crate::incoming::OncePerSecond;
 
 /// Descriptors that stay free for what already runs: sessions, answers, fetches.
 const SPARE_DESCRIPTORS: u64 = 64;
@@ -39,7 +42,7 @@ pub struct Limits {
     pub fetches: usize,
     /// Of those, with one peer.
     pub fetches_per_peer: usize,
-    /// Connections of this machine's servers, two for each worker.
+    /// Connections of this machine's servers, two for each worker. A user gets no more than are left for others: half.
     pub servers: usize,
 }
 
@@ -54,7 +57,7 @@ impl Default for Limits {
             bytes_per_peer: 8 << 40,
             fetches: 4096,
             fetches_per_peer: 1024,
-            servers: 512,
+            servers: 1024,
         }
     }
 }
@@ -116,6 +119,25 @@ struct PeerGates {
     is_full: bool,
     /// It has been told to offer nothing.
     is_told: bool,
+    said: Said,
+}
+
+/// What the log was last told that is taken, for one peer or for all: once a second, for a peer may change its mind often.
+#[derive(Default)]
+struct Said {
+    closed: u32,
+    speaker: OncePerSecond,
+}
+
+impl Said {
+    /// Whether that is news, and it is time for some.
+    fn is_due(&mut self, closed: u32, now: Instant) -> bool {
+        let is_due = closed != self.closed && self.speaker.may_speak(now);
+        if is_due {
+            self.closed = closed;
+        }
+        is_due
+    }
 }
 
 /// Where things stand.
@@ -130,6 +152,9 @@ pub(crate) struct Pressure {
     pub(crate) total: Use,
     /// RLIMIT_NOFILE.
     pub(crate) descriptor_limit: u64,
+    said: Said,
+    /// A peer has said something about limits.
+    is_news: bool,
     /// All senders were looked at since the last tick, for want of descriptors.
     has_swept: bool,
     /// Until the next look, which is due at once when one of them is used up.
@@ -151,6 +176,8 @@ impl Pressure {
             closings: Closings::default(),
             total: Use::default(),
             descriptor_limit: u64::MAX,
+            said: Said::default(),
+            is_news: false,
             has_swept: false,
             handoffs_left: 0,
             offers_left: 0,
@@ -170,16 +197,17 @@ impl Pressure {
     /// Whether so much is new that a limit may be reached. One that is reached waits for the tick.
     pub(crate) fn is_look_due(&self) -> bool {
         let closed = self.handoffs.is_closed || self.offers.is_closed || self.bytes.is_closed;
-        !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
+        self.is_news || !closed && (self.handoffs_left == 0 || self.offers_left == 0 || self.bytes_left == 0)
     }
 
     fn descriptor_room(&self) -> u64 {
         self.descriptor_limit.saturating_sub(SPARE_DESCRIPTORS).max(1)
     }
 
-    /// The peer has said whether its agent takes offers of this machine.
+    /// The peer has said whether its agent takes offers of this machine. Looked at once, when the turn ends.
     pub(crate) fn set_full(&mut self, peer: usize, is_full: bool) {
         self.peers[peer].is_full = is_full;
+        self.is_news = true;
     }
 }
 
@@ -192,6 +220,7 @@ impl Agent {
     /// Holds everything against its limits, and tells servers by the board and peers by a frame where one is reached
     /// or free again.
     pub(crate) fn look_at_limits(&mut self) {
+        self.pressure.is_news = false;
         let peers = self.use_by_peer();
         let mut total = Use::default();
         for used in &peers {
@@ -257,18 +286,17 @@ impl Agent {
     }
 
     fn set_closed(&mut self, peer: Option<usize>, bits: u32) {
-        match self.board.close(peer, bits) {
-            Ok(false) => {}
-            Ok(true) => {
-                let peer = peer.map(|index| self.peers[index].name.as_str());
-                tracing::warn!(
-                    peer,
-                    offers = bits & closed::OFFERS == 0,
-                    handoffs = bits & closed::HANDOFFS == 0,
-                    "limits: what is taken now"
-                );
-            }
-            Err(error) => tracing::error!(%error, "cannot write the board"),
+        if let Err(error) = self.board.close(peer, bits) {
+            tracing::error!(%error, "cannot write the board");
+        }
+        let said = match peer {
+            None => &mut self.pressure.said,
+            Some(index) => &mut self.pressure.peers[index].said,
+        };
+        if said.is_due(bits, self.now) {
+            let peer = peer.map(|index| self.peers[index].name.as_str());
+            let (offers, handoffs) = (bits & closed::OFFERS == 0, bits & closed::HANDOFFS == 0);
+            tracing::warn!(peer, offers, handoffs, "limits: what is taken now");
         }
     }
 
@@ -368,6 +396,24 @@ mod tests {
         let states = [99, 100, 95, 91, 90, 89, 99, 120].map(|used| gate.look(used, 100, &mut closings));
         assert_eq!(states, [false, true, true, true, true, false, false, true]);
         assert_eq!(closings, 2);
+    }
+
+    #[test]
+    fn what_changes_often_is_said_once_a_second_and_the_last_word_in_the_end() {
+        let (mut said, start) = (Said::default(), Instant::now());
+        let at = |ms| start + std::time::Duration::from_millis(ms);
+        let lines = (0..100).filter(|step| said.is_due(1 - u32::from(*step as u8 % 2), at(step * 10))).count();
+        assert_eq!(lines, 1);
+        assert!(said.is_due(0, at(1000)) && !said.is_due(0, at(3000)) && said.closed == 0);
+    }
+
+    #[test]
+    fn a_peer_that_speaks_often_has_one_look_a_turn() {
+        let mut pressure = Pressure::new(1);
+        (pressure.handoffs_left, pressure.offers_left, pressure.bytes_left) = (1, 1, 1);
+        assert!(!pressure.is_look_due());
+        (0..1000).for_each(|_| pressure.set_full(0, true));
+        assert!(pressure.is_look_due());
     }
 
     #[test]

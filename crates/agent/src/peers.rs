@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use shunt_handoff::sender::Claimant;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, VERSION, padded_name};
+use shunt_wire::prefixes::{Prefix, Prefixes};
 
 use crate::addresses::SenderAddresses;
 use crate::agent::Agent;
 use crate::config::{PeerConfig, SILENT_HEARTBEATS};
 use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
+use crate::speaks_for::SpeaksFor;
 use crate::transport::{Transport, TransportError};
 
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -131,7 +133,8 @@ impl Agent {
         let tls = self.credentials.dial(&self.peers[index].name).map_err(io::Error::other);
         let dialled = tls.and_then(|tls| Transport::connect(self.peers[index].address, tls));
         let dialled = dialled.and_then(|mut transport| {
-            self.hello(index, transport.local()?)?.emit(transport.output());
+            let local = transport.local()?;
+            self.greet(index, local, transport.output())?;
             self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Both)?;
             Ok(transport)
         });
@@ -139,6 +142,16 @@ impl Agent {
             Ok(transport) => self.peers[index].link = Link::Opening(transport, deadline),
             Err(error) => self.lose_peer(index, &error.to_string()),
         }
+    }
+
+    /// What a session begins with: HELLO, and as which servers this machine sends for the peer.
+    fn greet(&mut self, index: usize, local: IpAddr, output: &mut Vec<u8>) -> io::Result<()> {
+        self.hello(index, local)?.emit(output);
+        if self.config.backend.is_some() {
+            let spoken_for: Vec<Prefix> = self.config.peers[index].spoken_for().iter().map(SpeaksFor::prefix).collect();
+            Prefixes::new(&spoken_for).unwrap_or_default().emit(output);
+        }
+        Ok(())
     }
 
     /// For a session that has the address `local` here.
@@ -255,9 +268,9 @@ impl Agent {
             (Frame::Ping(_), true) => Ok(()),
             (Frame::Closed(closed), true) => {
                 self.pressure.set_full(index, closed.offers.get() == 1);
-                self.look_at_limits();
                 Ok(())
             }
+            (Frame::SpeaksFor(prefixes), true) => Ok(self.board.set_prefixes(index, &prefixes)?),
             (Frame::Spacing(spacing), true) => {
                 self.on_spacing(index, &spacing);
                 Ok(())
@@ -365,14 +378,16 @@ impl Agent {
             self.lose_peer(index, "the peer began a new session");
         }
         let mut transport = incoming.transport;
-        match transport.local().and_then(|local| self.hello(index, local)) {
-            Ok(answer) => answer.emit(transport.output()),
-            Err(error) => return self.lose_peer(index, &error.to_string()),
+        let greeted = transport.local().and_then(|local| self.greet(index, local, transport.output()));
+        if let Err(error) = greeted {
+            return self.lose_peer(index, &error.to_string());
         }
         self.peers[index].link = Link::Opening(transport, self.now + PATIENCE);
         self.mark_unsent(index);
-        if let Err(error) = self.begin_session(index, hello) {
-            self.lose_peer(index, &error.to_string());
+        match self.begin_session(index, hello) {
+            // What came with the HELLO wakes nobody again.
+            Ok(()) => self.on_peer(index),
+            Err(error) => self.lose_peer(index, &error.to_string()),
         }
     }
 

@@ -22,8 +22,10 @@ use crate::poll::{Interest, Source};
 const NO_RING: u32 = u32::MAX;
 /// How long a new connection may say nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Of one user at a time. A worker of nginx has two.
-const CONNECTIONS_OF_A_USER: usize = 512;
+/// Connections that each user gets, however few are left for others.
+const LEAST_OF_A_USER: usize = 4;
+/// Offers that are read of one connection before others have their turn: more than a socket holds at a time.
+const OFFERS_IN_A_TURN: usize = 4096;
 
 /// What a connection turned out to be.
 pub(crate) enum Role {
@@ -86,11 +88,17 @@ impl Agent {
     }
 
     fn add_caller(&mut self, socket: OwnedFd, caller: Caller) {
-        let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == caller.credentials.uid);
-        if own.count() >= CONNECTIONS_OF_A_USER {
-            self.counts.refused_callers += 1;
+        let uid = caller.credentials.uid;
+        let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == uid).count();
+        let left = self.config.limits.servers.saturating_sub(self.servers.len());
+        if own >= left.max(LEAST_OF_A_USER) {
+            self.counts.servers_refused += 1;
             if self.refusals.may_speak(self.now) {
-                tracing::warn!(?caller, "a user has too many connections to the agent");
+                tracing::warn!(
+                    uid,
+                    own,
+                    "a user has as many connections as are left for others: raise `servers` in [limits]"
+                );
             }
             return;
         }
@@ -229,8 +237,11 @@ impl Agent {
     fn welcome(&mut self, index: usize, channel: Channel) -> Result<(), Reason> {
         let counters = WorkerCounters::new().map_err(|_| Reason::Limit)?;
         let server_user = self.servers[index].caller.credentials.uid;
+        let is_own = |server: &Server| server.caller.credentials.uid == server_user && server.has_ring();
+        let own = self.servers.iter().filter(|(_, server)| is_own(server)).count();
+        // No user gets more than are left for others.
         let ring = match (&mut self.frontend, channel) {
-            (Some(frontend), Channel::Control) => frontend.open_ring(server_user),
+            (Some(frontend), Channel::Control) if own < frontend.free_rings() => frontend.open_ring(server_user),
             _ => None,
         };
         let without = ring.is_none() && channel == Channel::Control && self.frontend.is_some();
@@ -257,13 +268,19 @@ impl Agent {
         let Some(index) = maker.filter(|index| self.servers[*index].takes_offers()) else {
             return;
         };
-        while !self.offers.contains(number) && self.read_server(index) {}
+        let mut left = OFFERS_IN_A_TURN;
+        while left > 0 && !self.offers.contains(number) && self.read_server(index) {
+            left -= 1;
+        }
     }
 
     pub(crate) fn drain_all_offers(&mut self) {
         let all = self.servers.iter().filter(|(_, server)| server.takes_offers()).map(|(index, _)| index);
         for index in all.collect::<Vec<_>>() {
-            while self.read_server(index) {}
+            let mut left = OFFERS_IN_A_TURN;
+            while left > 0 && self.read_server(index) {
+                left -= 1;
+            }
         }
     }
 
@@ -338,6 +355,18 @@ impl Agent {
 impl Server {
     fn takes_offers(&self) -> bool {
         matches!(self.role, Role::Offers { .. })
+    }
+
+    /// Its completion ring's number, where it hands off.
+    pub(crate) fn ring(&self) -> Option<u32> {
+        match self.role {
+            Role::Control { ring, .. } => Some(ring),
+            Role::Unknown | Role::Offers { .. } => None,
+        }
+    }
+
+    fn has_ring(&self) -> bool {
+        self.ring().is_some_and(|ring| ring != NO_RING)
     }
 
     pub(crate) fn counters(&self) -> Option<&WorkerCounters> {

@@ -8,25 +8,21 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use shunt_wire::prefixes::{MAPPED_BITS, Prefix};
 
 /// `"192.0.2.10"`, `"192.0.2.0/24"`, `"2001:db8::/64"`, and with one port `"192.0.2.10:443"`, `"[2001:db8::1]:443"`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(try_from = "String")]
-pub struct SpeaksFor {
-    addresses: IpNet,
-    /// `None`: any.
-    port: Option<u16>,
-}
+pub struct SpeaksFor(Prefix);
 
 impl TryFrom<String> for SpeaksFor {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let one = |address: IpAddr, port| Self { addresses: IpNet::from(address.to_canonical()), port };
         let with_port = text.parse::<SocketAddr>().ok().filter(|at| at.port() != 0);
-        let parsed = with_port.map(|at| one(at.ip(), Some(at.port())));
-        let parsed = parsed.or_else(|| text.parse().ok().map(|address| one(address, None)));
-        let parsed = parsed.or_else(|| text.parse().ok().map(|addresses| Self { addresses, port: None }));
+        let parsed = with_port.map(|at| Self::new(at.ip().to_canonical().into(), at.port()));
+        let parsed = parsed.or_else(|| text.parse().ok().map(Self::address));
+        let parsed = parsed.or_else(|| text.parse().ok().map(|addresses| Self::new(addresses, 0)));
         let example = "\"192.0.2.10\", \"192.0.2.10:443\", \"2001:db8::/64\"";
         parsed
             .ok_or_else(|| format!("\"{text}\" is not an address, a prefix, or an address and port, such as {example}"))
@@ -34,14 +30,25 @@ impl TryFrom<String> for SpeaksFor {
 }
 
 impl SpeaksFor {
+    /// `port` 0: any.
+    fn new(addresses: IpNet, port: u16) -> Self {
+        let bits = if addresses.addr().is_ipv4() { MAPPED_BITS } else { 0 } + addresses.prefix_len();
+        Self(Prefix { address: addresses.network().into(), bits, pad: 0, port: port.to_be_bytes() })
+    }
+
     /// An address, at any port.
     pub fn address(address: IpAddr) -> Self {
-        Self { addresses: IpNet::from(address.to_canonical()), port: None }
+        Self::new(IpNet::from(address.to_canonical()), 0)
     }
 
     /// Whether that is one of them.
     pub fn covers(&self, server: SocketAddr) -> bool {
-        self.addresses.contains(&server.ip().to_canonical()) && self.port.is_none_or(|port| port == server.port())
+        self.0.covers(server)
+    }
+
+    /// As the peer is told.
+    pub fn prefix(&self) -> Prefix {
+        self.0
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Counts {
     pub offers_without_descriptor: u64,
     /// Handoffs that this machine's servers began.
     pub handoffs: u64,
+    /// Of those, refused: the kernel does not know them as they were described.
+    pub handoffs_unknown: u64,
     /// Claims of other agents.
     pub claims: u64,
     /// Of those, of bytes of the store, that had to wait until more could be sent.
@@ -101,6 +103,7 @@ impl Default for Counts {
             offers_to_strangers: 0,
             offers_without_descriptor: 0,
             handoffs: 0,
+            handoffs_unknown: 0,
             claims: 0,
             claims_waited: 0,
             declined: 0,
@@ -207,6 +210,7 @@ impl Agent {
             "offers_open": self.offers.len(),
             "offers_expired": self.offers.expired(),
             "handoffs": counts.handoffs,
+            "handoffs_unknown": counts.handoffs_unknown,
             "claims": counts.claims,
             "claims_waited": counts.claims_waited,
             "declined": counts.declined,

@@ -13,7 +13,7 @@ use shunt_handoff::frontend::{ActiveRegion, Collected, FlowKey, Spacing, SteerPe
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
 use shunt_sys::cgroup;
-use shunt_wire::local::BoardHead;
+use shunt_wire::local::{BoardHead, Handoff};
 use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
@@ -140,6 +140,11 @@ impl FrontendSteering {
         }
     }
 
+    /// How many rings nobody has.
+    pub fn free_rings(&self) -> usize {
+        self.free_rings.len()
+    }
+
     /// Its worker is gone.
     pub fn close_ring(&mut self, number: u32) {
         if number < RINGS && self.programs.remove_ring(number).is_ok() {
@@ -209,21 +214,28 @@ impl FrontendSteering {
 
     /// Which ACKs the peer at `index` needs of a flow. Where it sends nothing on that flow now, it has no say.
     pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
-        let spacing = Spacing {
-            flow: FlowKey {
-                client_address: wanted.client_address.0,
-                server_address: wanted.server_address.0,
-                client_port: u16::from_ne_bytes(wanted.client_port),
-                server_port: u16::from_ne_bytes(wanted.server_port),
-            },
-            peer: index,
-            bytes: wanted.bytes.get(),
-        };
+        let spacing =
+            Spacing { flow: key_of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
         match self.programs.set_spacing(&spacing) {
             Ok(true) => {}
             Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
             Err(error) => tracing::error!(%error, "cannot set a flow's spacing"),
         }
+    }
+
+    /// Whether the kernel knows a handoff as its server describes it: on that connection, to that peer, and complete by the
+    /// server's own ring. Another server's connection would be another's response.
+    pub fn knows(&self, handoff: &Handoff, ring: u32) -> bool {
+        let known = self.programs.active_region(&key_of(handoff.client(), handoff.server()));
+        let is_it = |region: ActiveRegion| {
+            region.handoff == handoff.handoff && region.peer == handoff.peer && region.ring == ring
+        };
+        known
+            .unwrap_or_else(|error| {
+                tracing::error!(error = chain(&error), "cannot look for a handoff among the flows");
+                None
+            })
+            .is_some_and(is_it)
     }
 
     /// Payloads on their way from the peer at `index`, or from any.
@@ -290,6 +302,16 @@ impl FrontendSteering {
         let mut counters = named(self.programs.counters());
         counters.insert("flows".into(), Value::from(self.programs.flows().count()));
         Value::Object(counters)
+    }
+}
+
+/// As the programs have a connection.
+fn key_of(client: Endpoint, server: Endpoint) -> FlowKey {
+    FlowKey {
+        client_address: client.address.0,
+        server_address: server.address.0,
+        client_port: u16::from_ne_bytes(client.port_be),
+        server_port: u16::from_ne_bytes(server.port_be),
     }
 }
 

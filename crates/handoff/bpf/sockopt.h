@@ -304,6 +304,22 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
     return FE_MOVED;
 }
 
+/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff)
+{
+    struct spaces *s = &flow->spaces;
+
+    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET ||
+        flow->handoff != handoff || is_queueing(flow))
+        return FE_REFUSED_ENDED;
+    struct flow_break *b = newest_break(s);
+    b->length = s->acked;
+    if (!b->length)
+        b->peer = 0;
+    s->status = SHUNT_REGION_COMPLETE;
+    return FE_TAKEN;
+}
+
 static __always_inline void describe(const struct flow_key *key, struct flow *flow,
                                      struct shunt_state *state)
 {
@@ -429,6 +445,26 @@ static __always_inline enum steer_counter undo(struct bpf_sockopt *ctx, struct b
     return result;
 }
 
+static __always_inline enum steer_counter take(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    struct shunt_take *value = ctx->optval;
+    struct flow_key key = {};
+
+    if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
+        return FE_REFUSED_ARGUMENT;
+    __u64 handoff = value->handoff;
+    void *ring = ring_of_caller(value->ring);
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!ring || !flow)
+        return FE_REFUSED_ARGUMENT;
+    bpf_spin_lock(&flow->lock);
+    enum steer_counter result = take_region(flow, handoff);
+    bpf_spin_unlock(&flow->lock);
+    if (result == FE_TAKEN)
+        report_state(ring, &key, flow);
+    return result;
+}
+
 static __always_inline void cancel(struct bpf_sock *sk)
 {
     struct flow_key key = {};
@@ -488,6 +524,11 @@ int fe_setsockopt(struct bpf_sockopt *ctx)
         enum steer_counter result = move(ctx, sk);
         count(result);
         if (result != FE_MOVED)
+            return REFUSED;
+    } else if (ctx->optname == SHUNT_TAKE) {
+        enum steer_counter result = take(ctx, sk);
+        count(result);
+        if (result != FE_TAKEN)
             return REFUSED;
     } else if (ctx->optname == SHUNT_CANCEL) {
         cancel(sk);

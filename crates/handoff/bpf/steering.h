@@ -17,7 +17,7 @@
 #define MAX_FLOWS      65536
 #define MAX_SENDERS    65536
 #define MAX_PEERS      64 /* SHUNT_BOARD_PEERS */
-#define MAX_RINGS      256
+#define MAX_RINGS      512
 #define MAX_HANDSHAKES 65536
 #define PORTS          65536
 #define RING_BYTES     262144 /* 8,192 completions between two looks of a worker */
@@ -194,6 +194,7 @@ struct sender_slot {
     X(FE_APPENDED, "regions made longer")                                                         \
     X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
     X(FE_MOVED, "regions that another backend goes on with")                                      \
+    X(FE_TAKEN, "regions ended early: their server goes on by itself")                            \
     X(FE_COMPLETED, "regions complete")                                                           \
     X(FE_CANCELLED, "regions cancelled")                                                          \
     X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \

@@ -382,6 +382,6 @@ mod tests {
     #[test]
     fn an_index_past_the_end_is_refused_by_name() {
         let error = check_index("ring", MAX_RINGS, MAX_RINGS).unwrap_err();
-        assert_eq!(error.to_string(), "no ring number 256: there are 256");
+        assert_eq!(error.to_string(), "no ring number 512: there are 512");
     }
 }

@@ -11,6 +11,13 @@ use shunt_lab::report::Progress;
 const SAMPLE: &[(Step, Fault)] = &[
     (Step::Offered, Fault::IntermediateKilled),
     (Step::Begun, Fault::FrontendAgentRestarted),
+    (Step::Offered, Fault::FrontendAgentKilled),
+    (Step::Begun, Fault::FrontendAgentKilled),
+    (Step::Claimed, Fault::FrontendAgentKilled),
+    (Step::Sending, Fault::FrontendAgentKilled),
+    (Step::Queued, Fault::FrontendAgentKilled),
+    (Step::Parked, Fault::FrontendAgentKilled),
+    (Step::Next, Fault::FrontendAgentKilled),
     (Step::Claimed, Fault::BackendAgentStopped),
     (Step::Queued, Fault::BackendServerKilled),
     (Step::Sending, Fault::FrontendServerUpgraded),

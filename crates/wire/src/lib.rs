@@ -3,6 +3,7 @@
 //! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
 //! * [`parts`]: what a handoff without an offer is of.
 //! * [`peer`]: between two agents.
+//! * [`prefixes`]: as which servers a backend sends payloads.
 //! * [`trace`]: which request of a client's something belongs to.
 //! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
 //! * [`tls`]: TLS 1.3 records, as far as two tiers have to agree on them.
@@ -12,6 +13,7 @@ pub mod address;
 pub mod local;
 pub mod parts;
 pub mod peer;
+pub mod prefixes;
 pub mod tag;
 pub mod tls;
 pub mod trace;

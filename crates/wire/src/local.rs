@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::address::{Address, with_ends};
 use crate::parts::Parts;
+use crate::prefixes::{PREFIXES_MAX, Prefix};
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
@@ -374,6 +375,8 @@ pub struct BoardPeer {
     pub name: [u8; NAME_BYTES],
     pub our_key: [u8; 16],
     pub their_key: [u8; 16],
+    pub prefixes: u32,
+    pub prefix: [Prefix; PREFIXES_MAX],
 }
 
 impl BoardPeer {
@@ -398,6 +401,8 @@ pub struct BoardHead {
     pub offer_lifetime_ms: u32,
     pub closed: u32,
     pub families: u32,
+    pub beat: u32,
+    pub peers: u32,
     pub name: [u8; NAME_BYTES],
 }
 

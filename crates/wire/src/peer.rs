@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::address::{Address, Endpoint, with_ends};
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
+use crate::prefixes::Prefixes;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
@@ -45,6 +46,7 @@ pub mod kind {
     pub const SPACING: u16 = 8;
     pub const PING: u16 = 9;
     pub const CLOSED: u16 = 12;
+    pub const SPEAKS_FOR: u16 = 13;
     pub const STORE: u16 = 20;
     pub const STORED: u16 = 21;
     pub const CLAIM_PARTS: u16 = 22;
@@ -369,6 +371,8 @@ pub enum Frame {
     Spacing(Spacing),
     Ping(Ping),
     Closed(Closed),
+    /// As which servers the sender sends payloads for the receiver. Follows HELLO.
+    SpeaksFor(Prefixes),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -411,6 +415,7 @@ impl Frame {
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
             kind::PING => exactly(body).map(Frame::Ping),
             kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
+            kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),
@@ -611,7 +616,7 @@ impl Claim {
     }
 }
 
-with_ends!(Claim, Ask);
+with_ends!(Claim, Ask, Spacing);
 
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use shunt_wire::local::*;
 use shunt_wire::parts::{PARTS_MAX, Part};
+use shunt_wire::prefixes::{PREFIXES_MAX, Prefix};
 use shunt_wire::tls::Keys;
 
 /// Appends assertions that a C struct has this type's size and fields at this type's offsets.
@@ -49,6 +50,7 @@ fn constants(out: &mut String) {
         ("SHUNT_EVENT_RESET", Event::RESET.into()),
         ("SHUNT_EVENT_STATE", Event::STATE.into()),
         ("SHUNT_PARTS_MAX", PARTS_MAX as u64),
+        ("SHUNT_PREFIXES_MAX", PREFIXES_MAX as u64),
         ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
         ("SHUNT_REASON_CLIENT_GONE", Reason::ClientGone as u64),
         ("SHUNT_REASON_BUSY", Reason::Busy as u64),
@@ -161,13 +163,21 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_ended", Ended, [header, handoff, reason, peer]);
     same_layout!(c, "shunt_fetch", Fetch, [header, peer, pad, fetch, offer, length, tag, trace]);
     same_layout!(c, "shunt_fetched", Fetched, [header, fetch, length]);
-    same_layout!(c, "shunt_board_peer", BoardPeer, [epoch, state, closed, families, name, our_key, their_key]);
+    same_layout!(
+        c,
+        "shunt_board_peer",
+        BoardPeer,
+        [epoch, state, closed, families, name, our_key, their_key, prefixes, prefix]
+    );
+    same_layout!(c, "shunt_prefix", Prefix, [address, bits, pad, port]);
     same_layout!(c, "shunt_counters", Counters, [value, handoffs]);
     for (field, offset) in [
         ("frontend", offset_of!(BoardHead, frontend)),
         ("offer_lifetime_ms", offset_of!(BoardHead, offer_lifetime_ms)),
         ("closed", offset_of!(BoardHead, closed)),
         ("families", offset_of!(BoardHead, families)),
+        ("beat", offset_of!(BoardHead, beat)),
+        ("peers", offset_of!(BoardHead, peers)),
         ("name", offset_of!(BoardHead, name)),
         ("peer", size_of::<BoardHead>()),
     ] {

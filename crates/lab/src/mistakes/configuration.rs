@@ -96,13 +96,13 @@ fn peers() -> Vec<Mistake> {
         .settings(|settings| {
             settings.agent_text = Some(|host, text| at(Backend, host, text, |text| without(text, "speaks_for")));
         })
-        .told(Teller::Agents, &["10.77.0.1", "speaks_for"]),
+        .told(Teller::Server(Frontend), &["10.77.0.1", "speaks_for"]),
         Mistake::new("speaks-for-other-port", "`speaks_for` names another port than the frontend's")
             .settings(|settings| {
                 settings.agent_text =
                     Some(|host, text| at(Backend, host, text, |text| set(text, "speaks_for", "[\"10.77.0.1:8080\"]")));
             })
-            .told(Teller::Agents, &["10.77.0.1:80", "speaks_for"]),
+            .told(Teller::Server(Frontend), &["10.77.0.1:80", "speaks_for"]),
         Mistake::new("peer-name-wrong", "the frontend's `[[peer]]` has another name than the backend's certificate")
             .settings(|settings| {
                 settings.agent_text = Some(|host, text| {

@@ -15,16 +15,6 @@ pub const KNOWN: &[Known] = &[
     Known { name: "cgroup-wrong", seen: "nobody says so", always: true },
     Known { name: "listens-elsewhere", seen: "nobody says so", always: true },
     Known { name: "heartbeats-differ", seen: "nobody says so", always: true },
-    Known {
-        name: "speaks-for-missing",
-        seen: "1m: reset after 0 bytes; shortcuts in place of none; nobody says so",
-        always: true,
-    },
-    Known {
-        name: "speaks-for-other-port",
-        seen: "1m: reset after 0 bytes; shortcuts in place of none; nobody says so",
-        always: true,
-    },
     Known { name: "peer-name-wrong", seen: "nobody says so", always: true },
     Known { name: "peer-missing", seen: "nobody says so", always: true },
     Known { name: "peer-address-nobodys", seen: "nobody says so", always: true },

@@ -1,13 +1,16 @@
 //! Other users' processes on a machine with an agent.
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, ShuntPart};
-use shunt_wire::local::{VERSION, kind};
+use shunt_wire::Endpoint;
+use shunt_wire::local::{Handoff, VERSION, kind};
+use zerocopy::{FromZeros, IntoBytes};
 
-use crate::service::{FILES, Running, may_run, start, start_on};
+use crate::service::held::Held;
+use crate::service::{FILES, Running, connect_to_agent, may_run, start, start_on};
 
 /// Not one that a user has for himself.
 const PYTHON: &str = "/usr/bin/python3";
@@ -68,6 +71,45 @@ fn open_way(service: &Running<'_>, host: &Host) -> Result<()> {
         std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode))?;
     }
     Ok(())
+}
+
+/// Everybody's connections go through one flow table: who names one of another server's would have a payload sent on it.
+#[test]
+fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
+    if !may_run("a_server_cannot_hand_off_another_servers_connection") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
+        let held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
+        let claims = || -> Result<u64> { Ok(service.service.stats(backend)?.count("agent.claims")) };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while claims()? == 0 {
+            ensure!(Instant::now() < deadline, "no claim of the connection's own server");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let before = claims()?;
+        let attacker = connect_to_agent(frontend)?;
+        let say = |bytes: &[u8]| rustix::net::send(&attacker, bytes, rustix::net::SendFlags::empty());
+        say([kind::HELLO, 16, VERSION, 1].as_bytes())?;
+        let epochs = [2, 4, 6, 8];
+        for epoch in epochs {
+            let mut named = Handoff { header: Handoff::HEADER, epoch, ..Handoff::new_zeroed() };
+            (named.handoff, named.length, named.mss, named.snd_wnd, named.snd_cwnd) = (77, 1000, 1448, 65535, 10);
+            let (client, server) = (Endpoint::from(held.local()?), Endpoint::from(service.service.chain().server()));
+            (named.client_address, named.client_port) = (client.address, client.port_be);
+            (named.server_address, named.server_port) = (server.address, server.port_be);
+            say(named.as_bytes())?;
+        }
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while service.frontend_stats()?.count("agent.handoffs_unknown") < epochs.len() as u64 {
+            ensure!(Instant::now() < deadline, "they were taken: {:#}", service.frontend_stats()?.0["agent"]);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        ensure!(claims()? == before, "a claim of another server's connection went out");
+        held.finish(service)?;
+        service.still_good()
+    })
 }
 
 const HELLO: &[u32] = &[kind::HELLO, 16, VERSION, 1];

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -53,6 +53,11 @@ impl Held {
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
         let length = length.context("no Content-Length")?.parse()?;
         Ok(Self { stream, path: name.to_owned(), begun, length })
+    }
+
+    /// The client's end.
+    pub fn local(&self) -> Result<SocketAddr> {
+        Ok(self.stream.local_addr()?)
     }
 
     /// Reads on, whatever the bytes are: whether the connection ends before all have come. Silence is an error.

@@ -1,0 +1,29 @@
+//! Configurations and environments that are wrong: they cost shortcuts, and never a response.
+
+mod service;
+
+use anyhow::{Result, ensure};
+use service::{FILES, may_run, start_on};
+use shunt_lab::{Lab, Options, Settings, fetch};
+
+/// The backend's agent does not send as the address that clients know: so it is where a public address is not the agent's.
+#[test]
+fn a_backend_that_does_not_speak_for_the_frontend_relays() -> Result<()> {
+    if !may_run("a_backend_that_does_not_speak_for_the_frontend_relays") {
+        return Ok(());
+    }
+    let settings = Settings { speaks_for: Some("\"192.0.2.77\""), ..Settings::default() };
+    start_on(Lab::builder(), FILES, Options { settings, ..Options::shunt() }, |service| {
+        let paths = ["/64k", "/7m", "/64k"];
+        let fetched = fetch(service.lab.client(), service.service.chain().server(), &paths)?;
+        service.whole(&fetched)?;
+        let stats = service.frontend_stats()?;
+        let (relayed, shortcuts) = (stats.count("servers.relayed_speaks_for"), stats.count("servers.shortcuts"));
+        ensure!(
+            (relayed, shortcuts) == (paths.len() as u64, 0),
+            "{relayed} relayed, {shortcuts} shortcuts: {:#}",
+            stats.0
+        );
+        Ok(())
+    })
+}

@@ -1,0 +1,67 @@
+"""What the agent says on the board about its peers, and that a worker reads it whole. run.py runs these tests."""
+import os, re, struct, threading, time
+
+import agent as agents
+from run import BIG, Base, Client, read
+
+
+class SpeaksFor(Base):
+    def lines(self):
+        return [l for l in read(self.dir + "/error.log").splitlines() if "speaks_for" in l]
+
+    def test_where_nobody_speaks_for_us_all_is_relayed_and_it_is_said_once(self):
+        self.agent.set_prefixes(["192.0.2.0/24", "::/0"])
+        c = Client()
+        for n in 1, 2:
+            self.assertEqual(c.get("/big").body == BIG, True)
+            self.assertEqual((self.outcome(n=n), self.outcome(8083, n)), ("relayed:speaks_for", "relayed:no_consent"))
+        self.assertEqual(len(self.lines()), 1, self.lines())
+        self.assertRegex(self.lines()[0], r"\[error\].* 127\.0\.0\.4:8081 .*\"self\"")
+        self.assertEqual(self.agent.counters()["relayed_speaks_for"], 2)
+        self.agent.set_prefixes(["127.0.0.4/31"], port=8081)
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(n=3), "shortcut")
+        self.agent.set_prefixes(["127.0.0.4"], port=8082)
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(n=4), "relayed:speaks_for")
+
+    def test_an_offer_of_a_backend_that_does_not_is_fetched(self):
+        self.agent.set_prefixes(["192.0.2.1"])
+        self.agent.add_peer(b"other", ["127.0.0.0/8"])
+        for n in 1, 2:
+            self.assertEqual(Client().get("/big").body == BIG, True)
+            self.assertEqual(self.outcome(n=n), "fetched:speaks_for")
+        self.assertEqual(len(self.lines()), 1, self.lines())
+        self.assertRegex(self.lines()[0], r"\[error\].* \"speaks_for\" of \[\[peer\]\] \"self\"")
+        self.assertEqual(self.agent.counters()["fetched_speaks_for"], 2)
+
+
+class Torn(Base):
+    def test_an_entry_that_changes_is_waited_for(self):
+        """A session begins and ends again and again while offers of its peer are checked."""
+        epoch, stop = [2], threading.Event()
+
+        def write(at, *words):
+            os.pwrite(self.agent.board, struct.pack(f"={len(words)}I", *words), agents.HEAD_BYTES + at)
+
+        def change():
+            while not stop.is_set():
+                epoch[0] += 2
+                write(0, epoch[0] - 1, agents.PEER_DOWN)
+                time.sleep(0.001)
+                write(4, agents.PEER_UP)
+                write(0, epoch[0])
+                time.sleep(0.0005)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            c = Client()
+            for _ in range(300):
+                r = c.get("/text.html")
+                self.assertEqual(r.status, 200)
+        finally:
+            stop.set()
+            thread.join()
+        n = self.agent.counters()
+        self.assertEqual((n["refused_unknown_peer"], n["relayed_no_peer"], n["shortcuts"]), (0, 0, 300))

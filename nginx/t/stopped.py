@@ -1,0 +1,231 @@
+"""An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
+tests."""
+import ssl, threading, time
+
+import agent as agents
+from recovery import ETAG, Application
+from run import BIG, Base, Client, field, read
+from tls import Tls, TlsClient
+
+NOT_ALLOWED = 15
+
+
+def alone(cls):
+    """Without the tests of the class whose tools it uses."""
+    for name in dir(cls):
+        if name.startswith("test") and name not in vars(cls):
+            setattr(cls, name, None)
+    return cls
+
+
+class Stopped(Base):
+    """The word of the board stands still, and handoffs lie unread or half done."""
+
+    def part(self, bytes):
+        """Each handoff stops after so many bytes, and its agent with it."""
+        def some(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"])[:bytes])
+            agents.wait_acked(c.fileno())
+            c.close()
+            self.agent.stop()
+
+        self.agent.on_handoff = some
+
+    def goes_on(self, uri="/big", body=BIG, fields=""):
+        c = Client(timeout=30)
+        r = c.get(uri, fields=fields)
+        self.assertEqual(r.body == body, True)
+        self.assertClean(r)
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_stopped"], n["aborted"], n["failovers"]), (1, 0, 0))
+        self.assertEqual(self.log()[3:6], ["shortcut", str(len(body)), str(len(body))])
+        return c
+
+    def test_nothing_was_sent(self):
+        self.part(0)
+        c = self.goes_on()
+        # The connection goes on, and asks nobody; and when the agent is back there are shortcuts again.
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(n=2), "relayed:no_agent")
+        self.agent.on_handoff = self.agent.serve
+        self.agent.beats.set()
+        def shortcut(n=[2]):
+            n[0] += 1
+            self.assertEqual(c.get("/big").body == BIG, True)
+            return self.outcome(n=n[0]) == "shortcut"
+        self.until(shortcut)
+
+    def test_a_part_was_sent(self):
+        self.part(1_000_001)
+        self.goes_on()
+
+    def test_a_part_of_a_part_was_sent(self):
+        self.part(70_000)
+        self.goes_on(body=BIG[1000:2_001_000], fields="Range: bytes=1000-2000999\r\n")
+
+    def test_through_an_intermediate_and_unbuffered(self):
+        self.part(100_000)
+        self.goes_on("/via/big")
+
+    def test_unbuffered(self):
+        self.part(100_000)
+        self.goes_on("/unbuffered/big")
+
+    def test_a_client_that_reads_slowly(self):
+        self.part(100_000)
+        c = Client(timeout=30, rcvbuf=8192)
+        c.send("/big")
+        status, fields = c.head()
+        got = b""
+        while len(got) < len(BIG):
+            part = c.f.read(min(65536, len(BIG) - len(got)))
+            self.assertNotEqual(part, b"", len(got))
+            got += part
+            time.sleep(0.02)
+        self.assertEqual(got == BIG, True)
+
+    def test_an_agent_that_is_gone(self):
+        self.agent.on_handoff = lambda s, h: None
+        c = Client(timeout=30)
+        c.send("/big")
+        h = self.agent.wait("handoff")
+        self.agent.client_socket(h["handoff"]).close()
+        old, self.agent = self.agent, None
+        old.close()
+        self.assertEqual(c.receive().body == BIG, True)
+
+    def test_many(self):
+        self.part(50_000)
+        bad = []
+        def one():
+            if Client(timeout=30).get("/big").body != BIG:
+                bad.append(1)
+        threads = [threading.Thread(target=one) for _ in range(20)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        self.assertEqual(bad, [])
+
+
+@alone
+class StoppedApplication(Application):
+    """What an application says of itself, and what it answers for the rest."""
+
+    def stopped_after(self, bytes, *answers):
+        self.application(*answers)
+        Stopped.part(self, bytes)
+
+    def rest(self, q):
+        first = int(field(q, "Range")[6:].split("-")[0])
+        fields = f"ETag: {ETAG}\r\nContent-Range: bytes {first}-{len(BIG) - 1}/{len(BIG)}\r\nSet-Cookie: a=b\r\n"
+        head = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(BIG) - first}\r\n{fields}\r\n"
+        return head.encode() + BIG[first:]
+
+    def test_an_agent_that_is_killed_before_the_offer_comes(self):
+        def killed(q):
+            self.agent.vanish()
+            time.sleep(0.05)
+            return self.whole(q)
+
+        self.application(killed, *[self.rest] * 9)
+        r = Client(timeout=30).get("/raw/x")
+        self.assertEqual((r.status, r.body == BIG, r.fields.get("set-cookie")), (200, True, None))
+
+    def test_what_is_asked(self):
+        self.stopped_after(5000, self.whole, self.rest)
+        r = Client(timeout=30).get("/raw/x", fields="X-A: 1\r\nIf-Range: z\r\n")
+        self.assertEqual((r.status, r.body == BIG, r.fields.get("set-cookie")), (200, True, None))
+        asked = self.raw.requests[1]
+        self.assertEqual((field(asked, "Range"), field(asked, "If-Match")), (f"bytes=5000-{len(BIG) - 1}", ETAG))
+        self.assertEqual((field(asked, "X-A"), field(asked, "If-Range"), field(asked, "Shunt-Consent")), ("1", None, None))
+
+    def reset_after(self, *answers):
+        self.stopped_after(5000, *answers)
+        with self.assertRaises((ConnectionResetError, ConnectionError)):
+            Client(timeout=30).get("/raw/x")
+        self.assertEqual(self.agent.counters()["relayed_stopped"], 0)
+
+    def test_without_a_strong_etag_nobody_knows_whether_the_rest_is_of_the_same(self):
+        self.reset_after(lambda q: self.whole(q, fields="Accept-Ranges: bytes\r\n"))
+        self.assertEqual(len(self.raw.requests), 1)
+
+    def test_answers_that_are_not_the_rest(self):
+        rest = f"Content-Range: bytes 5000-{len(BIG) - 1}/{len(BIG)}\r\n"
+        for answer in (lambda q: self.answer(q, "200 OK", f"ETag: {ETAG}\r\n", offered=False, body="x"),
+                       lambda q: self.answer(q, fields='ETag: "another"\r\n' + rest, offered=False, body="x"),
+                       lambda q: self.answer(q, fields=f"ETag: {ETAG}\r\nContent-Range: bytes 0-9/10\r\n", offered=False),
+                       lambda q: b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"):
+            with self.subTest(answer):
+                self.reset_after(self.whole, answer)
+                self.doCleanups()
+                self.agent.on_handoff = self.agent.serve
+                self.agent.beats.set()
+                self.until(lambda: Client().get("/big").body == BIG and self.is_back())
+
+    def is_back(self):
+        with open(self.dir + "/access.log") as f:
+            return any(" shortcut " in l for l in [l for l in f if l.startswith("8081 /big")][-1:])
+
+
+class Refused(Base):
+    """The backend's agent says no, when the header has left."""
+
+    def refuse(self, reason):
+        def no(s, h):
+            self.agent.client_socket(h["handoff"]).close()
+            self.agent.end(s, h["handoff"], reason, peer=0)
+        self.agent.on_handoff = no
+
+    def test_the_body_is_fetched(self):
+        c = Client()
+        for n, reason in enumerate([NOT_ALLOWED] * 3, 1):
+            self.refuse(reason)
+            r = c.get("/big")
+            self.assertEqual((r.status, r.body == BIG), (200, True))
+            self.assertEqual(self.log(n=n)[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
+        n = self.agent.counters()
+        self.assertEqual((n["fetched_refused"], n["fetched"], n["shortcuts"], n["aborted"]), (3, 3, 0, 0))
+        self.until(lambda: self.agent.handoffs() == 0)
+        said = [l for l in read(self.dir + "/error.log").splitlines() if "refused a handoff" in l]
+        self.assertIn("[error]", said[0])
+        self.assertLess(len(said), 4)
+        self.agent.on_handoff = self.agent.serve
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(n=4), "shortcut")
+
+    def test_many(self):
+        self.refuse(NOT_ALLOWED)
+        bad = []
+        def one():
+            c = Client()
+            for _ in range(5):
+                if c.get("/text.html").body != open(self.dir + "/www/text.html", "rb").read():
+                    bad.append(1)
+        threads = [threading.Thread(target=one) for _ in range(10)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        self.assertEqual((bad, self.agent.counters()["fetched_refused"]), ([], 50))
+
+
+@alone
+class RefusedTls(Tls):
+    """OpenSSL goes on with the record numbers that nobody has used, in a generation that the backend does not have."""
+
+    def test_the_body_is_fetched(self):
+        Refused.refuse(self, NOT_ALLOWED)
+        c = TlsClient()
+        for n in 1, 2, 3:
+            self.assertEqual(c.get("/big").body == BIG, True)
+            self.assertEqual(self.outcome(n), "fetched:refused")
+        keys = self.handoffs(3)
+        self.assertEqual(len({(h["tls_key"], h["tls_iv"]) for h in keys}), 3)
+        self.agent.on_handoff = self.serve
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(4), "shortcut")
+
+    def test_a_stopped_agents_payload_ends_in_a_reset(self):
+        """It may have passed on the keys, and records be on their way."""
+        self.agent.on_handoff = lambda s, h: self.agent.stop()
+        c = TlsClient()
+        c.s.settimeout(30)
+        with self.assertRaises((ConnectionError, ssl.SSLError)):
+            c.get("/big")
+        self.assertEqual(self.agent.counters()["relayed_stopped"], 0)
