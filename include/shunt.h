@@ -250,11 +250,11 @@ struct shunt_board {
     X(18, fetched_unsent, "fetched: the connection had unsent bytes")                               \
     X(19, fetched_begin, "fetched: the kernel refused SHUNT_BEGIN")                                 \
     X(20, fetched_expired, "fetched: the offer may have expired")                                   \
-    X(21, refused_untrusted, "502: the upstream is not in shunt_trust")                             \
-    X(22, refused_malformed, "502: the Shunt-Payload field cannot be read")                         \
-    X(23, refused_unknown_peer, "502: it names an agent that is not configured or was never connected") \
-    X(24, refused_tag, "502: its tag is wrong (forged, foreign, used before, or another length)")   \
-    X(25, refused_body, "502: an offer with a body")                                                \
+    X(21, refused_untrusted, "refused: the upstream is not in shunt_trust")                             \
+    X(22, refused_malformed, "refused: the Shunt-Payload field cannot be read")                         \
+    X(23, refused_unknown_peer, "refused: it names an agent that is not configured or was never connected") \
+    X(24, refused_tag, "refused: its tag is wrong (forged, foreign, used before, or another length)")   \
+    X(25, refused_body, "refused: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
     X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate") \
@@ -266,7 +266,11 @@ struct shunt_board {
     X(33, fetched_speaks_for, "fetched: the backend does not send as this server address (speaks_for)") \
     X(34, fetched_refused, "fetched: the backend's agent refused the handoff before its first byte")        \
     X(35, relayed_stopped, "shortcuts that went on as relays: this machine's agent is stopped or gone")    \
-    X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs is reached")     \
+    X(37, relayed_vain, "not consented: the last consents in that location came to nothing")         \
+    X(38, relayed_no_trust, "not consented: shunt on without shunt_trust")                       \
+    X(39, relayed_filter, "not consented, or asked for again by an intermediate: a filter here needs the body") \
+    X(47, asked_again, "responses asked for once more, without consent: their offer could not be used") \
+    X(40, relayed_handoffs_limit, "not consented: this machine's limit of handoffs or fetches is reached")     \
     X(41, relayed_offers_limit, "relayed by the backend: a limit of offers, its own or the frontend's") \
     X(42, relayed_tiers, "not consented by this intermediate: too many tiers have")                 \
     X(43, aborted_reset, "of the aborted: the client reset the connection")                         \
@@ -363,10 +367,14 @@ struct shunt_welcome {
     shunt_u32 ring; /* for shunt_begin; control only, else 0xffffffff */
 };
 
+/* shunt_offer.flags: what is in front of `offset` may be written to, and the file's time with it.
+ * What is compared is the file's size alone. */
+#define SHUNT_OFFER_BODY 1
+
 struct shunt_offer {
     struct shunt_header header;
-    shunt_u32 peer; /* the frontend that may claim it: index into the board */
-    shunt_u32 pad;
+    shunt_u32 peer;   /* the frontend that may claim it: index into the board */
+    shunt_u32 flags;  /* SHUNT_OFFER_* */
     shunt_u64 number; /* worker << 32 | count: never twice while the agent lives */
     shunt_u64 offset; /* bytes into the file */
     shunt_u64 length;

@@ -117,6 +117,22 @@ static ngx_buf_t *ngx_http_shunt_whole_file(ngx_http_request_t *r, ngx_chain_t *
     return file;
 }
 
+/*
+ * Is it a body in a file of nginx's cache? ngx_http_file_cache_update_header() rewrites the header
+ * in front of body_start, in place, when the response is revalidated, and nothing else is ever
+ * written there: new content comes in a new file (ngx_http_file_cache_update(), rename), so that
+ * under this descriptor, which is this inode's, the body stays as it is.
+ */
+static ngx_uint_t ngx_http_shunt_is_cached_body(ngx_http_request_t *r, ngx_buf_t *b)
+{
+#if (NGX_HTTP_CACHE)
+    return r->cache && b->file->fd == r->cache->file.fd &&
+           b->file_pos >= (off_t) r->cache->body_start;
+#else
+    return 0;
+#endif
+}
+
 static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                            ngx_buf_t *b)
 {
@@ -140,6 +156,7 @@ static ngx_int_t ngx_http_shunt_send_offer(ngx_http_request_t *r, ngx_http_shunt
     offer.header.kind = SHUNT_MSG_OFFER;
     offer.header.size = sizeof(offer);
     offer.peer = ctx->peer.index;
+    offer.flags = ngx_http_shunt_is_cached_body(r, b) ? SHUNT_OFFER_BODY : 0;
     offer.number = ctx->payload.number;
     offer.offset = b->file_pos;
     offer.length = ctx->payload.length;

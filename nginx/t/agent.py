@@ -21,6 +21,7 @@ HEAD_BYTES, PEER_BYTES, PEERS = 104, 1396, 64
 HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 24, 32, 36, 8  # offsets
 PEER_PREFIXES = 112
 EVERYWHERE = ["::/0", "0.0.0.0/0"]
+OFFER_BODY = 1
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
 PEER_DOWN, PEER_UP, PEER_LOST = range(3)
 BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
@@ -136,6 +137,7 @@ class Agent:
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
         self.messages, self.offers, self.sockets = [], {}, {}
+        self.flags = []                       # of offers, in their order
         self.on_handoff = self.serve          # what a test replaces
         self.on_fetch = self.serve_fetch
         self.on_offer = lambda number, trace: None
@@ -247,9 +249,10 @@ class Agent:
         if kind == HELLO:
             self.welcome(s, struct.unpack_from("=IIII", data)[3])
         elif kind == OFFER:
-            _, _, peer, _, number, offset, length, tag, trace, mtime, size = struct.unpack(OFFER_FORMAT, data)
+            _, _, peer, flags, number, offset, length, tag, trace, mtime, size = struct.unpack(OFFER_FORMAT, data)
             st = os.fstat(fds[0])
-            assert (st.st_mtime_ns, st.st_size) == (mtime, size)
+            assert (st.st_mtime_ns, st.st_size) == (mtime, size) or flags & OFFER_BODY
+            self.flags.append(flags)
             with self.changed:
                 self.offers[number] = (fds[0], offset, length, tag)
                 self.on_offer(number, trace.hex())

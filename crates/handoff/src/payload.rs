@@ -41,10 +41,11 @@ impl Kept for SharedMemory {
 
 #[derive(Debug)]
 enum Source {
-    /// An offer's, with the modification time and the size that its header told the client.
+    /// An offer's, with the modification time and the size that its header told the client. `None`: what is in front of the
+    /// range may be written to.
     Offered {
         file: File,
-        mtime_ns: i64,
+        mtime_ns: Option<i64>,
         size: u64,
         /// As the first look found it.
         first: Cell<Option<FileIdentity>>,
@@ -77,9 +78,11 @@ impl Source {
             return false;
         };
         let now = FileIdentity::of(&meta);
-        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
+        let same = |then: FileIdentity| if mtime_ns.is_some() { then == now } else { then.size == now.size };
+        has_changed.set(has_changed.get() || first.get().is_some_and(|first| !same(first)));
         first.set(first.get().or(Some(now)));
-        now.size == *size && now.mtime_ns == *mtime_ns && proven.is_none_or(|proven| proven == now)
+        let as_told = now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
+        as_told && proven.is_none_or(|proven| proven == now)
     }
 }
 
@@ -128,7 +131,7 @@ impl Payload {
     /// The same. `proven`: what the file was when its digest was told, where whoever claims it relies on that.
     pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
         let (first, has_changed) = (Cell::new(None), Cell::new(false));
-        let (mtime_ns, size) = (offer.mtime_ns, offer.size);
+        let (mtime_ns, size) = ((offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns), offer.size);
         let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven };
         Self { ranges: vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }], next: 0 }
     }
@@ -153,7 +156,8 @@ impl Payload {
     /// Whether an offer's file still has the size and modification time that its header told the client, and what is kept
     /// the bytes that it had.
     ///
-    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right.
+    /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. So are
+    /// those of a body behind a header that is rewritten ([`Offer::BODY`]): then the size alone is compared.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
@@ -451,6 +455,23 @@ mod tests {
         file.set_len(10).unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
+    }
+
+    /// As nginx does with the files of its cache when it revalidates.
+    #[test]
+    fn a_body_behind_a_header_that_is_rewritten_is_whole() {
+        let file = file_of(b"header, body");
+        let body = || {
+            let mut offer = Offer::new_zeroed();
+            (offer.offset, offer.length, offer.size, offer.flags) = (8, 4, 12, Offer::BODY);
+            Payload::new(file.try_clone().unwrap(), &offer)
+        };
+        let (mut begun, mut buffer) = (body(), [0; 4]);
+        assert!(begun.is_unchanged());
+        std::os::unix::fs::FileExt::write_all_at(&file, b"HEADER", 0).unwrap();
+        assert_eq!((begun.is_unchanged(), begun.read(&mut buffer), &buffer), (true, Ok(4), b"body"));
+        file.set_len(13).unwrap();
+        assert_eq!(body().read(&mut buffer), Err(Reason::FileChanged));
     }
 
     #[test]

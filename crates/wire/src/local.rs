@@ -165,7 +165,7 @@ message!(
 message!(
 /// A payload that the agent may send; one descriptor, the file.
 Offer, kind::OFFER, {
-    peer: u32, pad: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
+    peer: u32, flags: u32, number: u64, offset: u64, length: u64, tag: Tag, trace: TraceId, mtime_ns: i64, size: u64,
 });
 message!(
 /// The send side of a client's connection, for one payload.
@@ -319,6 +319,9 @@ fn require(condition: bool) -> Result<(), Reason> {
 }
 
 impl Offer {
+    /// In `flags`: what is in front of the range may be written to, and changes the file's time; its size is compared alone.
+    pub const BODY: u32 = 1;
+
     fn checked(self) -> Result<Self, Reason> {
         require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
         let end = self.offset.checked_add(self.length).ok_or(Reason::Malformed)?;

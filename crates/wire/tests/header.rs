@@ -49,6 +49,7 @@ fn constants(out: &mut String) {
         ("SHUNT_EVENT_COMPLETE", Event::COMPLETE.into()),
         ("SHUNT_EVENT_RESET", Event::RESET.into()),
         ("SHUNT_EVENT_STATE", Event::STATE.into()),
+        ("SHUNT_OFFER_BODY", Offer::BODY as u64),
         ("SHUNT_PARTS_MAX", PARTS_MAX as u64),
         ("SHUNT_PREFIXES_MAX", PREFIXES_MAX as u64),
         ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
@@ -75,7 +76,7 @@ fn the_c_header_has_the_same_layout() {
     same_layout!(c, "shunt_header", Header, [kind, size]);
     same_layout!(c, "shunt_hello", Hello, [header, version, channel]);
     same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring]);
-    same_layout!(c, "shunt_offer", Offer, [header, peer, pad, number, offset, length, tag, trace, mtime_ns, size]);
+    same_layout!(c, "shunt_offer", Offer, [header, peer, flags, number, offset, length, tag, trace, mtime_ns, size]);
     same_layout!(
         c,
         "shunt_handoff",
