@@ -43,7 +43,7 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("aborts", "payloads that frontends gave up"),
     ("fetches_out", "fetches that this machine's servers asked for"),
     ("fetches_in", "fetches that frontends asked for here"),
-    ("fetches_limited", "fetches refused by a limit, in either direction"),
+    ("fetches_limited", "fetches refused for want of a descriptor, in either direction"),
     ("routes_changed", "times that a route to a backend became another one, or none"),
     ("routes_lost", "times that there was no route to an address of a backend: clients of that IP version are relayed"),
     ("senders.now", "sockets of senders now, parked ones included"),

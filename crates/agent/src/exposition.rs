@@ -101,7 +101,7 @@ fn add_servers(page: &mut Page, servers: &Value) {
     const BY_REASON: [(&str, &str); 3] = [
         ("relayed", "Responses that were relayed, by why; docs/counters.md has each reason."),
         ("fetched_by", "Offers whose payload was fetched, by why; docs/counters.md has each reason."),
-        ("refused", "Offers that were answered with 502, by why; docs/counters.md has each reason."),
+        ("refused", "Offers that could not be used, by why; docs/counters.md has each reason."),
     ];
     for (name, value) in servers.as_object().into_iter().flatten() {
         let of_reason = BY_REASON.iter().find_map(|(family, help)| {

@@ -4,6 +4,9 @@
 //! Limits are soft where a response could break otherwise: what was consented to or offered when a limit was reached
 //! still goes through, so that each may be passed by what is under way at that moment. Descriptors are the exception:
 //! the last ones are kept for what already runs.
+//!
+//! Any consent may lead to a fetch. So a limit of fetches is one of consents (here, for all) and of offers (the backend's,
+//! for one peer or all): whoever holds fetches up costs others their shortcuts, and no response.
 
 use std::time::Instant;
 
@@ -101,6 +104,8 @@ pub(crate) struct Closings {
     pub(crate) bytes_per_peer: u64,
     pub(crate) senders: u64,
     pub(crate) descriptors: u64,
+    pub(crate) fetches: u64,
+    pub(crate) fetches_per_peer: u64,
 }
 
 /// What one peer, or all of them, use at the last look.
@@ -108,6 +113,8 @@ pub(crate) struct Closings {
 pub(crate) struct Use {
     pub(crate) handoffs: u64,
     pub(crate) sent: Load,
+    pub(crate) fetches_out: u64,
+    pub(crate) fetches_in: u64,
 }
 
 #[derive(Default)]
@@ -115,6 +122,8 @@ struct PeerGates {
     handoffs: Gate,
     offers: Gate,
     bytes: Gate,
+    fetches_out: Gate,
+    fetches_in: Gate,
     /// Its agent has as many handoffs as it wants.
     is_full: bool,
     /// It has been told to offer nothing.
@@ -140,6 +149,13 @@ impl Said {
     }
 }
 
+impl PeerGates {
+    /// There is so much with that peer that it is to make no more offers.
+    fn has_enough(&self) -> bool {
+        self.handoffs.is_closed || self.fetches_out.is_closed
+    }
+}
+
 /// Where things stand.
 pub(crate) struct Pressure {
     handoffs: Gate,
@@ -147,6 +163,8 @@ pub(crate) struct Pressure {
     bytes: Gate,
     senders: Gate,
     descriptors: Gate,
+    fetches_out: Gate,
+    fetches_in: Gate,
     peers: Vec<PeerGates>,
     pub(crate) closings: Closings,
     pub(crate) total: Use,
@@ -165,13 +183,15 @@ pub(crate) struct Pressure {
 
 impl Pressure {
     pub(crate) fn new(peers: usize) -> Self {
-        let [handoffs, offers, bytes, senders, descriptors] = [Gate::default(); 5];
+        let [handoffs, offers, bytes, senders, descriptors, fetches_out, fetches_in] = [Gate::default(); 7];
         Self {
             handoffs,
             offers,
             bytes,
             senders,
             descriptors,
+            fetches_out,
+            fetches_in,
             peers: (0..peers).map(|_| PeerGates::default()).collect(),
             closings: Closings::default(),
             total: Use::default(),
@@ -226,6 +246,8 @@ impl Agent {
         for used in &peers {
             total.handoffs += used.handoffs;
             total.sent += used.sent;
+            total.fetches_out += used.fetches_out;
+            total.fetches_in += used.fetches_in;
         }
         self.pressure.total = total;
         self.keep_room();
@@ -251,12 +273,16 @@ impl Agent {
         let open = self.descriptors_in_use();
         let most_senders = self.config.backend.as_ref().map_or(u64::MAX, |backend| backend.senders as u64);
         let room = self.pressure.descriptor_room();
-        let Pressure { closings, descriptors, handoffs, offers, bytes, senders, .. } = &mut self.pressure;
-        let handoffs = handoffs.look(total.handoffs, limits.handoffs, &mut closings.handoffs);
+        let Pressure { closings, descriptors, handoffs, offers, bytes, senders, fetches_out, fetches_in, .. } =
+            &mut self.pressure;
+        let most_fetches = limits.fetches as u64;
+        let handoffs = handoffs.look(total.handoffs, limits.handoffs, &mut closings.handoffs)
+            | fetches_out.look(total.fetches_out, most_fetches, &mut closings.fetches);
         let offers = offers.look(total.sent.payloads, limits.offers, &mut closings.offers)
             | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
             | senders.look(total.sent.senders, most_senders, &mut closings.senders)
-            | descriptors.look(open, room, &mut closings.descriptors);
+            | descriptors.look(open, room, &mut closings.descriptors)
+            | fetches_in.look(total.fetches_in, most_fetches, &mut closings.fetches);
         let ends = self.drain.is_some();
         (u32::from(handoffs | ends) * closed::HANDOFFS) | (u32::from(offers | ends) * closed::OFFERS)
     }
@@ -267,8 +293,10 @@ impl Agent {
         let gates = &mut peers[index];
         let offers = gates.offers.look(used.sent.payloads, limits.offers_per_peer, &mut closings.offers_per_peer)
             | gates.bytes.look(used.sent.bytes, limits.bytes_per_peer, &mut closings.bytes_per_peer)
+            | gates.fetches_in.look(used.fetches_in, limits.fetches_per_peer as u64, &mut closings.fetches_per_peer)
             | gates.is_full;
-        let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer);
+        let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer)
+            | gates.fetches_out.look(used.fetches_out, limits.fetches_per_peer as u64, &mut closings.fetches_per_peer);
         let was_told = gates.is_told;
         self.set_closed(Some(index), if offers { closed::OFFERS } else { 0 });
         if was_told != (is_full || self.takes_none_of(index)) {
@@ -302,7 +330,7 @@ impl Agent {
 
     /// Has the peer's servers make us no more offers, or make them again. Also when its session begins.
     pub(crate) fn tell_full(&mut self, index: usize) {
-        let full = self.pressure.peers[index].handoffs.is_closed || self.takes_none_of(index);
+        let full = self.pressure.peers[index].has_enough() || self.takes_none_of(index);
         self.pressure.peers[index].is_told = full;
         if let Some(session) = self.peers[index].session() {
             Closed { offers: u32::from(full).into() }.emit(session.transport.output());
@@ -314,13 +342,36 @@ impl Agent {
     pub(crate) fn renew_limits(&mut self, index: usize) {
         self.pressure.set_full(index, false);
         self.pressure.peers[index].is_told = false;
-        if self.pressure.peers[index].handoffs.is_closed || self.takes_none_of(index) {
+        if self.pressure.peers[index].has_enough() || self.takes_none_of(index) {
             self.tell_full(index);
         }
     }
 
-    fn use_by_peer(&self) -> Vec<Use> {
+    /// One fetch more, in either direction: where that is the last one, nobody is to consent or to offer from now on.
+    pub(crate) fn note_fetch(&mut self, peer: usize) {
+        let of_peer = |used: &Use| used.fetches_out.max(used.fetches_in);
+        let limits = self.config.limits;
+        let most = self.fetches_out.len().max(self.fetches_in.len());
+        if most >= limits.fetches
+            || self.fetches_by_peer().get(peer).map_or(0, of_peer) >= limits.fetches_per_peer as u64
+        {
+            self.look_at_limits();
+        }
+    }
+
+    fn fetches_by_peer(&self) -> Vec<Use> {
         let mut all = vec![Use::default(); self.peers.len().min(BOARD_PEERS)];
+        for (_, out) in &self.fetches_out {
+            all[out.peer()].fetches_out += 1;
+        }
+        for (_, serving) in &self.fetches_in {
+            all[serving.peer()].fetches_in += 1;
+        }
+        all
+    }
+
+    fn use_by_peer(&self) -> Vec<Use> {
+        let mut all = self.fetches_by_peer();
         for (_, server) in &self.servers {
             let Some(counters) = server.counters() else {
                 continue;

@@ -27,6 +27,12 @@ pub(crate) struct FetchIn {
     deadline: Instant,
 }
 
+impl FetchIn {
+    pub(crate) fn peer(&self) -> usize {
+        self.peer
+    }
+}
+
 /// How far a turn came.
 enum Turn {
     Done,
@@ -43,6 +49,7 @@ impl Agent {
                 peer::Fetched { length: payload.remaining().into() }.emit(transport.output());
                 let (transport, deadline) = (incoming.transport, self.now + PATIENCE);
                 let index = self.fetches_in.insert(FetchIn { transport, peer, payload, trace: fetch.trace, deadline });
+                self.note_fetch(peer);
                 self.on_fetch_in(index);
             }
             Err(reason) => {
@@ -57,8 +64,7 @@ impl Agent {
         let number = fetch.offer.get();
         let is_its = |peer: &crate::config::PeerConfig| incoming.transport.is_of(&peer.name);
         let peer = self.config.peers.iter().position(is_its).ok_or(Reason::UnknownOffer)?;
-        let of_peer = self.fetches_in.iter().filter(|(_, other)| other.peer == peer).count();
-        self.allow_fetch(self.fetches_in.len(), of_peer)?;
+        self.allow_fetch()?;
         if !self.offers.contains(number) {
             self.drain_offers(number);
         }

@@ -307,6 +307,8 @@ impl Agent {
             bytes_per_peer,
             senders,
             descriptors,
+            fetches,
+            fetches_per_peer,
         } = self.pressure.closings;
         json!({
             "handoffs": handoffs,
@@ -317,6 +319,8 @@ impl Agent {
             "bytes_per_peer": bytes_per_peer,
             "senders": senders,
             "descriptors": descriptors,
+            "fetches": fetches,
+            "fetches_per_peer": fetches_per_peer,
         })
     }
 

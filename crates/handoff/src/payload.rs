@@ -78,8 +78,7 @@ impl Source {
             return false;
         };
         let now = FileIdentity::of(&meta);
-        let same = |then: FileIdentity| if mtime_ns.is_some() { then == now } else { then.size == now.size };
-        has_changed.set(has_changed.get() || first.get().is_some_and(|first| !same(first)));
+        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
         first.set(first.get().or(Some(now)));
         let as_told = now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
         as_told && proven.is_none_or(|proven| proven == now)
