@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | watch, recovery | proof | taking, rest | fetch, agent, pulse, speaks, board | pending |
- * ring, trace, field | siphash | kernel.
+ * handoff | watch | again, recovery | proof | taking, rest | fetch, agent, pulse, speaks, board |
+ * pending | ring, trace, field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -27,10 +27,17 @@ enum { SHUNT_COUNTER_LIST(SHUNT_COUNT_X) };
 #undef SHUNT_COUNT_X
 
 typedef struct {
-    ngx_str_t agent;     /* path of shuntd's socket */
-    ngx_flag_t frontend; /* some location has "shunt on" */
-    ngx_flag_t backend;  /* some location has "shunt_offer on" */
+    ngx_str_t agent;       /* path of shuntd's socket */
+    ngx_flag_t frontend;   /* some location has "shunt on" */
+    ngx_flag_t backend;    /* some location has "shunt_offer on" */
+    ngx_flag_t untrusting; /* some location has "shunt on" and no "shunt_trust": said once */
 } ngx_http_shunt_main_conf_t;
+
+/* consents in a row that came to nothing: vain.c */
+typedef struct {
+    uint16_t row;
+    uint16_t skip; /* so many responses without one */
+} ngx_http_shunt_vain_t;
 
 typedef struct {
     ngx_flag_t shunt;
@@ -38,6 +45,7 @@ typedef struct {
     uint64_t long_bytes;  /* what this worker has seen of those: worth.c */
     size_t alone_length;  /* from which on a body alone on its connection is worth a shortcut */
     uint32_t alone_share; /* long bodies that were their connection's first: lifetime.c */
+    ngx_http_shunt_vain_t vain;
     ngx_flag_t consent;
     ngx_flag_t offer;
     size_t offer_min_length;
@@ -81,6 +89,9 @@ typedef struct {
  * One request, as far as Shunt is concerned:
  *
  *   NONE --offer held back--> HELD ---> NONE or OFFERED        backend
+ *   NONE --offer--> PASSING --> NONE or AGAIN                  intermediate: AGAIN where a filter
+ *                                                              needs the body
+ *   NONE --offer refused--> AGAIN --> NONE                     asked for once more, without consent
  *   NONE --offer accepted--> ACCEPTED                          frontend, early header filter
  *   ACCEPTED --> SHORTCUT --> ACTIVE --> COMPLETE or DONE      the body goes past us; DONE: given
  * up ACCEPTED --> FETCH_EARLY --> DONE                          a filter needs the body, or the
@@ -93,6 +104,8 @@ typedef struct {
 typedef enum {
     SHUNT_MODE_NONE = 0,
     SHUNT_MODE_HELD,
+    SHUNT_MODE_PASSING,
+    SHUNT_MODE_AGAIN,
     SHUNT_MODE_ACCEPTED,
     SHUNT_MODE_SHORTCUT,
     SHUNT_MODE_ACTIVE,
@@ -129,6 +142,9 @@ typedef struct {
     unsigned received : 1;    /* the consent came with the request, from a trusted tier */
     unsigned passed : 1;      /* and went on to the upstream */
     unsigned given : 1;       /* the consent is ours */
+    unsigned consented : 1;   /* the consent is or was ours: the answer may be an offer */
+    unsigned again : 1;       /* asked for once more, without consent */
+    unsigned filtered : 1;    /* other filters have seen the header */
     unsigned header_held : 1; /* by the late header filter */
     unsigned tls_fresh : 1;   /* nothing went out under the present key before this response */
     unsigned deaf : 1;        /* the client's FIN is ignored while a payload is under way */
@@ -194,11 +210,17 @@ void ngx_http_shunt_worth_init(ngx_http_shunt_loc_conf_t *lcf);
 ngx_int_t ngx_http_shunt_is_worth(const ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length);
 
+/* vain: and whether consents were of use lately */
+ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
+void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t on_connection);
+void ngx_http_shunt_vain_end(ngx_http_request_t *r);
+
 /* lifetime: to which lengths */
 void ngx_http_shunt_lifetime_init(ngx_http_shunt_loc_conf_t *lcf);
 uint64_t ngx_http_shunt_least_length(ngx_http_request_t *r, const ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_lifetime_note(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c);
+ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create);
 
 /* backend */
 ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);
@@ -245,6 +267,13 @@ void ngx_http_shunt_pulse_begin(ngx_log_t *log);
 ngx_uint_t ngx_http_shunt_pulse_is_gone(void);
 void ngx_http_shunt_pulse_watch(void);
 void ngx_http_shunt_pulse_end(void);
+
+/* again: the request once more, without consent */
+ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                    ngx_chain_t *in);
+void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
 /* recovery: another backend goes on */
 void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);

@@ -17,6 +17,9 @@ extern ngx_module_t ngx_http_fastcgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_uwsgi_module __attribute__((weak));
 extern ngx_module_t ngx_http_scgi_module __attribute__((weak));
 
+/* Its location's configuration begins with the size of a slice. */
+extern ngx_module_t ngx_http_slice_filter_module __attribute__((weak));
+
 static u_char ngx_http_shunt_nonces[NGX_HTTP_SHUNT_NONCE_BATCH][16];
 static ngx_uint_t ngx_http_shunt_nonces_left;
 
@@ -205,6 +208,12 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     ngx_module_t *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
                                &ngx_http_uwsgi_module, &ngx_http_scgi_module};
 
+    /* puts bodies together, from requests that carry no consent */
+    if (&ngx_http_slice_filter_module &&
+        *(size_t *) ngx_http_get_module_loc_conf(r, ngx_http_slice_filter_module)) {
+        return SHUNT_COUNT_relayed_filter;
+    }
+
     for (i = 0; i < sizeof(modules) / sizeof(modules[0]); i++) {
         if (modules[i] == NULL) {
             continue;
@@ -313,8 +322,15 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ngx_uint_t reason = SHUNT_COUNT_relayed_not_worth;
     ngx_http_shunt_ctx_t *ctx;
 
-    if (ngx_http_shunt_is_worth(lcf)) {
+    if (lcf->trust == NULL) {
+        reason = SHUNT_COUNT_relayed_no_trust;
+
+    } else if (ngx_http_shunt_is_worth(lcf)) {
         reason = ngx_http_shunt_not_eligible(r);
+
+        if (reason == 0 && ngx_http_shunt_vain_now(r, lcf)) {
+            reason = SHUNT_COUNT_relayed_vain;
+        }
     }
 
     if (reason) {
@@ -337,6 +353,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ctx->consent.rest = 0;
     ctx->consent.from = ngx_http_shunt_least_length(r, lcf);
     ctx->given = 1;
+    ctx->consented = 1;
     ctx->given_at = ngx_current_msec;
     ctx->tls_fresh = ngx_http_shunt_ssl_is_fresh(r->connection);
     ctx->outcome = -1;
@@ -345,12 +362,22 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
 }
 
 /* as an intermediate: what a trusted tier consented to, and this tier too */
-static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                     ngx_http_shunt_loc_conf_t *lcf)
 {
     ngx_uint_t reason;
     ngx_http_shunt_consent_t consent = ctx->consent;
+    ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
     reason = ngx_http_shunt_body_needed(r);
+
+    if (reason == 0 && (clcf->limit_rate || r->limit_rate_set)) {
+        reason = SHUNT_COUNT_relayed_limit_rate; /* it is about the way to the tier before */
+    }
+
+    if (reason == 0 && ngx_http_shunt_vain_now(r, lcf)) {
+        reason = SHUNT_COUNT_relayed_vain;
+    }
 
     if (reason) {
         ngx_http_shunt_outcome(r, reason);
@@ -394,12 +421,12 @@ ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r)
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    if (r != r->main) {
+    if (r != r->main || (ctx && ctx->again)) {
         return NGX_DECLINED;
     }
 
     if (ctx && ctx->received && lcf->consent) {
-        rc = ngx_http_shunt_pass(r, ctx);
+        rc = ngx_http_shunt_pass(r, ctx, lcf);
 
     } else if (lcf->shunt && !(ctx && ctx->received && lcf->offer)) {
         rc = ngx_http_shunt_give(r, lcf);

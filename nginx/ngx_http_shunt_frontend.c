@@ -97,11 +97,15 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
     return 0;
 }
 
-/* Never the field itself: whoever reads its tag can claim the payload until somebody else has. */
+/*
+ * Never the field itself: whoever reads its tag can claim the payload until somebody else has.
+ * Where the offer answers a consent, the body is asked for once more, without one.
+ */
 static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *field,
                                        ngx_uint_t counter)
 {
     ngx_http_shunt_payload_t payload;
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
 
     if (ngx_http_shunt_parse_payload(&field->value, &payload) == NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
@@ -117,6 +121,12 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
 
     ngx_http_shunt_outcome(r, counter);
 
+    if (ngx_http_shunt_may_ask_again(r, ctx)) {
+        ngx_http_shunt_vain_note(r, 0);
+        ngx_http_shunt_ask_again(r, ctx);
+        return NGX_OK;
+    }
+
     /* Nothing of the upstream's header may end in the error page. The upstream module finalizes the
        request with this status, so error_page works as for any other bad gateway. */
     ngx_http_clean_header(r);
@@ -129,21 +139,71 @@ static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx
                                        ngx_uint_t counter)
 {
     ngx_http_shunt_outcome(r, counter);
+
+    if (counter == SHUNT_COUNT_fetched_filter) {
+        ngx_http_shunt_vain_note(r, 0);
+    }
+
     ctx->mode = SHUNT_MODE_FETCH_EARLY;
+}
+
+/* Every other filter sees the header as if the payload were about to come. */
+static ngx_int_t ngx_http_shunt_try_filters(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_int_t rc;
+    ngx_uint_t in_memory;
+
+    ngx_http_clear_content_length(r);
+    r->headers_out.content_length_n = ctx->payload.length;
+    ctx->filtered = 1;
+
+    /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
+     * wants this one */
+    in_memory = r->connection->ssl && r->main_filter_need_in_memory;
+
+    if (in_memory) {
+        r->main_filter_need_in_memory = 0;
+    }
+
+    rc = ngx_http_shunt_next_early_header(r);
+
+    if (in_memory) {
+        r->main_filter_need_in_memory = 1;
+    }
+
+    return rc;
+}
+
+/* As an intermediate: the offer goes on if no filter here wants the body. */
+static ngx_int_t ngx_http_shunt_pass_on(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                        ngx_table_elt_t *field, ngx_uint_t status)
+{
+    /* the upstream module takes this field out of what it forwards */
+    if (ngx_http_shunt_forbid_cache(r) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    if (status != NGX_HTTP_OK && status != NGX_HTTP_PARTIAL_CONTENT) {
+        return ngx_http_shunt_next_early_header(r); /* nothing is missing in it */
+    }
+
+    if (r->headers_out.content_length_n != 0 ||
+        ngx_http_shunt_parse_payload(&field->value, &ctx->payload) != NGX_OK) {
+        return ngx_http_shunt_refuse(r, field, SHUNT_COUNT_refused_malformed);
+    }
+
+    ctx->mode = SHUNT_MODE_PASSING;
+
+    return ngx_http_shunt_try_filters(r, ctx);
 }
 
 static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
-    ngx_int_t rc;
-    ngx_uint_t in_memory;
     const struct shunt_board *board = ngx_http_shunt_board();
 
     ngx_http_shunt_worth_note(r, ctx->payload.length);
 
     ngx_http_shunt_recovery_note(r, ctx);
-
-    ngx_http_clear_content_length(r);
-    r->headers_out.content_length_n = ctx->payload.length;
 
     ctx->given = 0; /* one consent, one payload */
     ctx->mode = SHUNT_MODE_ACCEPTED;
@@ -161,21 +221,15 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
         ngx_http_shunt_fetch_early(r, ctx, SHUNT_COUNT_fetched_speaks_for);
     }
 
-    /* nginx wants all bodies of a TLS connection in memory; the late filter asks whether a filter
-     * wants this one */
-    in_memory = r->connection->ssl && r->main_filter_need_in_memory;
+    return ngx_http_shunt_try_filters(r, ctx);
+}
 
-    if (in_memory) {
-        r->main_filter_need_in_memory = 0;
-    }
-
-    rc = ngx_http_shunt_next_early_header(r);
-
-    if (in_memory) {
-        r->main_filter_need_in_memory = 1;
-    }
-
-    return rc;
+/* As an intermediate: a filter here wants the body, and the answer is asked for with it. */
+static void ngx_http_shunt_want_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_filter);
+    ngx_http_shunt_vain_note(r, 0);
+    ngx_http_shunt_ask_again(r, ctx);
 }
 
 static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
@@ -221,8 +275,8 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
     pass = ctx && ctx->passed && ngx_http_shunt_upstream_trusted(r);
     field = ngx_http_shunt_take_offer(r, pass);
 
-    if (field && pass && ngx_http_shunt_forbid_cache(r) != NGX_OK) {
-        return NGX_ERROR; /* the upstream module takes this field out of what it forwards */
+    if (field && pass) {
+        return ngx_http_shunt_pass_on(r, ctx, field, status);
     }
 
     lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
@@ -231,7 +285,7 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
         ngx_http_shunt_worth_note(r, r->header_only ? 0 : r->headers_out.content_length_n);
     }
 
-    if (field == NULL || pass) {
+    if (field == NULL) {
         return ngx_http_shunt_next_early_header(r);
     }
 
@@ -269,8 +323,17 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
     ctx = ngx_http_shunt_ctx(r);
 
-    if (ctx == NULL || ctx->mode < SHUNT_MODE_ACCEPTED || ctx->mode == SHUNT_MODE_DONE) {
+    if (ctx == NULL || ctx->mode < SHUNT_MODE_PASSING || ctx->mode == SHUNT_MODE_DONE) {
         return ngx_http_shunt_next_early_body(r, in);
+    }
+
+    /* the header has not come to the late filter: a filter holds it until it has seen the body */
+    if (ctx->mode == SHUNT_MODE_PASSING) {
+        ngx_http_shunt_want_body(r, ctx);
+    }
+
+    if (ctx->mode == SHUNT_MODE_AGAIN) {
+        return ngx_http_shunt_again_body(r, ctx, in);
     }
 
     /* the end that a filter sends itself when it has seen the payload's (addition, slice) */
@@ -331,6 +394,24 @@ static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
     }
 
     ctx = ngx_http_shunt_ctx(r);
+
+    if (ctx && ctx->mode == SHUNT_MODE_AGAIN) {
+        return NGX_OK;
+    }
+
+    if (ctx && ctx->mode == SHUNT_MODE_PASSING) {
+        if (!ngx_http_shunt_untouched(r, ctx)) {
+            ngx_http_shunt_want_body(r, ctx);
+            return NGX_OK;
+        }
+
+        ngx_http_shunt_vain_end(r);
+        ctx->mode = SHUNT_MODE_NONE;
+        ngx_http_clear_content_length(r);
+        r->headers_out.content_length_n = 0;
+
+        return ngx_http_shunt_next_late_header(r);
+    }
 
     if (ctx && ctx->mode == SHUNT_MODE_ACCEPTED) {
         if (ngx_http_shunt_untouched(r, ctx)) {

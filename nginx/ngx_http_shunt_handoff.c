@@ -311,11 +311,16 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
             }
         }
 
+        if (reason != SHUNT_COUNT_fetched_unsent) {
+            ngx_http_shunt_vain_note(r, 1);
+        }
+
         ctx->mode = SHUNT_MODE_FETCH_LATE;
         return ngx_http_shunt_fetch_begin(ctx, output);
     }
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
+    ngx_http_shunt_vain_end(r);
     ngx_http_shunt_watch_progress(r, ctx);
     ngx_http_shunt_pulse_watch();
     ngx_http_shunt_watch_reading(r, ctx);
@@ -602,30 +607,6 @@ void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
-/* Nothing of the response has been written: an error page in its place, as
-   ngx_http_filter_finalize_request() does it, but with the request fully in our hands, so that the
-   connection survives. */
-static void ngx_http_shunt_bad_gateway(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_http_clean_header(r);
-    ngx_memzero(r->ctx, sizeof(void *) * ngx_http_max_module);
-    ngx_http_set_ctx(r, ctx, ngx_http_shunt_module);
-
-    ctx->mode = SHUNT_MODE_NONE;
-    ctx->header_held = 0;
-    ngx_memzero(&ctx->fetch, sizeof(ctx->fetch));
-
-    /* what filters, without their contexts now, had set for the body that does not come */
-    r->chunked = 0;
-    r->buffered = 0;
-    r->connection->buffered = 0;
-    r->filter_need_in_memory = 0;
-    r->main_filter_need_in_memory = 0;
-    r->filter_need_temporary = 0;
-
-    ngx_http_finalize_request(r, NGX_HTTP_BAD_GATEWAY);
-}
-
 /* Whether a client can tell from what it has that the rest of the body is missing. */
 static ngx_uint_t ngx_http_shunt_end_is_told(ngx_http_request_t *r)
 {
@@ -644,7 +625,7 @@ static void ngx_http_shunt_failure_handler(ngx_event_t *ev)
     ngx_http_shunt_release(ctx);
 
     if (!r->header_sent && !c->error) {
-        ngx_http_shunt_bad_gateway(r, ctx);
+        ngx_http_shunt_start_over(r, ctx);
 
     } else {
         /* A FIN is repeated until it is acknowledged, a reset that is lost is not. */

@@ -20,6 +20,7 @@
 typedef struct {
     unsigned long_body : 1;
     unsigned shortcut : 1;
+    ngx_http_shunt_vain_t vain;
 } ngx_http_shunt_past_t;
 
 static void ngx_http_shunt_past_cleanup(void *data)
@@ -105,5 +106,16 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
 
     if (past) {
         past->shortcut = 1;
+        ngx_memzero(&past->vain, sizeof(past->vain));
     }
+}
+
+/* What has come of this connection's consents, or NULL. */
+ngx_http_shunt_vain_t *ngx_http_shunt_lifetime_vain(ngx_connection_t *c, ngx_uint_t create)
+{
+    ngx_http_shunt_past_t *past;
+
+    past = create ? ngx_http_shunt_past_create(c) : ngx_http_shunt_past(c);
+
+    return past ? &past->vain : NULL;
 }

@@ -335,6 +335,7 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
 {
     ngx_http_shunt_loc_conf_t *prev = parent;
     ngx_http_shunt_loc_conf_t *conf = child;
+    ngx_http_shunt_main_conf_t *mcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_shunt_module);
 
     ngx_conf_merge_value(conf->shunt, prev->shunt, 0);
     ngx_conf_merge_size_value(conf->mean_length, prev->mean_length, 4 * 1024);
@@ -344,6 +345,13 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
     ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);
     ngx_conf_merge_ptr_value(conf->trust, prev->trust, NULL);
     ngx_conf_merge_uint_value(conf->recover, prev->recover, NGX_HTTP_SHUNT_ETAG);
+
+    if (conf->shunt && conf->trust == NULL && !mcf->untrusting) {
+        mcf->untrusting = 1;
+        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
+                           "\"shunt on\" without \"shunt_trust\": responses are relayed; name the "
+                           "addresses of the next tier");
+    }
 
     if (conf->offer_types_keys == NULL && prev->offer_types_keys == NULL) {
         prev->offer_types_keys = (void *) -1; /* "*", as ngx_http_types_slot() writes it */

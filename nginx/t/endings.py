@@ -110,10 +110,11 @@ class Vanishing(Base):
     def test_the_board_may_vanish_between_any_two_looks(self):
         flipper = subprocess.Popen([sys.executable, "-c", FLIPPER, str(self.agent.board)], pass_fds=[self.agent.board])
         try:
-            direct = Client("127.0.0.2", 8083, source="127.0.0.9")
+            direct, client = Client("127.0.0.2", 8083, source="127.0.0.9"), Client()
             for _ in range(500):
                 r = direct.get("/text.html", fields=CONSENT)
                 self.assertEqual((r.status, r.body), (200, b"" if "shunt-payload" in r.fields else TEXT))
+                self.assertEqual(client.get("/text.html").body, TEXT)
         finally:
             flipper.kill()
             flipper.wait()

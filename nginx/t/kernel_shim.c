@@ -132,9 +132,29 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
         info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
+/* whether a test has the kernel refuse: by a file beside the agent's socket */
+static int refuses(void)
+{
+    char file[sizeof(path)];
+    char *end;
+
+    strcpy(file, path);
+    end = strrchr(file, '/');
+    if (end) {
+        strcpy(end, "/refuse");
+    }
+
+    return access(file, F_OK) == 0;
+}
+
 static int begin(int fd, const struct shunt_begin *begin)
 {
     struct tcp_info info;
+
+    if (refuses()) {
+        errno = EPERM;
+        return -1;
+    }
 
     if (regions[fd].port != peer_port(fd)) {
         memset(&regions[fd], 0, sizeof(regions[fd]));

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch};
+use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch, file_sha256};
 use shunt_wire::Tag;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
@@ -152,10 +152,12 @@ fn rogue_location(lab: &Lab, host: &Host) -> String {
     format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
 }
 
-/// Answers one request for each lie: `lie` makes a field out of the one that came now and the one that came first.
+/// Answers an honest request and then another for each lie: `lie` makes a field out of the one that came now and the one that
+/// came first. The frontend does not believe it and asks once more, without consent, which is relayed.
 fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<()> {
     let mut first = None;
-    for lie in lies {
+    let honest = Lie { name: "none", field: |field, _| field.into() };
+    for (lie, is_last) in lies.iter().flat_map(|lie| [(&honest, false), (lie, true)]) {
         let mut tier = BufReader::new(listener.accept()?.0);
         let request = head(&mut tier)?;
         let mut upstream = BufReader::new(TcpStream::connect(server)?);
@@ -168,7 +170,23 @@ fn be_rogue(listener: &TcpListener, server: SocketAddr, lies: &[Lie]) -> Result<
             tier.get_mut(),
             "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\nShunt-Payload: {field}\r\n\r\n"
         )?;
+        drop(tier);
+        if is_last {
+            relay(listener, server)?;
+        }
     }
+    Ok(())
+}
+
+/// Answers one request as a tier that has never heard of Shunt.
+fn relay(listener: &TcpListener, server: SocketAddr) -> Result<()> {
+    let mut tier = BufReader::new(listener.accept()?.0);
+    let request = head(&mut tier)?;
+    ensure!(!request.contains("Shunt-"), "asked again: {request:?}");
+    let mut upstream = BufReader::new(TcpStream::connect(server)?);
+    upstream.get_mut().write_all(request.as_bytes())?;
+    tier.get_mut().write_all(head(&mut upstream)?.as_bytes())?;
+    std::io::copy(&mut upstream.take(64 << 10), tier.get_mut())?;
     Ok(())
 }
 
@@ -183,17 +201,15 @@ fn head(stream: &mut BufReader<TcpStream>) -> Result<String> {
 struct Lie {
     name: &'static str,
     field: fn(&str, &str) -> String,
-    status: u16,
 }
 
 const LIES: &[Lie] = &[
-    Lie { name: "none", field: |field, _| field.into(), status: 200 },
-    Lie { name: "the first offer again", field: |_, first| first.into(), status: 502 },
-    Lie { name: "another tag", field: |field, _| changed(field, "tag="), status: 502 },
-    Lie { name: "another number", field: |field, _| changed(field, "offer="), status: 502 },
-    Lie { name: "another length", field: |field, _| field.replace("length=65536", "length=65535"), status: 502 },
-    Lie { name: "an unknown backend", field: |field, _| field.replace("backend=", "backend=x"), status: 502 },
-    Lie { name: "no field at all", field: |_, _| "1; offer=".into(), status: 502 },
+    Lie { name: "the first offer again", field: |_, first| first.into() },
+    Lie { name: "another tag", field: |field, _| changed(field, "tag=") },
+    Lie { name: "another number", field: |field, _| changed(field, "offer=") },
+    Lie { name: "another length", field: |field, _| field.replace("length=65536", "length=65535") },
+    Lie { name: "an unknown backend", field: |field, _| field.replace("backend=", "backend=x") },
+    Lie { name: "no field at all", field: |_, _| "1; offer=".into() },
 ];
 
 /// One digit of a value is another.
@@ -204,8 +220,8 @@ fn changed(field: &str, name: &str) -> String {
 }
 
 #[test]
-fn a_tier_that_forges_or_replays_offers_causes_a_502() -> Result<()> {
-    if !may_run("a_tier_that_forges_or_replays_offers_causes_a_502") {
+fn a_tier_that_forges_or_replays_offers_costs_the_shortcut() -> Result<()> {
+    if !may_run("a_tier_that_forges_or_replays_offers_costs_the_shortcut") {
         return Ok(());
     }
     let mut options = Options::shunt();
@@ -219,10 +235,12 @@ fn lie_to(service: &mut Running<'_>) -> Result<()> {
     let listener = backend.run(|| TcpListener::bind(("0.0.0.0", ROGUE_PORT)))??;
     std::thread::scope(|scope| {
         let rogue = scope.spawn(|| backend.run(|| be_rogue(&listener, server, LIES)));
-        for Lie { name, status, .. } in LIES {
-            let answer = fetch(service.lab.client(), service.service.chain().server(), &["/rogue/64k"])?.remove(0);
-            ensure!(answer.status == *status, "{name}: status {}", answer.status);
-            ensure!(*status == 502 || answer.length == 64 << 10, "{name}: {} bytes", answer.length);
+        for Lie { name, .. } in LIES {
+            for what in ["honest", name] {
+                let answer = fetch(service.lab.client(), service.service.chain().server(), &["/rogue/64k"])?.remove(0);
+                ensure!(answer.status == 200, "{what}: status {}", answer.status);
+                ensure!(answer.sha256 == file_sha256(service.files.join("64k"))?, "{what}: other bytes");
+            }
         }
         rogue.join().expect("the rogue tier's thread")?
     })?;
@@ -231,6 +249,6 @@ fn lie_to(service: &mut Running<'_>) -> Result<()> {
         .iter()
         .map(|name| stats.count(&format!("servers.{name}")))
         .sum();
-    ensure!(refused == LIES.len() as u64 - 1, "{refused} refusals counted: {}", stats.under("servers"));
+    ensure!(refused == LIES.len() as u64, "{refused} refusals counted: {}", stats.under("servers"));
     service.still_good()
 }

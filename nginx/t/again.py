@@ -1,0 +1,193 @@
+"""Responses whose offer cannot be used: asked for once more, without consent, before anything has left; and consents that
+are not given because the last ones came to nothing."""
+import gzip, os, struct, subprocess, sys, unittest
+
+import agent as agents
+from configurations import IMAGE_FILTER, png
+from endings import CONSENT
+from run import BIG, TEXT, Base, Client, Raw, field, read
+
+SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
+SHOWN = lambda uri: b"<p>" + b"x" * 40000 + uri + b"</p>\n"
+
+# Writes the epoch of the first peer: odd while its entry changes, and the same again.
+WRITER = "import mmap, struct, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n" \
+    f"    board[{agents.HEAD_BYTES}] = 3\n    board[{agents.HEAD_BYTES}] = 2\n"
+
+
+class Asked(Base):
+    """What a frontend does with an offer that it cannot use, and what the upstream then hears."""
+
+    def test_a_board_that_is_being_written_costs_no_response(self):
+        os.pwrite(self.agent.board, struct.pack("=I", 3), agents.HEAD_BYTES)
+        def answer(q):
+            if not field(q, "Shunt-Consent"):
+                return b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
+            value = f"1; backend=self; offer={7:016x}; length=50000; tag={'0' * 32}"
+            return f"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nShunt-Payload: {value}\r\nSet-Cookie: a=b\r\n\r\n".encode()
+        raw = Raw(answer)
+        r = Client().get("/raw/x")
+        raw.close()
+        self.assertEqual((r.status, r.body), (200, b"whole"))
+        self.assertNotIn("set-cookie", r.fields)
+        self.assertEqual([bool(field(q, "Shunt-Consent")) for q in raw.requests], [True, False])
+        n = self.agent.counters()
+        self.assertEqual((n["refused_unknown_peer"], n["asked_again"]), (1, 1))
+
+    def test_a_board_that_changes_all_the_time(self):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(self.agent.board)], pass_fds=[self.agent.board])
+        try:
+            c = Client()
+            for _ in range(500):
+                self.assertEqual(c.get("/text.html").body, TEXT)
+        finally:
+            writer.kill()
+            writer.wait()
+        self.assertGreater(self.agent.counters()["shortcuts"], 0)
+
+    def test_an_upstream_that_offers_unasked_is_a_bad_gateway(self):
+        raw = Raw(lambda q: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nShunt-Payload: x\r\n\r\n")
+        r = Client().get("/raw/x")
+        raw.close()
+        self.assertEqual((r.status, r.body, len(raw.requests)), (502, b"oops page", 2))
+
+    def test_once(self):
+        """A frontend whose upstreams are not trusted stops consenting, tries again later, and nobody notices."""
+        c, n = Client(), 40
+        for _ in range(n):
+            self.assertEqual(c.get("/strange-backend/text.html").body, TEXT)
+        counts = self.agent.counters()
+        self.assertEqual(counts["refused_untrusted"], counts["asked_again"])
+        self.assertEqual(counts["relayed_vain"], n - counts["asked_again"])
+        self.assertEqual(counts["asked_again"], 4 + 4)  # without 1, 3, 7 and 15 in between
+
+    conf = Base.conf.replace("location /raw/ {{", """
+        location /strange-backend/ {{ proxy_pass http://127.0.0.7:8083/; }}
+        location /raw/ {{""").replace("listen 127.0.0.2:8083;", "listen 127.0.0.2:8083; listen 127.0.0.7:8083;")
+
+
+class NoTrust(Base):
+    conf = Base.conf.replace("shunt_trust 127.0.0.2 127.0.0.3 127.0.0.5; shunt on;", "shunt on;")
+
+    def test_costs_the_shortcut(self):
+        c = Client()
+        for uri in "/big", "/via/big":
+            self.assertEqual(c.get(uri).body, BIG)
+        self.assertEqual([self.outcome(n=n) for n in (1, 2)], ["relayed:no_trust"] * 2)
+        self.assertEqual(self.agent.counters()["offers"], 0)
+        check = subprocess.run(["nginx", "-t", "-c", self.dir + "/conf"], capture_output=True, text=True)
+        self.assertEqual(check.stderr.count('"shunt on" without "shunt_trust"'), 1, check.stderr)
+
+
+class Filtering(Base):
+    """Filters of an intermediate."""
+    images = os.path.exists(IMAGE_FILTER)
+    module = f"{IMAGE_FILTER}; load_module {Base.module}" if images else Base.module
+    conf = Base.conf.replace("location /no/ {{", """
+        location /gzip/ {{ gzip on; gzip_proxied any; gzip_http_version 1.0; proxy_pass http://backend/; }}
+        location /gunzip/ {{ gunzip on; proxy_pass http://backend/; }}
+        location /sub/ {{ sub_filter needle thread; sub_filter_once off; proxy_pass http://backend/; }}
+        location /ssi/ {{ ssi on; proxy_pass http://backend/; }}
+        location /add/ {{ addition_types *; add_after_body /tail; proxy_pass http://backend/; }}
+        location = /tail {{ return 200 "tail"; }}
+        location /ranges/ {{ proxy_force_ranges on; proxy_pass http://backend/; }}
+        location /charset/ {{ charset utf-8; charset_types *; proxy_pass http://backend/; }}
+        location /slice/ {{ slice 100k; proxy_set_header Range $slice_range; proxy_pass http://backend/; }}
+        location /rate/ {{ limit_rate 100m; proxy_pass http://backend/; }}
+        IMAGE
+        location /no/ {{""".replace("IMAGE", "location /image/ {{ image_filter resize 100 -; proxy_pass http://backend/; }}"
+                                    if images else "")).replace("location /types/ {{", """
+        location /packed/ {{ add_header Content-Encoding gzip; }}
+        location /types/ {{""")
+
+    def prepare(self):
+        os.mkdir(self.dir + "/www/packed")
+        for name, data in ("ssi.html", SSI), ("packed/page", gzip.compress(BIG, 1)), ("x.png", png(300, 300)):
+            with open(f"{self.dir}/www/{name}", "wb") as f:
+                f.write(data)
+
+    def body(self, uri, body, fields="", status=200):
+        c = Client()
+        r = c.get("/via" + uri, fields=fields)
+        self.assertEqual((r.status, r.body == body), (status, True), uri)
+        self.assertClean(r)
+        c.close()
+        return r
+
+    def test_each_gets_the_body(self):
+        self.body("/sub/text.html", TEXT.replace(b"needle", b"thread"))
+        self.body("/ssi/ssi.html", SHOWN(b"/ssi/ssi.html"))
+        self.body("/add/big", BIG + b"tail")
+        self.body("/slice/big", BIG)
+        self.body("/rate/big", BIG)
+        zipped = self.body_of("/gzip/text.html", "Accept-Encoding: gzip\r\n")
+        self.assertEqual(gzip.decompress(zipped), TEXT)
+        self.assertEqual(self.agent.counters()["shortcuts"], 0)
+        self.assertEqual([self.outcome(8082, n) for n in range(1, 7)],
+                         ["relayed:filter"] * 4 + ["relayed:limit_rate", "relayed:filter"])
+
+    def body_of(self, uri, fields=""):
+        c = Client()
+        body = c.get("/via" + uri, fields=fields).body
+        c.close()
+        return body
+
+    @unittest.skipUnless(images, f"{IMAGE_FILTER} is not there (libnginx-mod-http-image-filter)")
+    def test_one_that_holds_the_header_gets_the_body(self):
+        picture = self.body_of("/image/x.png")
+        self.assertEqual(struct.unpack(">II", picture[16:24]), (100, 100))
+
+    def test_gunzip_gets_the_body(self):
+        self.body("/gunzip/packed/page", BIG)
+
+    def test_a_range_that_is_cut_here_is_right(self):
+        self.body("/ranges/big", BIG[5:200005], "Range: bytes=5-200004\r\n", 206)
+
+    def test_what_no_filter_wants_still_takes_the_shortcut(self):
+        for n, uri in enumerate(("/sub/big", "/ssi/big", "/gzip/big", "/gunzip/big", "/ranges/big", "/charset/big")):
+            self.body(uri, BIG)
+            self.assertEqual((self.outcome(n=n + 1), self.log(8082, n + 1)[5]), ("shortcut", "0"), uri)
+        self.assertEqual(self.agent.counters()["asked_again"], 0)
+
+    def test_it_stops_consenting_and_begins_again(self):
+        text = TEXT.replace(b"needle", b"thread")
+        for _ in range(30):
+            self.body("/sub/text.html", text)
+        n = self.agent.counters()
+        self.assertEqual((n["asked_again"], n["relayed_vain"]), (4 + 3, 23))
+        for more in range(64):
+            self.body("/sub/big", BIG)
+            if self.agent.counters()["shortcuts"]:
+                break
+        self.body("/sub/big", BIG)
+        self.assertEqual(self.agent.counters()["shortcuts"], 2)
+
+
+class Fetched(Base):
+    """Frontends whose bodies are always fetched."""
+
+    def test_a_location_stops_consenting(self):
+        c = Client()
+        for _ in range(30):
+            self.assertEqual(c.get("/sub/text.html").body, TEXT.replace(b"needle", b"thread"))
+        n = self.agent.counters()
+        self.assertEqual((n["fetched"], n["relayed_vain"]), (4 + 3, 23))
+
+    def test_one_location_learns_for_itself(self):
+        c = Client()
+        for _ in range(5):
+            c.get("/sub/text.html")
+        self.assertEqual(c.get("/text.html").body, TEXT)
+        self.assertEqual(self.outcome(n=6), "shortcut")
+
+    def test_a_refused_connection_stops_at_once_and_others_go_on(self):
+        """As one of this machine, or one that the flow table has no room for."""
+        refused = lambda: [self.outcome(n=n) for n in range(1, 7)]
+        with open(self.dir + "/refuse", "w"):
+            c = Client()
+            for _ in range(6):
+                self.assertEqual(c.get("/big").body, BIG)
+        self.assertEqual(refused(), ["fetched:begin", "relayed:vain", "fetched:begin"] + ["relayed:vain"] * 3)
+        os.unlink(self.dir + "/refuse")
+        self.assertEqual(Client().get("/big").body, BIG)
+        self.assertEqual(self.outcome(n=7), "shortcut")
