@@ -311,7 +311,8 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
             }
         }
 
-        if (reason != SHUNT_COUNT_fetched_unsent) {
+        /* the client's window, and proof of its packets, may be there for the next response */
+        if (reason != SHUNT_COUNT_fetched_unsent && reason != SHUNT_COUNT_fetched_unproven) {
             ngx_http_shunt_vain_note(r, 1);
         }
 
