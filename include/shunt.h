@@ -58,7 +58,7 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_MOVE, struct shunt_move): another peer goes on with the active region, from its
  * byte `from` on. A struct shunt_state is in the ring afterwards, whose `start` is that byte's.
  * The region stays what it was: its completion is that of all its bytes. EPERM where no region is
- * active, `from` is more than the client has acknowledged, or as for SHUNT_BEGIN. */
+ * active, it has no byte `from`, or as for SHUNT_BEGIN. */
 #define SHUNT_MOVE   4
 /* setsockopt(SHUNT_APPEND, struct shunt_begin): as SHUNT_BEGIN, but the server may write on: that
  * waits in the connection's own queue, a FIN too, until the client has acknowledged the region.
@@ -120,7 +120,7 @@ struct shunt_take {
 /* A record of the ring. It begins as a struct shunt_event does. */
 struct shunt_state {
     shunt_u64 handoff;
-    shunt_u64 acked;   /* payload bytes that the client has acknowledged */
+    shunt_u64 acked;   /* payload bytes that the client's newest packet acknowledges */
     shunt_u32 kind;    /* SHUNT_EVENT_STATE */
     shunt_u32 status;  /* SHUNT_REGION_* */
     shunt_u32 regions; /* how many this connection has begun, this one included */
@@ -139,11 +139,12 @@ struct shunt_state {
     shunt_u32 snd_ssthresh;
     shunt_u32 srtt_us;     /* microseconds, not shifted; 0: no sample */
     shunt_u32 ack_spacing; /* bytes between the ACKs that go to the backend; 0: each goes */
-    shunt_u16 mss;         /* bytes, without options */
+    shunt_u32 ahead; /* bytes from `start` on that the client may have from another peer (MOVE) */
+    shunt_u16 mss;   /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 pad[7];
+    shunt_u8 pad[3];
 };
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
@@ -423,12 +424,13 @@ struct shunt_handoff {
     shunt_u32 snd_ssthresh;
     shunt_u32 srtt_us;
     shunt_u32 ack_spacing;
+    shunt_u32 ahead;
     shunt_u16 mss;
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
     shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
-    shunt_u8 pad[2];
+    shunt_u8 pad[6];
     struct shunt_tls tls; /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
 };
 

@@ -175,6 +175,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->snd_ssthresh = state->snd_ssthresh;
     msg->srtt_us = state->srtt_us;
     msg->ack_spacing = state->ack_spacing;
+    msg->ahead = state->ahead;
     msg->mss = state->mss;
     msg->snd_wscale = state->snd_wscale;
     msg->rcv_wscale = state->rcv_wscale;
@@ -404,7 +405,7 @@ ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
         return 0;
     }
 
-    if (state->acked <= ctx->acked) {
+    if (state->acked == ctx->acked) {
         return 0;
     }
 

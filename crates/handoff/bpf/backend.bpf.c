@@ -138,6 +138,8 @@ static __always_inline void note_sent(struct sender_slot *slot, const struct pac
 
     if (is_before(slot->sent, end))
         slot->sent = end;
+    if (is_before(slot->edge, end))
+        slot->edge = end;
 }
 
 SEC("tc")
@@ -181,15 +183,32 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
     return store_sack(skb, p, e, &sack);
 }
 
+/* An ACK number in the socket's own space. A parked socket's late ACK of an older payload lies in
+ * front of the header between. */
+static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
+{
+    return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
+}
+
 /*
- * Where a sender's socket stands by an ACK, in its own space. A parked socket's late ACK of an
- * older payload lies in front of the header between. Of a payload that another backend has begun,
- * the client may have more than the frontend knew: an ACK of what has not been sent would be
- * ignored (RFC 9293, 3.10.7.4), but what has been sent is acknowledged by it.
+ * Whether an ACK is of bytes that nobody has sent: `sent` is noted before a segment leaves. A
+ * client that gets away with it would be sent more than its way can carry, and a stranger's would
+ * have this socket forget bytes that the client has not got (RFC 5961, 5).
+ */
+static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
+                                                const struct packet *p)
+{
+    return !(p->flags & TH_RST) && is_before(slot->edge, own_ack(slot, p->ack));
+}
+
+/*
+ * Where a sender's socket stands by an ACK, in its own space. Of a payload that another backend has
+ * begun, the client may have more than the frontend knew: an ACK of what this one has not sent
+ * would be ignored (RFC 9293, 3.10.7.4), but what has been sent is acknowledged by it.
  */
 static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u32 ack)
 {
-    __u32 own = (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
+    __u32 own = own_ack(slot, ack);
 
     if (!is_before(slot->sent, own))
         return own;
@@ -284,6 +303,10 @@ int be_in(struct __sk_buff *skb)
     }
     if (is_strange(slot, &p)) {
         count(BE_DROP_STRANGE);
+        return TC_ACT_SHOT;
+    }
+    if (acknowledges_unsent(slot, &p)) {
+        count(BE_DROP_UNSENT);
         return TC_ACT_SHOT;
     }
     if (!receive_as_sender(skb, &p, slot)) {

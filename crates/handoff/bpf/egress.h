@@ -116,6 +116,9 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, st
     if (p->flags & TH_ACK && is_before(flow->server_ack, p->ack))
         flow->server_ack = p->ack;
     note_segment(flow, end);
+    if (p->flags & TH_ACK)
+        flow->server_edge =
+            later(flow->server_edge, p->ack + ((__u32) p->window << flow->rcv_wscale));
     d->tsval = p->tsval;
     if (p->timestamps && flow->flags & FLOW_TIMESTAMPS && is_before(p->tsval, flow->client_tsecr))
         d->tsval = flow->client_tsecr;

@@ -18,6 +18,7 @@ const volatile __u64 netns_cookie = 0;
 #include "sack.h"
 #include "reset.h"
 #include "spaces.h"
+#include "claims.h"
 #include "icmp.h"
 #include "kernel.h"
 #include "behind.h"

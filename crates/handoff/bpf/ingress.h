@@ -10,7 +10,8 @@
  *   later pure ACKs inside                   no                         yes, each that it needs
  *   of these, probes                         yes, clamped: it answers   yes
  *   ACK at the end                           yes, new delta: complete   yes
- *   ACK past the end                         nobody: nobody sent that   no
+ *   ACK past the end, or past what the       nobody: nobody sent that   no
+ *   client had room for (claims.h)
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
  *   RST at the next sequence number          yes                        yes
  *
@@ -61,25 +62,6 @@ static __always_inline int break_index(const struct spaces *s, __u32 n)
 }
 
 /* ---- the decision, under the flow's lock ---- */
-
-static __always_inline void note_client(struct flow *flow, const struct packet *p)
-{
-    if (is_newest_ack(flow, p->ack)) {
-        flow->client_ack = p->ack;
-        flow->client_window = p->window;
-        flow->flags |= FLOW_SEEN_IN;
-    }
-    if (p->timestamps) {
-        bool first = !(flow->flags & FLOW_TIMESTAMPS);
-        if (first || is_before(flow->client_tsval, p->tsval))
-            flow->client_tsval = p->tsval;
-        if (first || is_before(flow->client_tsecr, p->tsecr))
-            flow->client_tsecr = p->tsecr;
-        flow->flags |= FLOW_TIMESTAMPS;
-    }
-    if (p->flags & TH_FIN)
-        flow->flags |= FLOW_CLIENT_FIN;
-}
 
 static __always_inline void end_region(struct flow *flow, struct route *r, __u32 status, __u32 kind)
 {
@@ -180,11 +162,12 @@ static __always_inline bool opens_window(const struct flow *flow, const struct p
     return window > flow->snd_wnd && flow->snd_wnd < length && flow->snd_wnd < flight;
 }
 
+/* `at`: the ACK's place in the region. */
 static __always_inline void route_active(struct flow *flow, const struct packet *p,
-                                         const struct sack *sack, __u64 now, struct route *r)
+                                         const struct sack *sack, __s64 at, __u64 now,
+                                         struct route *r)
 {
     struct spaces *s = &flow->spaces;
-    __s64 at = nth_position(s, 0, p->ack);
     __s64 length = nth_break(s, 0)->length;
     bool pure = p->payload_bytes == 0 && !(p->flags & (TH_FIN | TH_URG));
 
@@ -202,13 +185,12 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     }
     bool only_backend = pure && flow->flags & FLOW_START_ACKED && at < length;
     r->held = ack_may_wait(flow, p, sack, at, now) && only_backend && !is_probe(flow, p);
-    if (at > (__s64) s->acked)
-        s->acked = at;
     if (r->held)
         return;
     r->copy = break_index(s, 0);
     note_passed(flow, p, at, now);
     if (at == length) {
+        s->acked = at;
         end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
         return;
     }
@@ -217,24 +199,21 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
     flow->flags |= FLOW_START_ACKED;
 }
 
-/*
- * RFC 9293, 3.10.7.4: whether a segment lies in the window that the frontend's kernel has given the
- * client, or as far before it. The widest that its scale allows: no program sees the window itself.
- * What does not is some stranger's guess, or very old. Neither may move a region on, nor reach a
- * backend, whose socket gets a sequence number that always fits.
- */
-static __always_inline bool is_acceptable(const struct flow *flow, const struct packet *p)
+/* A connection without a region is its kernel's, which knows what has been sent. */
+static __always_inline void route_too_much(const struct flow *flow, struct route *r)
 {
-    __u32 window = 0xffffu << flow->rcv_wscale;
-
-    return p->seq - (flow->server_ack - window) <= 2 * window;
+    r->nobody = is_open(&flow->spaces);
+    r->server = !r->nobody;
+    r->strange = !r->nobody;
 }
 
 static __always_inline void route_ack(struct flow *flow, const struct packet *p,
                                       const struct sack *sack, __u64 now, struct route *r)
 {
+    __s64 at = nth_position(&flow->spaces, 0, p->ack);
+
     if (flow->spaces.status == SHUNT_REGION_ACTIVE) {
-        route_active(flow, p, sack, now, r);
+        route_active(flow, p, sack, at, now, r);
         if (r->nobody)
             return;
     } else if (flow->spaces.status == SHUNT_REGION_CANCELLED && flow->flags & FLOW_SERVER_FIN) {
@@ -243,7 +222,7 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
         r->server = true;
         route_late(&flow->spaces, p, sack, r);
     }
-    note_client(flow, p);
+    note_client(flow, p, at);
 }
 
 /* ---- to the frontend's stack ---- */
@@ -431,6 +410,8 @@ static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct
     } else if (!untouched && !is_acceptable(flow, p)) {
         r.server = true; /* its kernel drops it, and says what it expects */
         r.strange = true;
+    } else if (!untouched && claims_too_much(flow, p, &sack)) {
+        route_too_much(flow, &r);
     } else if (!untouched) {
         route_ack(flow, p, &sack, now, &r);
     }
@@ -472,23 +453,51 @@ static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct
     return to_server(skb, p, flow, r.ack, r.window);
 }
 
+static __always_inline void key_of_client(const struct packet *p, struct flow_key *key)
+{
+    __builtin_memcpy(key->client_address, p->source, sizeof(key->client_address));
+    __builtin_memcpy(key->server_address, p->destination, sizeof(key->server_address));
+    key->client_port = p->source_port;
+    key->server_port = p->destination_port;
+}
+
+/* Functions of their own, so that the key is on their stack and not on fe_in's. */
+static __noinline struct flow *flow_of_clients(const struct packet *p)
+{
+    struct flow_key key = {};
+
+    key_of_client(p, &key);
+    return bpf_map_lookup_elem(&flows, &key);
+}
+
+static __noinline void forget_flow(const struct packet *p)
+{
+    struct flow_key key = {};
+
+    key_of_client(p, &key);
+    bpf_map_delete_elem(&flows, &key);
+}
+
+static __noinline int note_syn_of(const struct packet *p)
+{
+    struct flow_key key = {};
+
+    key_of_client(p, &key);
+    return note_syn(&key, p);
+}
+
 SEC("tc")
 int fe_in(struct __sk_buff *skb)
 {
     bool is_copy = (skb->mark & COPY_MARK_MASK) == COPY_MARK;
     __u32 index = skb->mark & (BREAKS - 1);
     struct packet p;
-    struct flow_key key = {};
 
     if (is_copy)
         skb->mark = 0;
     if (!parse(skb, &p))
         return steer_report(skb);
-    __builtin_memcpy(key.client_address, p.source, sizeof(key.client_address));
-    __builtin_memcpy(key.server_address, p.destination, sizeof(key.server_address));
-    key.client_port = p.source_port;
-    key.server_port = p.destination_port;
-    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    struct flow *flow = flow_of_clients(&p);
     if (is_copy) {
         if (flow)
             return to_backend(skb, &p, flow, index);
@@ -499,8 +508,8 @@ int fe_in(struct __sk_buff *skb)
         if (flow && has_connection(skb, &p))
             return PASS;
         if (flow)
-            bpf_map_delete_elem(&flows, &key);
-        note_syn(&key, &p);
+            forget_flow(&p);
+        note_syn_of(&p);
         return PASS;
     }
     if (!flow)

@@ -17,6 +17,8 @@ struct tcp_options_received {
 struct tcp_sock {
     __u32 write_seq;
     __u32 snd_wnd;
+    __u32 rcv_wup;
+    __u32 rcv_wnd;
     __u32 tsoffset;
     __u8 tcp_usec_ts : 1; /* since Linux 6.7 */
     struct tcp_options_received rx_opt;
@@ -30,7 +32,8 @@ struct tcp_sock {
 struct connection {
     __u32 write_seq;
     __u32 snd_wnd;
-    __u32 tsval; /* our timestamp clock */
+    __u32 rcv_edge; /* first byte that the client was given no room for */
+    __u32 tsval;    /* our timestamp clock */
     __u32 ts_recent;
     __u8 snd_wscale;
     __u8 rcv_wscale;
@@ -52,6 +55,7 @@ static __always_inline void load_connection(struct bpf_sock *sk, struct connecti
 
     c->write_seq = BPF_CORE_READ(tcp, write_seq);
     c->snd_wnd = BPF_CORE_READ(tcp, snd_wnd);
+    c->rcv_edge = BPF_CORE_READ(tcp, rcv_wup) + BPF_CORE_READ(tcp, rcv_wnd);
     /* tcp_clock_ms() + tsoffset, as getsockopt(TCP_TIMESTAMP) */
     c->tsval = bpf_ktime_get_ns() / 1000000 + BPF_CORE_READ(tcp, tsoffset);
     c->ts_recent = BPF_CORE_READ(tcp, rx_opt.ts_recent);

@@ -121,12 +121,6 @@ static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_
     flow->server_ack = tcp->rcv_nxt;
 }
 
-/* Under the flow's lock: an acceptable ACK at fe_in. */
-static __always_inline bool is_newest_ack(const struct flow *flow, __u32 ack)
-{
-    return !(flow->flags & FLOW_SEEN_IN) || !is_before(ack, flow->client_ack);
-}
-
 /* Under the flow's lock: a segment at fe_out, LOCAL space. */
 static __always_inline void note_segment(struct flow *flow, __u32 end)
 {

@@ -141,24 +141,18 @@ static __always_inline struct flow *find_or_insert(const struct asked *a)
     struct flow fresh = {
         .spaces.status = SHUNT_REGION_COMPLETE,
         .client_ack = a->tcp->snd_una,
+        .rcv_nxt = a->tcp->rcv_nxt,
         .server_ack = a->tcp->rcv_nxt,
         .server_end = a->tcp->snd_nxt,
+        .client_window = a->connection.snd_wnd >> a->connection.snd_wscale,
+        .snd_wscale = a->connection.snd_wscale,
+        .server_edge = a->connection.rcv_edge,
         .rcv_wscale = a->connection.rcv_wscale,
         .flags = was_seen_to_begin(&a->key, a->tcp) ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
     };
+    fresh.edge = later(fresh.server_end, fresh.client_ack + a->connection.snd_wnd);
     bpf_map_update_elem(&flows, &a->key, &fresh, BPF_NOEXIST);
     return bpf_map_lookup_elem(&flows, &a->key);
-}
-
-static __always_inline __u32 later(__u32 a, __u32 b)
-{
-    return is_before(a, b) ? b : a;
-}
-
-/* First byte that the client has no room for, CLIENT space. */
-static __always_inline __u32 client_edge(const struct flow *flow)
-{
-    return flow->client_ack + ((__u32) flow->client_window << flow->snd_wscale);
 }
 
 /* Of the socket, brought up to date by what has passed by it: while a region is active its ACKs,
@@ -172,6 +166,7 @@ static __always_inline void note_connection(struct flow *flow, const struct conn
     flow->ts_recent = passed ? later(c->ts_recent, flow->client_tsval) : c->ts_recent;
     flow->snd_wnd = is_before(flow->start, edge) ? edge - flow->start : 0;
     flow->rcv_wscale = c->rcv_wscale;
+    flow->server_edge = c->rcv_edge;
     flow->options = c->options;
 }
 
@@ -184,6 +179,23 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
     flow->srtt_us = tcp->srtt_us >> 3;
     flow->mss =
         tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
+}
+
+/* What the client has said to the socket. Later packets may have passed here, and earlier ones need
+ * not have: what came in fragments went past fe_in. */
+static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
+{
+    const struct connection *c = &a->connection;
+    __u32 una = a->tcp->snd_una;
+    __u32 acked = start;
+
+    barrier_var(una); /* the verifier takes no arithmetic on the socket's pointer */
+    to_client(&flow->spaces, una, una, &acked);
+    if (flow->spaces.made == 0 || is_before(flow->client_ack, acked)) {
+        flow->client_ack = acked;
+        flow->client_window = c->snd_wnd >> c->snd_wscale;
+    }
+    flow->edge = later(flow->edge, later(start, acked + c->snd_wnd));
 }
 
 /* Whose completion `ring` hears of, and from where on its backend sends. */
@@ -222,13 +234,11 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     to_client(s, local, local, &start);
     if (!is_proven(flow, tcp, start)) {
         begin_proof(flow, tcp);
+        flow->edge =
+            later(flow->edge, later(start, start - (tcp->snd_nxt - tcp->snd_una) + c->snd_wnd));
         return FE_REFUSED_UNPROVEN;
     }
-    if (s->made == 0) {
-        flow->client_ack = tcp->snd_una;
-        flow->snd_wscale = c->snd_wscale;
-        flow->client_window = c->snd_wnd >> c->snd_wscale;
-    }
+    note_client_of(flow, a, start);
     if (s->made == 0 || nth_break(s, 0)->peer != begin->peer)
         flow->ack_spacing = 0;
     struct flow_break *b = next_break(s);
@@ -241,6 +251,7 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
 
     flow->regions++;
     note_handoff(flow, begin->handoff, begin->ring, start, a);
+    flow->ahead = 0;
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
@@ -295,12 +306,13 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
 
     if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET)
         return FE_REFUSED_ENDED;
-    if (move->from > s->acked)
-        return FE_REFUSED_ARGUMENT;
     struct flow_break *b = newest_break(s);
+    if (move->from >= b->length)
+        return FE_REFUSED_ARGUMENT;
     b->peer = move->peer;
     flow->ack_spacing = 0;
     note_handoff(flow, move->handoff, move->ring, b->start + (__u32) move->from, a);
+    flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
     return FE_MOVED;
 }
 
@@ -345,6 +357,7 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
     state->snd_ssthresh = flow->snd_ssthresh;
     state->srtt_us = flow->srtt_us;
     state->ack_spacing = flow->ack_spacing;
+    state->ahead = flow->ahead;
     state->mss = flow->mss;
     state->snd_wscale = flow->snd_wscale;
     state->rcv_wscale = flow->rcv_wscale;

@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 7
+#define STEERING_LAYOUT 8
 
 #define MAX_FLOWS      65536
 #define MAX_SENDERS    65536
@@ -55,7 +55,7 @@ struct flow_break {
 struct spaces {
     __u32 made;   /* breaks so far; breaks[(made - 1) & (BREAKS - 1)] is the newest */
     __u32 status; /* SHUNT_REGION_* of the newest */
-    __u64 acked;  /* of the newest region: payload bytes that the client has acknowledged */
+    __u64 acked;  /* of the newest region: payload bytes that the client's newest ACK claims */
     struct flow_break breaks[BREAKS];
 };
 
@@ -69,12 +69,13 @@ struct flow {
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
     __u32 ring;         /* where the newest region's completion goes */
     /* what of the client's packets and the frontend's own has passed */
-    __u32 client_ack;   /* highest ACK number of the client, CLIENT space */
-    __u32 client_tsval; /* newest timestamp of the client */
-    __u32 client_tsecr; /* newest timestamp that it has echoed: ours must not go back */
-    __u32 server_ack;   /* highest ACK number of the frontend's kernel */
-    __u32 server_end;   /* end of the frontend's newest segment, LOCAL space */
-    __u32 pad;
+    __u32 client_ack;    /* newest ACK number of the client, CLIENT space (claims.h) */
+    __u32 client_tsval;  /* newest timestamp of the client */
+    __u32 client_tsecr;  /* newest timestamp that it has echoed: ours must not go back */
+    __u32 edge;          /* highest number that it has had room before, CLIENT space */
+    __u32 server_ack;    /* highest ACK number of the frontend's kernel */
+    __u32 server_edge;   /* highest number that this has had room before */
+    __u32 server_end;    /* end of the frontend's newest segment, LOCAL space */
     __u16 client_window; /* window field that came with client_ack, not scaled */
     __u8 flags;          /* FLOW_* */
     /* as it was when the newest region began, or moved (struct shunt_state) */
@@ -91,6 +92,7 @@ struct flow {
     __u8 snd_wscale;
     __u8 rcv_wscale;
     __u32 ack_spacing; /* payload bytes between ACKs that its backend needs, 0: it needs each */
+    __u32 ahead;       /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE) */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -159,9 +161,10 @@ struct sender_slot {
     __u32 snd_cwnd;  /* for the sockops program: initial window, 0: leave it */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
     __u32 sent;      /* where the socket's own sequence numbers have got to */
-    __u32 acked;     /* of these, what the client has acknowledged to it */
+    __u32 edge;      /* the same, or where those of a sender before it may have got to */
+    __u32 acked;     /* of `sent`, what the client has acknowledged to it */
     __u16 window;    /* window field of the sender's newest ACK */
-    __u16 pad[3];    /* a cache line each; the elements of an array map lie multiples of 8 apart */
+    __u16 pad;       /* a cache line each; the elements of an array map lie multiples of 8 apart */
 };
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
@@ -185,7 +188,7 @@ struct sender_slot {
     X(FE_OUT_WAITS, "not sent yet: what the server has written behind a payload")                 \
     X(FE_OUT_FIN_TO_RST, "frontend segments that end half a response, turned into resets")        \
     X(FE_DROP_EARLY_WRITE, "dropped: the frontend's server wrote during a handoff")               \
-    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody has sent")                              \
+    X(FE_DROP_BAD_ACK, "dropped: acknowledges what nobody can have sent")                         \
     X(FE_DROP_TOO_BIG, "dropped: a report of a smaller path MTU about what is not outstanding")   \
     X(FE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(FE_DROP_COPY, "dropped: a copy whose flow, backend or route to it is gone")                 \
@@ -213,6 +216,7 @@ struct sender_slot {
     X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
     X(BE_IN_TOO_BIG, "steered reports of a smaller path MTU delivered to a sender")               \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
+    X(BE_DROP_UNSENT, "dropped: a steered packet that acknowledges what has not been sent")       \
     X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")      \
     X(BE_DROP_STRAY_OUT, "dropped: a segment of a closed sender")                                 \
     X(BE_DROP_FIN, "dropped: FIN or RST of a sender's socket")                                    \

@@ -164,9 +164,10 @@ impl From<&Slot> for SenderSlot {
             snd_cwnd: slot.snd_cwnd,
             ts_recent: slot.ts_recent,
             sent: slot.start.wrapping_sub(slot.seq_delta),
+            edge: slot.start.wrapping_sub(slot.seq_delta).wrapping_add(slot.ahead),
             acked: slot.start.wrapping_sub(slot.seq_delta),
             window: 0,
-            pad: [0; 3],
+            pad: 0,
         }
     }
 }

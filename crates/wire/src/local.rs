@@ -173,7 +173,7 @@ Handoff, kind::HANDOFF, {
     peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
     start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-    srtt_us: u32, ack_spacing: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2], tls: Tls,
+    srtt_us: u32, ack_spacing: u32, ahead: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6], tls: Tls,
 });
 message!(
     /// The server gave a handoff up.
@@ -475,11 +475,12 @@ pub struct State {
     pub snd_ssthresh: u32,
     pub srtt_us: u32,
     pub ack_spacing: u32,
+    pub ahead: u32,
     pub mss: u16,
     pub snd_wscale: u8,
     pub rcv_wscale: u8,
     pub options: u8,
-    pub pad: [u8; 7],
+    pub pad: [u8; 3],
 }
 
 with_ends!(Handoff, Ask, State);
@@ -506,6 +507,7 @@ impl Handoff {
             snd_ssthresh: state.snd_ssthresh,
             srtt_us: state.srtt_us,
             ack_spacing: state.ack_spacing,
+            ahead: state.ahead,
             mss: state.mss,
             snd_wscale: state.snd_wscale,
             rcv_wscale: state.rcv_wscale,

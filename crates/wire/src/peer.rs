@@ -159,6 +159,8 @@ body!(
         srtt_us: U32,
         /// See [`Spacing::bytes`]: what holds for this flow now.
         ack_spacing: U32,
+        /// Bytes from `start` on that the client may have already, from a backend that is lost.
+        ahead: U32,
         /// Shift of the client's window field.
         snd_wscale: u8,
         /// Shift of ours.
@@ -574,6 +576,7 @@ impl Claim {
             snd_ssthresh: handoff.snd_ssthresh.into(),
             srtt_us: handoff.srtt_us.into(),
             ack_spacing: handoff.ack_spacing.into(),
+            ahead: handoff.ahead.into(),
             snd_wscale: handoff.snd_wscale,
             rcv_wscale: handoff.rcv_wscale,
             suite: handoff.tls.suite.into(),

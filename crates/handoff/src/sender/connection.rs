@@ -93,6 +93,7 @@ pub(super) fn first_slot(claim: &Claim) -> Slot {
         ack: claim.rcv_nxt.get(),
         snd_cwnd: claim.snd_cwnd.get(),
         ts_recent: claim.ts_recent.get(),
+        ahead: claim.ahead.get(),
     }
 }
 
@@ -205,6 +206,7 @@ impl Sender {
             ack: claim.rcv_nxt.get(),
             snd_cwnd: 0,
             ts_recent: claim.ts_recent.get(),
+            ahead: claim.ahead.get(),
         }
     }
 

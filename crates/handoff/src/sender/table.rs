@@ -26,6 +26,8 @@ pub struct Slot {
     pub ack: u32,
     pub snd_cwnd: u32,
     pub ts_recent: u32,
+    /// Bytes from `start` on that the client may have from a sender before this one.
+    pub ahead: u32,
 }
 
 /// Where the steering programs look senders up: BPF maps, or a table in a test.

@@ -31,6 +31,7 @@ fn slot(server: SocketAddr) -> SenderSlot {
         ts_recent: 55,
         acked: 0x1000,
         sent: 0x1000 + 8000,
+        edge: 0x1000 + 8000,
         ..Default::default()
     }
 }
@@ -184,7 +185,7 @@ fn a_late_ack_of_an_older_payload_is_one_of_the_start() {
 #[test]
 fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
     let mut be = backend!();
-    let slot = SenderSlot { sent: 0x1000, ..slot(server()) };
+    let slot = SenderSlot { sent: 0x1000, edge: 0x1000 + 5000, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &slot);
     assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1000, "nothing has been sent");
     be.be_out(&data(0x1000));
@@ -193,6 +194,45 @@ fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
     assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1007);
     assert_eq!(be.be_in(&steered(90_000, START + 6)).segment().ack, 0x1006);
     assert_eq!(be.counted(), [("be_in_ahead", 2), ("be_in_steered", 3), ("be_out_sent", 2)].into());
+
+    be.be_in(&steered(90_000, START + 5000));
+    let before = be.slot(INDEX);
+    assert_eq!(be.be_in(&steered(90_001, START + 5001)).verdict, SHOT, "nor can that one have sent more");
+    assert_eq!((be.slot(INDEX).ack, be.slot(INDEX).acked), (before.ack, before.acked));
+    be.be_out(&data(0x1000 + 5000).payload(b"pay"));
+    assert_eq!((be.slot(INDEX).sent, be.slot(INDEX).edge), (0x1000 + 5003, 0x1000 + 5003));
+}
+
+#[test]
+fn an_ack_of_what_has_not_been_sent_is_dropped() {
+    let mut be = backend!();
+    let nothing_sent = SenderSlot { sent: 0x1000, edge: 0x1000, ..slot(server()) };
+    be.set_sender(client(), 7001, INDEX, &nothing_sent);
+    for ahead in [1, 7, 1 << 20, 1 << 30] {
+        assert_eq!(be.be_in(&steered(90_000, START.wrapping_add(ahead))).verdict, SHOT, "{ahead} bytes ahead");
+        assert_eq!(be.counted(), once(&["be_drop_unsent"]));
+        let slot = be.slot(INDEX);
+        assert_eq!((slot.acked, slot.window, slot.ack), (0x1000, nothing_sent.window, nothing_sent.ack));
+    }
+    be.be_out(&data(0x1000));
+    assert_eq!(be.be_in(&steered(90_000, START + 8)).verdict, SHOT);
+    assert_eq!(be.be_in(&steered(90_000, START + 7)).segment().ack, 0x1007);
+    assert_eq!(be.counted(), once(&["be_drop_unsent", "be_in_steered", "be_out_sent"]));
+    let reset = be.be_in(&steered(90_000, START + 9000).flags(RST | ACK));
+    assert_eq!((reset.verdict, reset.segment().ack), (PASS, 0x1007), "a reset is one, whatever it acknowledges");
+}
+
+#[test]
+fn what_has_been_sent_is_known_over_the_whole_sequence_space() {
+    let be = backend!();
+    let (first, step) = (0x1000u32, 1u32 << 30);
+    be.set_sender(client(), 7001, INDEX, &SenderSlot { sent: first, edge: first, ..slot(server()) });
+    for sent in (1..10).map(|n| first.wrapping_add(step.wrapping_mul(n))) {
+        be.be_out(&data(sent.wrapping_sub(7)));
+        let ack = |own: u32| be.be_in(&steered(90_000, own.wrapping_add(SEQ_DELTA))).verdict;
+        // Its kernel knows the region's start no better: a slot of so long a payload is far from it.
+        assert_eq!((ack(sent.wrapping_add(1)), be.slot(INDEX).edge), (SHOT, sent), "at {sent:#x}");
+    }
 }
 
 #[test]

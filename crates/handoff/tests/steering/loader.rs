@@ -216,6 +216,7 @@ fn senders_are_written_found_and_forgotten() {
         ack: 5,
         snd_cwnd: 6,
         ts_recent: 7,
+        ahead: 8,
     };
     let slots = MapHandle::from_pinned_path(pins.0.join("sender_slots")).expect("pinned");
     let read = || {

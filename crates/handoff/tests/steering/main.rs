@@ -3,6 +3,7 @@
 
 mod backend;
 mod behind;
+mod claims;
 mod cost;
 mod egress;
 mod host;

@@ -13,6 +13,9 @@ use super::programs::*;
 use super::segment::*;
 
 const RCV_NXT: u32 = 4_000_000_000;
+const WSCALE: u8 = 14;
+/// A client with much room.
+const WIDE: Report = Report { progress: 0, window: u16::MAX, blocks: Vec::new(), data: false };
 
 /// One response: bytes of the frontend, then the payload.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +27,10 @@ struct Response {
 /// A client's packet: an ACK some way into what is outstanding, and what it holds beyond.
 #[derive(Clone, Debug)]
 struct Report {
-    /// Of what may be acknowledged now, in 1/1000; some go back.
+    /// Of what may be acknowledged now, in 1/1000; some go back, and some claim too much.
     progress: i32,
+    /// Its client's room, as the packet has it.
+    window: u16,
     /// Distance from the block before, and length.
     blocks: Vec<(u16, u16)>,
     data: bool,
@@ -35,8 +40,14 @@ struct Report {
 struct Model {
     first: u32,
     responses: Vec<Response>,
-    /// Stream offset up to which the client has acknowledged.
+    /// Stream offset that the client has acknowledged last, of what is believed.
     acked: u64,
+    /// The same of the newest payload.
+    position: u64,
+    /// Window field that came with it.
+    window: u16,
+    /// Stream offset up to which the client has ever had room.
+    edge: u64,
     /// The frontend was told that the newest header arrived.
     told: bool,
     /// Bytes between the ACKs that the backend needs; 0: it needs each.
@@ -89,8 +100,10 @@ fn non_empty(blocks: impl Iterator<Item = (u32, u32)>) -> Vec<(u32, u32)> {
 
 fn report() -> impl Strategy<Value = Report> {
     let blocks = prop::collection::vec((1u16..4000, 1u16..4000), 0..4);
-    (-200..1000i32, blocks, prop::bool::weighted(0.2)).prop_map(|(progress, blocks, data)| Report {
+    let progress = prop_oneof![9 => -200..1000i32, 1 => 1001..2000];
+    (progress, any::<u16>(), blocks, prop::bool::weighted(0.2)).prop_map(|(progress, window, blocks, data)| Report {
         progress,
+        window,
         blocks,
         data,
     })
@@ -120,10 +133,11 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     let (start, length) = (model.start(newest), model.responses[newest].payload);
     let end = start + length;
     // Serial numbers tell neighbours apart: an ACK goes forward by less than 2^30.
-    let room = (end - model.acked).min(1 << 29) as i64;
+    let room = (end.min(model.edge).saturating_sub(model.acked)).min(1 << 29) as i64;
     let offset = model.acked as i64 + room * i64::from(report.progress) / 1000;
     let lowest = model.acked.saturating_sub(5000).max(model.remembered());
     let offset = if complete { end } else { offset.clamp(lowest as i64, end as i64 - 1) as u64 };
+    let believed = model.acked <= offset + (model.edge - model.acked);
 
     let mut blocks = Vec::new();
     let mut at = offset;
@@ -137,6 +151,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     }
     let in_client: Vec<_> = blocks.iter().map(|&(left, right)| (model.client(left), model.client(right))).collect();
     let mut packet = Segment::ack(client(), server(), RCV_NXT, model.client(offset));
+    packet.window = report.window;
     if !in_client.is_empty() {
         packet = packet.sack(&in_client);
     }
@@ -155,20 +170,34 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
         (model.client(left + u64::from(first_is_given_up)), model.client(right))
     }));
 
+    if offset > model.edge || blocks.iter().any(|&(_, right)| right > model.edge) {
+        let before = fe.flow();
+        prop_assert_eq!(fe.fe_in(&packet).verdict, SHOT, "{} of {}, edge {}", offset, end, model.edge);
+        prop_assert_eq!(fe.flow().client_ack, before.client_ack);
+        return Ok(());
+    }
     // A duplicate goes on, and ends the spacing.
-    let news = offset != model.acked;
+    let news = offset != start + model.position || packet.window != model.window;
     if inside && (!blocks.is_empty() || !news) {
         model.spacing = 0;
     }
     let out = fe.fe_in(&packet);
-    let may_wait = !to_server && model.spacing > 0 && offset > model.acked && offset < model.due;
+    let may_wait = !to_server && model.spacing > 0 && offset > start + model.position && offset < model.due;
+    let window = u64::from(packet.window) << WSCALE;
+    model.edge = model.edge.max(offset + window);
+    if believed {
+        (model.acked, model.window) = (offset, packet.window);
+    }
+    if believed || complete {
+        model.position = offset.saturating_sub(start);
+    }
+    prop_assert_eq!(fe.flow().spaces.acked, model.position);
+    prop_assert_eq!(fe.flow().edge, model.client(model.edge));
     if out.verdict == SHOT && may_wait {
-        model.acked = offset;
-        prop_assert_eq!(fe.flow().spaces.acked, model.acked - start);
         return Ok(());
     }
     if inside {
-        model.due = offset + model.spacing.min(u64::from(packet.window) / 4);
+        model.due = offset + model.spacing.min(window / 4);
     }
     let verdict = if to_server { PASS } else { REDIRECT };
     prop_assert_eq!(out.verdict, verdict, "{:?} at {} of {}..{}", &packet, offset, start, end);
@@ -189,13 +218,7 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
         prop_assert_eq!(seen.sack_blocks(), sack_to_backend);
         prop_assert_eq!(Segment { options: Vec::new(), ..seen }, expected);
     }
-    if inside {
-        model.told = true;
-        model.acked = model.acked.max(offset);
-        prop_assert_eq!(fe.flow().spaces.acked, model.acked - start);
-    } else {
-        model.acked = model.acked.max(offset);
-    }
+    model.told |= inside;
     Ok(())
 }
 
@@ -203,8 +226,19 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
     // What a failed case has left, when proptest looks for a smaller one.
     fe.copies(0);
     fe.events();
-    let mut model = Model { first: case.first, responses: Vec::new(), acked: 0, told: false, spacing: 0, due: 0 };
-    let mut flow = Flow { server_ack: RCV_NXT, client_ack: case.first, ..Default::default() };
+    let mut model = Model {
+        first: case.first,
+        responses: Vec::new(),
+        acked: 0,
+        position: 0,
+        window: 0,
+        edge: 0,
+        told: false,
+        spacing: 0,
+        due: 0,
+    };
+    let mut flow = Flow { server_ack: RCV_NXT, server_edge: RCV_NXT, client_ack: case.first, ..Default::default() };
+    flow.snd_wscale = WSCALE;
     flow.spaces.status = COMPLETE;
     for (response, reports) in &case.responses {
         // The header goes out with the delta of all payloads before it.
@@ -220,7 +254,10 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         flow_now.server_ack = RCV_NXT;
         begin(&mut flow_now, model.local(start), model.client(start), response.payload, PEER);
         flow_now.ack_spacing = case.spacing;
-        (model.spacing, model.due) = (case.spacing.into(), 0);
+        (model.spacing, model.due, model.position) = (case.spacing.into(), 0, 0);
+        // The header was sent into the client's room.
+        model.edge = model.edge.max(start);
+        flow_now.edge = model.client(model.edge);
         fe.set_flow(&flow_now);
 
         for report in reports {
@@ -229,9 +266,13 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         // On to where one ACK may complete it.
         let end = start + response.payload;
         while end - model.acked > 1 << 29 {
-            check(fe, &mut model, &Report { progress: 999, blocks: Vec::new(), data: false }, false)?;
+            check(fe, &mut model, &Report { progress: 999, ..WIDE }, false)?;
         }
-        check(fe, &mut model, &Report { progress: 0, blocks: Vec::new(), data: false }, true)?;
+        while model.edge < end {
+            check(fe, &mut model, &Report { progress: 0, ..WIDE }, false)?;
+            check(fe, &mut model, &Report { progress: 500, ..WIDE }, false)?;
+        }
+        check(fe, &mut model, &WIDE, true)?;
         prop_assert_eq!(fe.events().pop().map(|(_, acked, kind)| (acked, kind)), Some((response.payload, 1)));
         flow = fe.flow();
         prop_assert_eq!(flow.spaces.status, COMPLETE);

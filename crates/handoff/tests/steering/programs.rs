@@ -266,6 +266,8 @@ pub fn begin(flow: &mut Flow, local: u32, start: u32, length: u64, peer: u32) {
     flow.hold_until = 0;
     flow.regions += 1;
     flow.start = start;
+    flow.rcv_nxt = flow.server_ack;
+    flow.edge = start.wrapping_add(length.min(1 << 30) as u32);
     flow.ring = RING;
     flow.handoff += 1;
     flow.flags &= !(FLOW_START_ACKED as u8);

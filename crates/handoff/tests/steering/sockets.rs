@@ -385,7 +385,7 @@ fn move_is_refused_where_it_must_be() {
 
     begin(&server, 2, 10).expect("SHUNT_BEGIN");
     steered.answer();
-    refused(&steered, Move { from: 1, ..good() }, "fe_refused_argument");
+    refused(&steered, Move { from: 10, ..good() }, "fe_refused_argument");
     refused(&steered, Move { ring: 1, ..good() }, "fe_refused_argument");
     refused(&steered, Move { ring: 64, ..good() }, "fe_refused_argument");
     refused(&steered, Move { peer: 1, ..good() }, "fe_refused_peer");

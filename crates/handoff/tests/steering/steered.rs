@@ -211,6 +211,7 @@ impl Steered {
             ack: state.rcv_nxt,
             snd_cwnd: state.snd_cwnd,
             ts_recent: state.ts_recent,
+            ahead: state.ahead,
         };
         self.backend.write_slot(7, &slot);
         self.backend.insert(&SenderKey { client, port: PORT }, 7).expect("a free sender");

@@ -4,6 +4,7 @@ mod agents;
 mod exhaustion;
 mod local;
 mod offers;
+mod optimistic;
 mod privileges;
 mod segments;
 #[path = "../service/mod.rs"]

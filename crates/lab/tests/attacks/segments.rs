@@ -37,7 +37,7 @@ pub fn connections(host: &Host) -> Result<Vec<(SocketAddr, SocketAddr)>> {
 }
 
 /// A TCP segment in an IPv4 packet.
-fn packet(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32, flags: u8, data: &[u8]) -> Vec<u8> {
+pub fn packet(source: SocketAddr, destination: SocketAddr, sequence: u32, ack: u32, flags: u8, data: &[u8]) -> Vec<u8> {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (source.ip(), destination.ip()) else {
         panic!("IPv4 addresses");
     };

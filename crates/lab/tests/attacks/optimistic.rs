@@ -1,0 +1,151 @@
+//! ACKs of what has not been sent: a client's own, to be sent more than its way can carry, and a stranger's, to have bytes
+//! forgotten that the client has not got. Both get as far as with plain nginx.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{recv, sendto, socket_with};
+use shunt_lab::{ByteMeter, Fetch, Host, Lab, Options};
+
+use crate::segments::packet;
+use crate::service::{Running, may_run, start_on};
+
+const SYN_ACK: u8 = 0x12;
+const ACK: u8 = 0x10;
+const LENGTH: u32 = 40 << 20;
+const FILES: &[(&str, u64)] = &[("40m", LENGTH as u64), ("64k", 64 << 10), ("1m", 1 << 20)];
+/// Made-up ACKs of one attack.
+const MADE_UP: u32 = 400;
+/// IPPROTO_TCP: what comes in. IPPROTO_RAW: what goes out, with an IP header that is ours.
+const TCP: u32 = 6;
+const RAW: u32 = 255;
+
+/// The next sequence numbers of a connection as its handshake has them: the client's, and the server's.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    client: SocketAddr,
+    server: SocketAddr,
+    of_client: u32,
+    of_server: u32,
+}
+
+impl Numbers {
+    /// An ACK in the client's name, of so many bytes of the response: with a sequence number behind its request, and in the
+    /// window.
+    fn ack(&self, bytes: u32) -> Vec<u8> {
+        packet(
+            self.client,
+            self.server,
+            self.of_client.wrapping_add(2000),
+            self.of_server.wrapping_add(bytes),
+            ACK,
+            b"",
+        )
+    }
+}
+
+fn raw(host: &Host, protocol: u32) -> Result<OwnedFd> {
+    let protocol = Protocol::from_raw(RawProtocol::new(protocol).context("a protocol")?);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(host.run(|| socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(protocol)))??)
+}
+
+/// Waits for a server's SYN-ACK among what comes in.
+fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut bytes = [0; 4096];
+    while Instant::now() < until {
+        let Ok((_, length)) = recv(incoming, &mut bytes[..], RecvFlags::empty()) else {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        let (ip, at) = (&bytes[..length], usize::from(bytes[0] & 15) * 4);
+        let Some(tcp) = ip.get(at..at + 20) else { continue };
+        let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+        let number = |at: usize| u32::from_be_bytes([tcp[at], tcp[at + 1], tcp[at + 2], tcp[at + 3]]);
+        let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
+        if tcp[13] != SYN_ACK || SocketAddr::from((address(12), port(0))) != server {
+            continue;
+        }
+        let (of_client, of_server) = (number(8), number(4).wrapping_add(1));
+        return Ok(Numbers { client: (address(16), port(2)).into(), server, of_client, of_server });
+    }
+    anyhow::bail!("no SYN-ACK of {server}")
+}
+
+fn send(socket: &OwnedFd, packet: &[u8]) -> Result<()> {
+    let to = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
+    sendto(socket, packet, SendFlags::empty(), &SocketAddr::new(to.into(), 0))?;
+    Ok(())
+}
+
+/// Bytes that reach a client which reads nothing, and acknowledges nearly all at once and again and again.
+fn drawn(service: &Running<'_>) -> Result<u64> {
+    let (client, server) = (service.lab.client(), service.service.chain().server());
+    let (incoming, outgoing) = (raw(client, TCP)?, raw(client, RAW)?);
+    let meter = ByteMeter::start(client)?;
+    let mut connection = client.run(|| TcpStream::connect(server))??;
+    connection.write_all(b"GET /40m HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let numbers = handshake(&incoming, server)?;
+    // The response is under way.
+    let mut byte = [0];
+    connection.set_read_timeout(Some(Duration::from_secs(20)))?;
+    ensure!(connection.peek(&mut byte)? == 1, "no response");
+    for _ in 0..MADE_UP {
+        send(&outgoing, &numbers.ack(LENGTH - 1000))?;
+        send(&outgoing, &numbers.ack(LENGTH + 100))?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(meter.total()?.rx_bytes)
+}
+
+#[test]
+fn a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx() -> Result<()> {
+    if !may_run("a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx") {
+        return Ok(());
+    }
+    let plain = start_on(Lab::builder(), FILES, Options::plain(), |service| drawn(service))?;
+    let (ours, dropped) = start_on(Lab::builder(), FILES, Options::shunt(), |service| {
+        let drawn = drawn(service)?;
+        let stats = service.service.all_stats()?;
+        let dropped = stats.count("frontend.fe_drop_bad_ack") + stats.count("backend.be_drop_unsent");
+        service.still_good()?;
+        Ok((drawn, dropped))
+    })?;
+    eprintln!("of {LENGTH} bytes {ours} were drawn, {plain} of plain nginx; {dropped} ACKs were dropped");
+    ensure!(dropped > 0, "no ACK was taken for what it was");
+    // A client's window is not the same to the byte each time.
+    ensure!(ours <= 2 * plain + (256 << 10), "{ours} bytes were drawn, {plain} of plain nginx");
+    Ok(())
+}
+
+#[test]
+fn acks_that_a_stranger_makes_up_stall_no_download() -> Result<()> {
+    if !may_run("acks_that_a_stranger_makes_up_stall_no_download") {
+        return Ok(());
+    }
+    start_on(Lab::builder().clients(2), FILES, Options::shunt(), |service| {
+        let (client, server) = (service.lab.client(), service.service.chain().server());
+        let stranger = service.lab.hosts_of(shunt_lab::Role::Client).nth(1).context("a second client")?;
+        let (incoming, outgoing) = (raw(client, TCP)?, raw(stranger, RAW)?);
+        let mut slow = Fetch::new(server);
+        (slow.read_bytes, slow.pause) = (256 << 10, Duration::from_millis(5));
+        let fetched = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| slow.run(client, &["/40m"]));
+            let numbers = handshake(&incoming, server)?;
+            for number in 0..MADE_UP {
+                // All over what may be outstanding, and far from it.
+                send(&outgoing, &numbers.ack((LENGTH / MADE_UP).wrapping_mul(number).wrapping_add(30 << 20)))?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            reader.join().expect("the reader's thread")
+        })?;
+        service.whole(&fetched)?;
+        ensure!(service.service.all_stats()?.count("frontend.fe_drop_bad_ack") > 0, "no ACK was dropped");
+        service.still_good()
+    })
+}
