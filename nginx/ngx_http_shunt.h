@@ -314,7 +314,7 @@ uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t ac
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
 
 /* watch: clients whose packets are seen */
-void ngx_http_shunt_watch_listeners(ngx_log_t *log);
+void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle, ngx_uint_t level);
 void ngx_http_shunt_watch_begun(void);
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx);
 

@@ -109,7 +109,7 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     if (ch->kind == SHUNT_CHANNEL_CONTROL && in->fds[2] != -1) {
         ch->ring = ngx_http_shunt_ring_open(in->fds[2], in->body.welcome.ring, log);
         in->fds[2] = -1;
-        ngx_http_shunt_watch_listeners(log);
+        ngx_http_shunt_watch_listeners((ngx_cycle_t *) ngx_cycle, NGX_LOG_INFO);
     }
 
     ch->welcomed = 1;

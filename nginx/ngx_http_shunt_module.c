@@ -251,7 +251,14 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 /* in the master, which has the environment: workers start without it */
 static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
 {
+    ngx_http_shunt_main_conf_t *mcf =
+        ngx_http_cycle_get_module_main_conf(cycle, ngx_http_shunt_module);
+
     ngx_http_shunt_heap_is_set = getenv("MALLOC_TRIM_THRESHOLD_") || getenv("GLIBC_TUNABLES");
+
+    if (mcf && mcf->frontend && !ngx_test_config) {
+        ngx_http_shunt_watch_listeners(cycle, NGX_LOG_DEBUG);
+    }
 
     return NGX_OK;
 }

@@ -11,17 +11,20 @@
 
 static ngx_uint_t ngx_http_shunt_unproven;
 
-/* An agent has come whose steering programs are in the kernel. */
-void ngx_http_shunt_watch_listeners(ngx_log_t *log)
+/*
+ * Before the first worker, so that also the first clients' handshakes are noted where an agent's
+ * programs are in the kernel by then; and again when an agent has come.
+ */
+void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle, ngx_uint_t level)
 {
     ngx_uint_t i;
-    ngx_listening_t *ls = ngx_cycle->listening.elts;
+    ngx_listening_t *ls = cycle->listening.elts;
 
-    for (i = 0; i < ngx_cycle->listening.nelts; i++) {
+    for (i = 0; i < cycle->listening.nelts; i++) {
         if (ls[i].handler == ngx_http_init_connection && ls[i].type == SOCK_STREAM &&
             ls[i].sockaddr->sa_family != AF_UNIX && ls[i].fd != (ngx_socket_t) -1 &&
             ngx_http_shunt_kernel_watch(ls[i].fd) == -1) {
-            ngx_log_error(NGX_LOG_INFO, log, ngx_errno,
+            ngx_log_error(level, cycle->log, ngx_errno,
                           "shunt: clients of %V are not watched: of each, the first response is "
                           "relayed",
                           &ls[i].addr_text);
