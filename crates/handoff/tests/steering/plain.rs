@@ -237,7 +237,7 @@ fn at_a_backend_none_of_them_reaches_a_sender() {
         return;
     }
     let mut be = Backend::new();
-    be.set_sender(client(), 7001, 1, &SenderSlot { live: 1, ack: RCV_NXT, ..Default::default() });
+    be.set_sender(client(), 7001, 1, &SenderSlot { live: 1, ack: RCV_NXT, sent: 5, edge: 5, ..Default::default() });
     let steered = Segment::ack(client(), peer(), RCV_NXT, 5).payload(&[0; 64]).to_frame();
     let odd = [with_extra(&steered, 0, &[1; 4]), fragments(&steered, 32)[0].clone(), fragments(&steered, 8)[0].clone()];
     for frame in odd {
