@@ -2,7 +2,7 @@
 //! (bpf/proof.h).
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
 use libbpf_rs::{MapCore, MapFlags};
@@ -245,20 +245,22 @@ fn nft(rules: &str) -> bool {
     child.stdin.take().expect("piped").write_all(rules.as_bytes()).expect("nft reads");
     let output = child.wait_with_output().expect("nft ends");
     if !output.status.success() {
-        eprintln!("skipped: this kernel does not take `{rules}`: {}", String::from_utf8_lossy(&output.stderr));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!error.contains("syntax error"), "{error}");
+        eprintln!("skipped: this kernel does not take `{rules}`: {error}");
     }
     output.status.success()
 }
 
 /// Clients ask for a port that is not their server's: each response is relayed, and none is lost.
-fn translated(steered: &Steered, rules: impl Fn(SocketAddr) -> String) {
-    let listener = TcpListener::bind((steered.hosts.frontend_address, 0)).expect("listen");
+fn translated(steered: &Steered, listening: IpAddr, rules: impl Fn(SocketAddr) -> String) {
+    let listener = TcpListener::bind((listening, 0)).expect("listen");
     odb::watch(&listener).expect("SHUNT_WATCH");
     let at = listener.local_addr().expect("bound");
     if !nft(&rules(at)) {
         return;
     }
-    let asked = SocketAddr::new(at.ip(), 80);
+    let asked = SocketAddr::new(steered.hosts.frontend_address, 80);
     let (mut server, mut client) = steered.connect_by(&listener, asked);
     for _ in 0..3 {
         exchange(&mut server, &mut client);
@@ -270,9 +272,9 @@ fn translated(steered: &Steered, rules: impl Fn(SocketAddr) -> String) {
 fn a_client_that_is_redirected_is_relayed_to() {
     for (steered, family) in [(Steered::new as fn() -> _, "ip"), (Steered::ipv6, "ip6")] {
         let Some(steered) = steered() else { return };
-        translated(&steered, |at| {
+        translated(&steered, steered.hosts.frontend_address, |at| {
             let rule = format!("tcp dport 80 redirect to :{}", at.port());
-            format!("table {family} n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }} }}")
+            format!("table {family} n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }}; }}")
         });
     }
 }
@@ -280,9 +282,9 @@ fn a_client_that_is_redirected_is_relayed_to() {
 #[test]
 fn a_client_whose_address_is_translated_is_relayed_to() {
     let Some(steered) = Steered::new() else { return };
-    translated(&steered, |at| {
-        let rule = format!("tcp dport 80 dnat to 10.1.0.1:{}", at.port());
-        format!("table ip n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }} }}")
+    translated(&steered, [10, 1, 0, 1].into(), |at| {
+        let rule = format!("tcp dport 80 dnat to {at}");
+        format!("table ip n {{ chain p {{ type nat hook prerouting priority -100; {rule}; }}; }}")
     });
 }
 
