@@ -358,7 +358,6 @@ body!(
 /// A frame's contents.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, for as long as it is looked at: a box would cost more")]
 pub enum Frame {
     Hello(Hello),
     Claim(Claim),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use shunt_lab::{Host, Lab, Options, Role, fetch, file_sha256};
 
 use crate::service::{ALONE, FILES, Running, may_run, start_on};
@@ -83,16 +83,20 @@ fn check_privileges(service: &Running<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A location whose bodies are always fetched consents now and then, and relays the others.
 fn fetches_work(service: &Running<'_>) -> Result<()> {
-    let before = service.frontend_stats()?.count("servers.fetched_filter");
-    let server = service.service.chain().server();
-    for (name, _) in FILES.iter().filter(|(_, size)| *size >= 32 << 10) {
-        let one = fetch(service.lab.client(), server, &[format!("/filtered/{name}")])?.remove(0);
-        ensure!(one.sha256 == file_sha256(service.files.join(name))?, "{name}: other bytes");
+    let fetched = || Ok::<_, anyhow::Error>(service.frontend_stats()?.count("servers.fetched_filter"));
+    let (before, server) = (fetched()?, service.service.chain().server());
+    for _ in 0..16 {
+        for (name, _) in FILES.iter().filter(|(_, size)| *size >= 32 << 10) {
+            let one = fetch(service.lab.client(), server, &[format!("/filtered/{name}")])?.remove(0);
+            ensure!(one.sha256 == file_sha256(service.files.join(name))?, "{name}: other bytes");
+        }
+        if fetched()? > before {
+            return Ok(());
+        }
     }
-    let fetched = service.frontend_stats()?.count("servers.fetched_filter") - before;
-    ensure!(fetched == 4, "{fetched} bodies were fetched");
-    Ok(())
+    bail!("no body was fetched: {}", service.frontend_stats()?.under("servers"))
 }
 
 #[test]
