@@ -295,7 +295,9 @@ fn victim() -> Result<()> {
 }
 
 fn start_victim(told: &std::path::Path) -> Result<std::process::Child> {
-    let mut victim = Command::new(std::env::current_exe()?);
+    // Shells have what they run in the background ignore SIGINT, and so does all that it starts.
+    let mut victim = Command::new("env");
+    victim.arg("--default-signal=INT,TERM").arg(std::env::current_exe()?);
     victim.args(["--ignored", "--exact", "victim"]).env("SHUNT_LAB_VICTIM", told);
     Ok(victim.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn()?)
 }
