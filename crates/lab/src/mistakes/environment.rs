@@ -33,8 +33,7 @@ pub(super) fn rows() -> Vec<Mistake> {
                 running.shuntd(frontend, another, &["--detach"])?;
                 running.wait_for_others()
             })
-            .bodies(Bodies::Shortcut)
-            .told(Teller::Agent(Frontend), &["client0"]),
+            .bodies(Bodies::Shortcut),
         Mistake::new("second-agent", "a second agent is started on the same interface")
             .after(|running| {
                 let frontend = running.lab.frontend();

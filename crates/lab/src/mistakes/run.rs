@@ -13,7 +13,7 @@ use crate::faults::Client;
 use crate::host::Host;
 use crate::lab::Lab;
 use crate::process::Process;
-use crate::service::{Options, Service};
+use crate::service::{Options, Service, Stats};
 
 /// What each client asks for on its connection: lengths on either side of what is worth a shortcut.
 const FILES: &[(&str, u64)] =
@@ -25,6 +25,8 @@ const CLIENTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(12);
 /// For a message that comes after the responses.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(8);
+/// For the first shortcut, where there is to be one.
+const SHORTCUT_LIMIT: Duration = Duration::from_secs(10);
 /// The levels of nginx's error log that Debian's default shows (`error`), as they stand in a line.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
@@ -81,7 +83,8 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
     (mistake.after)(&mut running).context("making the mistake")?;
     let server = running.service.chain().server();
     let server = SocketAddr::new((mistake.asked)(&lab).map_or(server.ip(), Into::into), server.port());
-    let responses = running.load(server, mistake)?;
+    let mut responses = running.load(server, mistake)?;
+    running.wait_for_a_shortcut(server, mistake, &mut responses)?;
     let mut found = Vec::new();
     let mut worst = Duration::ZERO;
     for (file, ending, took) in &responses {
@@ -91,10 +94,10 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
         }
     }
     let whole = responses.iter().filter(|(_, ending, _)| *ending == Ending::Whole).count() as u64;
-    let shortcuts = running.service.stats(lab.frontend()).map(|stats| stats.count("servers.shortcuts")).unwrap_or(0);
+    let shortcuts = running.shortcuts();
     match mistake.bodies {
         Bodies::Relayed if shortcuts > 0 => found.push(format!("{shortcuts} shortcuts in place of none")),
-        Bodies::Shortcut if shortcuts == 0 => found.push("no shortcut".to_owned()),
+        Bodies::Shortcut if shortcuts == 0 => found.push(format!("no shortcut: {}", running.counted())),
         _ => {}
     }
     let message = running.message(mistake);
@@ -127,6 +130,34 @@ impl Running<'_> {
             all.extend(download(client, server)?);
         }
         Ok(all)
+    }
+
+    /// Asks on until a body has taken the shortcut, where some are to: servers and agents that have just started may
+    /// not have found together.
+    fn wait_for_a_shortcut(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
+        let deadline = Instant::now() + SHORTCUT_LIMIT;
+        let whole = |responses: &[Response]| responses.iter().all(|(_, ending, _)| *ending == Ending::Whole);
+        while mistake.bodies == Bodies::Shortcut && self.shortcuts() == 0 && whole(responses) {
+            if Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            responses.extend(download(self.lab.client(), server)?);
+        }
+        Ok(())
+    }
+
+    /// How many the frontend's agent has counted; none where it does not run.
+    fn shortcuts(&self) -> u64 {
+        let stats = self.service.stats(self.lab.frontend());
+        stats.map(|stats| stats.count("servers.shortcuts")).unwrap_or(0)
+    }
+
+    /// What servers did instead.
+    fn counted(&self) -> String {
+        let counts =
+            self.service.all_stats().map(|stats| stats.grown(&Stats::default(), "servers.")).unwrap_or_default();
+        counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
     }
 
     /// The line that tells the operator, waited for.
