@@ -15,7 +15,7 @@ pub const KNOWN: &[Known] = &[
     Known { name: "cgroup-wrong", seen: "nobody says so", always: true },
     Known { name: "heartbeats-differ", seen: "nobody says so", always: true },
     Known { name: "peer-missing", seen: "nobody says so", always: true },
-    Known { name: "trust-missing", seen: "64k: error 502; nobody says so", always: true },
+    Known { name: "trust-missing", seen: "only `nginx -t` says so, and the start of nginx", always: true },
     Known { name: "trust-missing-at-backend", seen: "nobody says so", always: true },
     Known { name: "socket-elsewhere", seen: "nobody says so", always: true },
     Known { name: "socket-not-permitted", seen: "nobody says so", always: true },
@@ -44,7 +44,7 @@ pub const KNOWN: &[Known] = &[
         seen: "64k: nothing more after 0 bytes; shortcuts in place of none; nobody says so",
         always: true,
     },
-    Known { name: "few-fetches", seen: "64k: error 502", always: true },
+    Known { name: "few-fetches", seen: "nobody says so", always: true },
     Known { name: "few-senders", seen: "nobody says so", always: true },
     Known { name: "flow-table-full", seen: "nobody says so", always: true },
 ];
