@@ -190,8 +190,9 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
         service.whole(&fetched)?;
         let stats = service.frontend_stats()?;
         // The second body on the connection that was refused is relayed without another try.
-        let counted = ["servers.shortcuts", "frontend.fe_refused_full", "servers.fetched_begin", "servers.relayed_vain"]
-            .map(|what| stats.count(what));
+        let counted =
+            ["servers.shortcuts", "frontend.fe_refused_full", "servers.fetched_begin", "servers.relayed_vain"]
+                .map(|what| stats.count(what));
         ensure!(counted == [2, 1, 1, 1], "shortcuts, refused, fetched, relayed: {counted:?}");
         table.empty();
         service.still_good()
