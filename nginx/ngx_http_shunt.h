@@ -197,6 +197,7 @@ ngx_str_t *ngx_http_shunt_counter_name(ngx_uint_t counter);
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
+ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families);
 ngx_int_t ngx_http_shunt_nonce(u_char nonce[16]);
 ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_consent_t *consent);
 ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, char *lowcase_key,

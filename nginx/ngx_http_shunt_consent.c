@@ -239,14 +239,13 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
     return 0;
 }
 
-/* Whether some backend sends to clients of this one's IP version. One that speaks IPv4 to a socket
-   of IPv6 is one of IPv4. The local address tells, for realip may have changed the client's. */
-static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, const struct shunt_board *board)
+/* Whether `families`, those of a backend or of all, have this client's IP version. One that speaks
+   IPv4 to a socket of IPv6 is one of IPv4. The local address tells, for realip may have changed the
+   client's. */
+ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families)
 {
     struct sockaddr_in6 *sin6;
-    uint32_t families, family = SHUNT_FAMILY_IPV4;
-
-    families = __atomic_load_n(&board->families, __ATOMIC_RELAXED);
+    uint32_t family = SHUNT_FAMILY_IPV4;
 
     /* with no backend at all, those that are asked count it */
     if (families == 0 || families == (SHUNT_FAMILY_IPV4 | SHUNT_FAMILY_IPV6)) {
@@ -302,7 +301,7 @@ static ngx_uint_t ngx_http_shunt_not_eligible(ngx_http_request_t *r)
         return reason;
     }
 
-    if (!ngx_http_shunt_family_served(c, board)) {
+    if (!ngx_http_shunt_family_served(c, __atomic_load_n(&board->families, __ATOMIC_RELAXED))) {
         return SHUNT_COUNT_relayed_family;
     }
 

@@ -276,6 +276,24 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
     return rc;
 }
 
+/*
+ * Whether the next response on this connection will not be handed off either. The client's window,
+ * and proof of its packets, may be there for it, and another backend may serve its IP version.
+ */
+static ngx_uint_t ngx_http_shunt_is_of_connection(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    const struct shunt_board *board = ngx_http_shunt_board();
+
+    if (reason == SHUNT_COUNT_fetched_unsent || reason == SHUNT_COUNT_fetched_unproven) {
+        return 0;
+    }
+
+    return board &&
+           ngx_http_shunt_family_served(ctx->request->connection,
+                                        __atomic_load_n(&board->peer[ctx->peer.index].families,
+                                                        __ATOMIC_RELAXED));
+}
+
 /* The late body filter has the end of the response, and the payload before it is the backend's. */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
@@ -312,8 +330,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
             }
         }
 
-        /* the client's window, and proof of its packets, may be there for the next response */
-        if (reason != SHUNT_COUNT_fetched_unsent && reason != SHUNT_COUNT_fetched_unproven) {
+        if (ngx_http_shunt_is_of_connection(ctx, reason)) {
             ngx_http_shunt_vain_note(r, 1);
         }
 
