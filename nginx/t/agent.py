@@ -32,7 +32,7 @@ VERSION = int(re.search(r"#define SHUNT_VERSION (\d+)", SHUNT_H)[1])
 COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", SHUNT_H)}
 
 OFFER_FORMAT = "=IIIIQQQ16s16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIHBBBB2sHHHHQ12s32s4x"
+HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIIHBBBB6sHHHHQ12s32s4x"
 FETCH_FORMAT = "=IIIIQQQ16s16s"
 
 
@@ -260,7 +260,7 @@ class Agent:
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
             names = "kind size peer epoch handoff offer length rate tag trace client_address server_address client_port " \
-                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing mss snd_wscale rcv_wscale " \
+                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing ahead mss snd_wscale rcv_wscale " \
                 "options first pad tls_suite tls_content_bytes tls_skip tls_pad tls_record tls_iv tls_key".split()
             h = dict(zip(names, f))
             h["handoff"] |= self.ring_of.get(s, 0) << 64
