@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use shunt_sys::cgroup;
 
+use crate::bpffs::BPFFS;
+
 /// Every name begins with this.
 const PREFIX: &str = "shunt-";
-
-/// BPF file system, in which agents pin.
-pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
 /// The file in a lab's directory that tells its owner from a later process of the same number.
 pub(crate) const OWNER: &str = "owner";

@@ -2,11 +2,13 @@
 //! wait, and how they say that they cannot run here.
 #![forbid(unsafe_code)]
 
+mod bpffs;
 mod id;
 mod skip;
 mod wait;
 mod watchdog;
 
+pub use bpffs::mount_bpffs;
 pub use id::LabId;
 pub use skip::{may_run, root, skipped};
 pub use wait::{PATIENCE, eventually};

@@ -18,7 +18,8 @@ use std::sync::{Once, OnceLock};
 use shunt_sys::cgroup;
 use shunt_sys::netns::NAMED;
 
-use crate::id::{BPFFS, KEPT, LabId, OWNER, owner_mark};
+use crate::bpffs::{BPFFS, mount_bpffs};
+use crate::id::{KEPT, LabId, OWNER, owner_mark};
 
 /// `$1`: the namespaces' common prefix; `$2`: the lab's directory, or nothing to keep it; `$3`: its pins' common prefix;
 /// `$4`: its control groups'. A file system in the lab's directory whose server has ended can only be taken away.
@@ -100,14 +101,18 @@ impl Drop for Watchdog {
     }
 }
 
-/// The id for what tests make without a lab. A watchdog removes what is left of that when the process ends.
+/// The id for what tests make without a lab, on a machine with a BPF file system. A watchdog removes what is left of that
+/// when the process ends.
 ///
 /// # Panics
-/// When the watchdog cannot be started.
+/// When the watchdog cannot be started, or root cannot mount a BPF file system.
 pub fn of_process() -> &'static LabId {
     static OWN: OnceLock<(LabId, Watchdog)> = OnceLock::new();
     let (id, _) = OWN.get_or_init(|| {
         let id = LabId::fresh();
+        if rustix::process::geteuid().is_root() {
+            mount_bpffs().expect("a BPF file system can be mounted");
+        }
         let watchdog = Watchdog::start(&id, false).expect("a watchdog can be started");
         (id, watchdog)
     });

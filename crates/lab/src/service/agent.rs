@@ -40,7 +40,7 @@ impl<'lab> Agent<'lab> {
         options: &Options,
         program: &Path,
     ) -> Result<Self> {
-        mount_bpffs()?;
+        shunt_testbed::mount_bpffs().context("mounting a BPF file system")?;
         let config = host.dir().join("shuntd.toml");
         let mut text = configuration(lab, host, peers, options)? + &credentials(lab, host.name())?;
         if let Some(rewrite) = options.settings.agent_text {
@@ -181,14 +181,4 @@ fn credentials(lab: &LabId, name: &str) -> Result<String> {
     let (certificate, key) = (path(&files.certificate), path(&files.key));
     let (ca, crl) = (path(&authority.certificate()), path(&authority.list()));
     Ok(format!("\n[tls]\ncertificate = {certificate}\nkey = {key}\nca = {ca}\ncrl = {crl}\n"))
-}
-
-fn mount_bpffs() -> Result<()> {
-    let mounted = std::fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
-    if mounted.lines().any(|line| line.split(' ').nth(1) == Some("/sys/fs/bpf")) {
-        return Ok(());
-    }
-    let status = Command::new("mount").args(["-t", "bpf", "bpf", "/sys/fs/bpf"]).status().context("running mount")?;
-    ensure!(status.success(), "mounting a BPF file system at /sys/fs/bpf failed");
-    Ok(())
 }
