@@ -113,7 +113,7 @@ pub struct Agent {
     pub(crate) waiting: WaitingClaims,
     pub(crate) losses: Losses,
     pub(crate) digests: Digests,
-    /// Those of peers that wait for a file's digest.
+    /// Requests of peers that wait for a file's digest.
     pub(crate) questions: Vec<Question>,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,

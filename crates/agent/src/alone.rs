@@ -85,7 +85,7 @@ pub fn by(process: Option<i32>) -> String {
     process.map(|process| format!(" (process {process})")).unwrap_or_default()
 }
 
-/// Of another agent's pins: that it runs, and as which process, where it does.
+/// Whether the agent of these pins runs, and as which process.
 pub fn running(pins: Option<&PathBuf>) -> String {
     pins.and_then(|pins| holder(pins)).map(|process| format!("; it runs as process {process}")).unwrap_or_default()
 }

@@ -34,7 +34,7 @@ const LOWEST: i32 = 19;
 
 pub(crate) type Sha256 = [u8; 32];
 
-/// Who wants a digest.
+/// The party that wants a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     /// Nobody yet: in case that a backend is lost.
@@ -43,7 +43,7 @@ pub(crate) enum Want {
     Now,
 }
 
-/// What is known of a file.
+/// State of a file's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
     /// Its digest.
@@ -232,7 +232,7 @@ impl Digests {
         self.0.lock().made
     }
 
-    /// What is known of a file; where that is nothing yet, it is read.
+    /// Looks up a file's digest; where none is known yet, has the file read.
     pub(crate) fn ask(&self, file: &File, identity: FileIdentity, want: Want) -> Known {
         let mut state = self.0.lock();
         if let Some(known) = state.cache.known.get(&identity) {

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::config::Config;
 
-/// What came of looking at one thing.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -42,7 +42,7 @@ pub struct Finding {
     pub area: &'static str,
     /// The thing, and what is so of it.
     pub about: String,
-    /// What came of it.
+    /// The result.
     pub verdict: Verdict,
 }
 
@@ -65,7 +65,7 @@ impl Finding {
         Self { area, about: about.into(), verdict }
     }
 
-    /// What has to be done, if anything: `area: about: advice`.
+    /// Advice, where something has to be done: `area: about: advice`.
     pub fn fault_line(&self) -> Option<String> {
         match &self.verdict {
             Verdict::Fault(advice) => Some(format!("{}: {}: {advice}", self.area, self.about)),
@@ -90,7 +90,7 @@ pub enum Servers {
     Nowhere,
 }
 
-/// What can be known from the configuration and this machine alone.
+/// Checks that need the configuration and this machine alone.
 pub fn check(config: &Config) -> Vec<Finding> {
     [host::certificate(config, SystemTime::now()), host::interfaces(config), vec![host::pins(config)]].concat()
 }

@@ -13,7 +13,7 @@ use shunt_wire::local::{BOARD_PEERS, Offer, Reason};
 struct Offered {
     offer: Offer,
     file: File,
-    /// What the file was when its digest was told.
+    /// Identity of the file when its digest was told.
     proven: Option<FileIdentity>,
 }
 

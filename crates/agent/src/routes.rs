@@ -20,7 +20,7 @@ const ANSWER_BYTES: usize = 16 << 10;
 /// Notifications that are read at once. More of them change nothing: they say only that something has changed.
 const NOTIFICATIONS: usize = 4096;
 
-/// What may change a route.
+/// Notifications that may mean another route.
 const GROUPS: [u32; 8] = [
     libc::RTNLGRP_LINK,
     libc::RTNLGRP_IPV4_IFADDR,

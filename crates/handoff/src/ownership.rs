@@ -1,4 +1,4 @@
-//! Whose programs are on an interface. Each agent pins its maps in a directory of its own, and its programs use those: a
+//! Ownership of the programs on an interface. Each agent pins its maps in a directory of its own, and its programs use those: a
 //! filter that uses none of them is another agent's, or other software's, and is left alone.
 
 use std::collections::BTreeSet;

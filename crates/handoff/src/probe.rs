@@ -17,7 +17,7 @@ const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SockOps, BPF_FUNC_setsockopt, "bpf_setsockopt (sockops)"),
 ];
 
-/// What is missing, by its name.
+/// Missing kernel features, by name.
 ///
 /// # Errors
 /// The kernel's, where this process may not load programs.

@@ -80,7 +80,7 @@ pub struct Failure {
     pub reason: Reason,
 }
 
-/// What a frontend should be told of a payload that is under way.
+/// News for a frontend of a payload that is under way.
 #[derive(Debug)]
 pub struct FileNews<'a> {
     /// Of the sender, for [`Senders::settle_news`].
@@ -110,7 +110,7 @@ pub struct Senders<T> {
     by_key: HashMap<SenderKey, usize>,
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
-    /// Those whose frontends should be told which file they send.
+    /// Senders whose frontends should be told which file they send.
     news: Vec<usize>,
     /// Where the next sweep begins.
     swept: usize,

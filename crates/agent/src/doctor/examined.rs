@@ -1,4 +1,4 @@
-//! What this agent tells a peer's doctor: the time here, and in whose name it would send.
+//! Answers for a peer's doctor: the time here, and the addresses that this agent would send as.
 
 use std::time::SystemTime;
 

@@ -22,7 +22,7 @@ const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
 const SOON: Duration = Duration::from_secs(3 * 24 * 3600);
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// That there is one, whose it is, and when it is good.
+/// Checks that there is a certificate, its name, and its dates.
 pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     let path = config.tls.certificate.display();
     let credentials = match Credentials::read(&config.tls, &config.name) {
@@ -45,7 +45,7 @@ pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     vec![Finding::of("certificate", about, advice)]
 }
 
-/// That each interface is there, takes programs, and is up.
+/// Checks that each interface is there, takes programs, and is up.
 pub(super) fn interfaces(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.iter().map(|frontend| ("[frontend]", &frontend.interfaces));
     let backend = config.backend.iter().map(|backend| ("[backend]", &backend.interfaces));
@@ -67,7 +67,7 @@ fn is_up(role: &str, name: &str) -> Finding {
     Finding::of("interface", about, advice)
 }
 
-/// That pinned maps would be in a BPF file system.
+/// Checks that pinned maps would be in a BPF file system.
 pub(super) fn pins(config: &Config) -> Finding {
     let there = config.pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let is_bpf = statfs(there).is_ok_and(|found| found.f_type == BPF_FS_MAGIC);
@@ -130,7 +130,7 @@ fn group(config: &Config) -> Finding {
     Finding::of("cgroup", about, advice)
 }
 
-/// That nothing else takes the senders' ports.
+/// Checks that nothing else takes the senders' ports.
 fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
     let of_peers = *ports.start()..=ports.start().saturating_add(config.peers.len().saturating_sub(1) as u16);
@@ -166,7 +166,7 @@ fn is_reserved(list: &str, port: u16) -> bool {
     list.trim().split(',').any(covers)
 }
 
-/// That it runs, is the one that is configured, and has its peers.
+/// Checks that the agent runs, is the one that is configured, and has its peers.
 pub(super) fn agent(config: &Config, stats: &Result<Value, String>) -> Vec<Finding> {
     let about = format!("the agent at {}", config.socket.display());
     let stats = match stats {

@@ -8,7 +8,7 @@ type Directive = Vec<String>;
 /// What is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Served {
-    /// What servers listen at; the wildcard where they listen everywhere.
+    /// Addresses that servers listen at; the wildcard where they listen everywhere.
     pub(super) addresses: Vec<SocketAddr>,
     /// `shunt on` stands somewhere.
     pub(super) hands_off: bool,

@@ -48,7 +48,7 @@ pub(super) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
     findings
 }
 
-/// What clients call this machine by: at which addresses nginx listens.
+/// Addresses that clients know this machine by: those at which nginx listens.
 fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
     if config.frontend.is_none() {
         return Vec::new();

@@ -70,7 +70,7 @@ fn role(directive: &str, is_there: bool) -> Finding {
     Finding::of("nginx", directive, (!is_there).then_some(advice))
 }
 
-/// That clients' packets for each address come in where the programs are.
+/// Checks that clients' packets for each address come in where the programs are.
 fn entered(interfaces: &[String], served: &Served) -> Vec<Finding> {
     let there = if_addrs::get_if_addrs().unwrap_or_default();
     let named =

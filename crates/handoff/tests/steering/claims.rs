@@ -1,4 +1,4 @@
-//! What of a client's packet is believed (bpf/claims.h).
+//! Which claims of a client's packet are believed (bpf/claims.h).
 
 use super::programs::*;
 use super::segment::*;
