@@ -44,10 +44,11 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_BEGIN, struct shunt_begin): the next `length` bytes of the connection come from
  * `peer`. From here until the region is complete the server writes nothing. A struct shunt_state is
  * in the ring afterwards. EPERM where it is refused: no such peer or ring, a region still active,
- * length 0, or bytes of the server's own that have not left yet. EPERM, too, and a struct
- * shunt_state with SHUNT_REGION_UNPROVEN and otherwise zeros, where there is no proof that the
- * client's packets pass the steering programs as this socket numbers them: a later SHUNT_BEGIN on
- * this connection may have it. */
+ * length 0, or bytes of the server's own that have not left yet. Where another one may do better, a
+ * struct shunt_state of otherwise zeros says so by its status: SHUNT_REGION_UNPROVEN, where there
+ * is no proof that the client's packets pass the steering programs as this socket numbers them, or
+ * SHUNT_REGION_UNSENT, a later one on this connection; SHUNT_REGION_NO_PEER or SHUNT_REGION_FAMILY,
+ * one to another peer. Without such an answer it is this connection that cannot be handed off. */
 #define SHUNT_BEGIN  1
 /* setsockopt(SHUNT_CANCEL, any u32): ends the active region, if any, with no further translation of
  * what the client has not acknowledged; only a reset may follow. */
@@ -76,8 +77,8 @@ typedef __s64 shunt_s64;
 /* setsockopt(SHUNT_TAKE, struct shunt_take): the active region of that handoff, made by
  * SHUNT_BEGIN, ends at what the client has acknowledged, and the server writes what follows itself.
  * A struct shunt_state is in the ring afterwards, whose `acked` says where that is. Its peer may
- * send still: what the server writes must be the same bytes. EPERM where that region is not active.
- */
+ * send still: what the server writes must be the same bytes. EPERM where that region is not active,
+ * or is not `whole`. */
 #define SHUNT_TAKE  8
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
@@ -107,7 +108,7 @@ struct shunt_move {
 
 struct shunt_take {
     shunt_u32 ring;
-    shunt_u32 pad;
+    shunt_u32 whole; /* 1: only where the client's newest packet acknowledges all of it */
     shunt_u64 handoff;
 };
 
@@ -115,7 +116,11 @@ struct shunt_take {
 #define SHUNT_REGION_ACTIVE    1
 #define SHUNT_REGION_COMPLETE  2
 #define SHUNT_REGION_CANCELLED 3
-#define SHUNT_REGION_UNPROVEN  4 /* of a SHUNT_BEGIN that was refused for want of proof */
+/* of a SHUNT_BEGIN that was refused */
+#define SHUNT_REGION_UNPROVEN  4 /* for want of proof */
+#define SHUNT_REGION_UNSENT    5 /* the server's own bytes have not all left */
+#define SHUNT_REGION_NO_PEER   6 /* the peer is not there now */
+#define SHUNT_REGION_FAMILY    7 /* the peer does not send in the client's IP version */
 
 /* A record of the ring. It begins as a struct shunt_event does. */
 struct shunt_state {
@@ -143,8 +148,10 @@ struct shunt_state {
     shunt_u16 mss;   /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
-    shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 pad[3];
+    shunt_u8 options;  /* SHUNT_OPTION_* */
+    shunt_u8 answered; /* keepalive probes of the server, of this connection: modulo 256 */
+    shunt_u8 shut;     /* now: the client takes no whole segment of what is left */
+    shunt_u8 pad;
 };
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
@@ -152,9 +159,12 @@ struct shunt_state {
 #define SHUNT_OPTION_SACK       2
 #define SHUNT_OPTION_WSCALE     4
 #define SHUNT_OPTION_DIGEST     8 /* of a handoff: to be told which file its payload is of */
+/* Of a region that is longer than the client had room for, or than 1 MiB: what the client
+ * acknowledges completes it only with the word of its peer's agent. */
+#define SHUNT_OPTION_WORD       16
 
 /* ---- the completion ring: a BPF ring buffer (kernel/bpf/ringbuf.c), mapped by the worker ---- */
-#define SHUNT_EVENT_COMPLETE 1 /* the client has acknowledged the whole region */
+#define SHUNT_EVENT_COMPLETE 1 /* the client has the whole region */
 #define SHUNT_EVENT_RESET    2 /* the client has reset the connection while the region was active */
 #define SHUNT_EVENT_STATE    3 /* the answer to BEGIN, MOVE or STATE: a struct shunt_state */
 
@@ -220,6 +230,7 @@ struct shunt_board {
     shunt_u32 families; /* SHUNT_FAMILY_*: of clients that some connected backend can send to */
     shunt_u32 beat;  /* grows several times a second: an agent whose word stands still is stopped */
     shunt_u32 peers; /* how many entries of `peer` are in use */
+    shunt_u64 netns; /* cookie of the agent's network namespace (SO_NETNS_COOKIE); 0: not known */
     shunt_u8 name[SHUNT_NAME_BYTES]; /* of this machine's agent, NUL-padded */
     struct shunt_board_peer peer[SHUNT_BOARD_PEERS];
 };
@@ -258,15 +269,16 @@ struct shunt_board {
     X(25, refused_body, "refused: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
-    X(28, relayed_limit_rate, "relayed: limit_rate of the backend, or the frontend's proxy_limit_rate") \
+    X(28, relayed_limit_rate, "relayed: limit_rate or limit_conn of the backend, or the frontend's proxy_limit_rate") \
     X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
     X(30, failovers, "payloads that another backend went on with")                                  \
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \
     X(32, failover_unproven, "of the aborted: nobody knew whether another backend has the same bytes") \
     X(36, relayed_speaks_for, "not consented: no backend sends as this server address (speaks_for)") \
     X(33, fetched_speaks_for, "fetched: the backend does not send as this server address (speaks_for)") \
+    X(59, fetched_family, "fetched: the backend does not send to clients of that IP version")   \
     X(34, fetched_refused, "fetched: the backend's agent refused the handoff before its first byte")        \
-    X(35, relayed_stopped, "shortcuts that went on as relays: this machine's agent is stopped or gone")    \
+    X(35, relayed_stopped, "shortcuts and fetches whose rest was relayed: their agents could not go on")           \
     X(37, relayed_vain, "not consented: the last consents in that location came to nothing")         \
     X(38, relayed_no_trust, "not consented: shunt on without shunt_trust")                       \
     X(39, relayed_filter, "not consented, or asked for again by an intermediate: a filter here needs the body") \
@@ -287,7 +299,8 @@ struct shunt_board {
     X(54, relayed_tls_budget, "not consented: the client would take more KeyUpdates amiss")         \
     X(55, fetched_tls, "fetched: the TLS connection's keys could not be handed over")               \
     X(56, fetched_no_session, "fetched: the backend's agent is not connected now")                   \
-    X(57, fetched_unproven, "fetched: no proof that the client's packets pass the steering programs")
+    X(57, fetched_unproven, "fetched: no proof that the client's packets pass the steering programs") \
+    X(58, relayed_plain, "relayed: the consent came past a tier that does not count itself (shunt_trust plain)")
 /* clang-format on */
 
 struct shunt_counters {
@@ -349,6 +362,9 @@ struct shunt_counters {
 #define SHUNT_REASON_BUSY          13 /* the backend already sends on that flow */
 #define SHUNT_REASON_CLIENT_GONE   14
 #define SHUNT_REASON_NOT_ALLOWED   15 /* by the configuration of an agent */
+/* of this backend's payload, the client has or will have nothing, or its ACKs are lost on their
+ * way; the offer is there, and can be fetched */
+#define SHUNT_REASON_UNREACHABLE   16
 
 struct shunt_header {
     shunt_u32 kind; /* SHUNT_MSG_* */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * handoff | watch | again, recovery | proof | taking, rest | fetch, agent, pulse, speaks, board |
- * pending | ring, trace, field | siphash | kernel.
+ * begin, handoff | watch | again | probe, recovery | proof | taking, rest | part | fetch, trust |
+ * hop, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -13,12 +13,16 @@
 
 #include "shunt.h"
 
+#include "ngx_http_shunt_kernel.h"
+
 /* r->buffered has four bits; 0x01, 0x02 and 0x04 are SSI, sub and copy (ngx_http_request.h). */
 #define NGX_HTTP_SHUNT_BUFFERED 0x08
 
 #define SHUNT_TIERS_MAX 255
-#define SHUNT_CONSENT_BYTES \
-    (sizeof("1; frontend=; nonce=; tiers=255; from=") + SHUNT_NAME_BYTES + 32 + NGX_INT64_LEN)
+#define SHUNT_TO_BYTES  8
+#define SHUNT_CONSENT_BYTES                                                          \
+    (sizeof("1; frontend=; nonce=; to=; tiers=255; from=") + SHUNT_NAME_BYTES + 32 + \
+     2 * SHUNT_TO_BYTES + NGX_INT64_LEN)
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
@@ -30,7 +34,10 @@ typedef struct {
     ngx_str_t agent;       /* path of shuntd's socket */
     ngx_flag_t frontend;   /* some location has "shunt on" */
     ngx_flag_t backend;    /* some location has "shunt_offer on" */
-    ngx_flag_t untrusting; /* some location has "shunt on" and no "shunt_trust": said once */
+    ngx_flag_t untrusting; /* some location has "shunt on" and no "shunt_trust" */
+    ngx_flag_t unasked;    /* some location has "shunt_offer on" and no "shunt_trust" */
+    ngx_flag_t trusting;   /* some server has "shunt_trust" */
+    ngx_array_t balancers; /* upstreams' own, by the upstream's address: hop.c */
 } ngx_http_shunt_main_conf_t;
 
 /* consents in a row that came to nothing: vain.c */
@@ -52,6 +59,7 @@ typedef struct {
     ngx_hash_t offer_types;
     ngx_array_t *offer_types_keys;
     ngx_array_t *trust; /* of ngx_cidr_t; NULL: none */
+    ngx_array_t *plain; /* those of them that consents may come from past others; NULL: none */
     ngx_uint_t recover; /* NGX_HTTP_SHUNT_ETAG and so on */
 } ngx_http_shunt_loc_conf_t;
 
@@ -63,6 +71,8 @@ typedef struct {
 typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
+    u_char to[SHUNT_TO_BYTES]; /* whom it is meant for: hop.c; only read, for it is written late */
+    size_t to_at;              /* where in the field that is */
     ngx_uint_t tiers;
     ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
     uint64_t from;   /* bytes: not to a shorter payload; 0: as the backend likes it */
@@ -97,8 +107,9 @@ typedef struct {
  * up ACCEPTED --> FETCH_EARLY --> DONE                          a filter needs the body, or the
  * offer is old SHORTCUT --> FETCH_LATE --> DONE                           the connection or the
  * kernel was not ready
- *   ACTIVE --> FETCH_LATE                                      refused before its first byte
- *   ACTIVE --> REST --> DONE                                   our agent is gone: the rest is
+ *   ACTIVE --> FETCH_LATE                                      refused before its first byte, or
+ *                                                              the client is not reached
+ *   ACTIVE, FETCH_LATE --> REST --> DONE                       no agent goes on: the rest is
  * relayed
  */
 typedef enum {
@@ -125,6 +136,7 @@ typedef struct {
         output;               /* where the bytes go in: below the early or the late filter */
     ngx_connection_t *stream; /* from the agent; NULL before FETCHED and after the last byte */
     uint64_t left;            /* bytes that the stream still owes */
+    uint64_t skip;            /* of these, the client has so many already */
     ngx_chain_t *free;
     ngx_chain_t *busy;
     ngx_uint_t bufs;
@@ -138,6 +150,8 @@ typedef struct {
     uint64_t bytes;    /* $shunt_bytes */
 
     ngx_http_shunt_consent_t consent;
+    ngx_str_t plain; /* the tier before, where another was meant and it is not trusted as "plain" */
+    ngx_http_handler_pt content_handler; /* the location's own, of a request with a consent */
     ngx_msec_t given_at;
     unsigned received : 1;    /* the consent came with the request, from a trusted tier */
     unsigned passed : 1;      /* and went on to the upstream */
@@ -148,6 +162,10 @@ typedef struct {
     unsigned header_held : 1; /* by the late header filter */
     unsigned tls_fresh : 1;   /* nothing went out under the present key before this response */
     unsigned deaf : 1;        /* the client's FIN is ignored while a payload is under way */
+    unsigned relayable : 1;   /* before it is given up, its rest is to be relayed: rest.c */
+    unsigned relayed : 1;     /* its rest is relayed, and counted */
+    unsigned claimed : 1;     /* the client claims all of it, without its backend's word */
+    unsigned probed : 1;      /* the client has been asked since its backend was lost */
 
     ngx_http_shunt_payload_t payload;
     ngx_http_shunt_peer_t peer;
@@ -169,6 +187,15 @@ typedef struct {
     uint64_t id; /* of the handoff or fetch, in the table of pending.c; 0: none */
     ngx_http_shunt_ring_t *ring;
     uint64_t acked;
+    u_char answered; /* probes so far, as the kernel counts them */
+    u_char shut;     /* the client has no room */
+    struct {
+        ngx_event_t event; /* timer, while an answer is waited for */
+        ngx_msec_t until;
+        ngx_uint_t reason; /* of the loss; 0: this machine's agent is gone */
+        u_char answered;   /* before */
+        ngx_http_shunt_keepalive_t before;
+    } probe;
     ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
     ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
@@ -187,6 +214,7 @@ extern ngx_module_t ngx_http_shunt_late_module;
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r);
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r);
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter);
+ngx_uint_t ngx_http_shunt_level(ngx_uint_t level);
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h);
 
 /* variables */
@@ -197,12 +225,23 @@ ngx_str_t *ngx_http_shunt_counter_name(ngx_uint_t counter);
 ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
-ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families);
 ngx_int_t ngx_http_shunt_nonce(u_char nonce[16]);
 ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_consent_t *consent);
 ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, char *lowcase_key,
                                            ngx_str_t *value);
 ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_table_elt_t *h));
+ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list);
+
+/* trust: the tiers next to this one */
+char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
+ngx_uint_t ngx_http_shunt_is_trusted(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
+ngx_uint_t ngx_http_shunt_is_plain(const ngx_http_shunt_loc_conf_t *lcf, struct sockaddr *sa);
+
+/* hop: whom a consent is meant for */
+ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf);
+void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_consent_t *consent);
+void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
 #define NGX_HTTP_SHUNT_LONG (32 * 1024) /* bytes: the default of shunt_offer_min_length */
 
@@ -213,7 +252,8 @@ void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length);
 
 /* vain: and whether consents were of use lately */
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
-void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t on_connection);
+void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t counter);
+void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason);
 void ngx_http_shunt_vain_end(ngx_http_request_t *r);
 
 /* lifetime: to which lengths */
@@ -237,25 +277,39 @@ ngx_uint_t ngx_http_shunt_refused(ngx_http_request_t *r, ngx_table_elt_t *field,
                                   ngx_http_shunt_consent_t *consent,
                                   ngx_http_shunt_payload_t *payload, ngx_http_shunt_peer_t *peer);
 
-/* handoff: SHORTCUT to DONE */
+/* begin: SHORTCUT to ACTIVE */
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output);
+ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
+                                  struct shunt_handoff *msg);
+
+/* handoff: ACTIVE to DONE */
 void ngx_http_shunt_handoff_event(ngx_http_shunt_ctx_t *ctx, const struct shunt_event *event);
 void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_fail(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+const char *ngx_http_shunt_reason_text(ngx_uint_t reason);
 
-ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
-                                  struct shunt_handoff *msg);
+const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_watch_reading(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_leave_reading(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 
+void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
+
+/* probe: what the client says when it is asked */
+ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx);
+
 /* taking: the rest of a payload comes through here after all */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
+ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
+                                    const struct shunt_state **state);
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
-/* rest: relayed by a request of its own */
+/* rest: relayed by a request for it */
 void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
@@ -277,17 +331,23 @@ ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t 
 void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
 /* recovery: another backend goes on */
-void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
-ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
-                                     off_t *complete);
-ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h);
-ngx_uint_t ngx_http_shunt_is_same(ngx_http_shunt_ctx_t *ctx, ngx_table_elt_t *etag);
-
 void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg);
+
+/* part: the rest of a response as a part of the same */
+void ngx_http_shunt_part_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
+                                     uint64_t from);
+ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
+                                                          ngx_msec_t connect, ngx_msec_t answer,
+                                                          int unacknowledged);
+ngx_uint_t ngx_http_shunt_part_is_error(ngx_http_request_t *sr);
+const char *ngx_http_shunt_part_is_not(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
+                                       uint64_t from);
 
 /* proof: that it has the same bytes */
 ngx_uint_t ngx_http_shunt_proof_needed(ngx_http_shunt_ctx_t *ctx);
@@ -315,7 +375,8 @@ uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t ac
 void ngx_http_shunt_ssl_forget(struct shunt_tls *keys);
 
 /* watch: clients whose packets are seen */
-void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle, ngx_uint_t level);
+void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle);
+void ngx_http_shunt_watch_again(ngx_cycle_t *cycle);
 void ngx_http_shunt_watch_begun(void);
 ngx_uint_t ngx_http_shunt_watch_refused(ngx_http_shunt_ctx_t *ctx);
 
@@ -324,6 +385,7 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
                                      ngx_http_output_body_filter_pt output);
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length);
 ngx_int_t ngx_http_shunt_fetch_pump(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why);
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx);
 
 /* agent: the two connections to it */
@@ -341,6 +403,7 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size);
 ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log);
 const struct shunt_board *ngx_http_shunt_board(void);
 ngx_str_t ngx_http_shunt_board_name(void);
+ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index);
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer);
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);
 void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
@@ -348,6 +411,18 @@ void ngx_http_shunt_count_handoff(ngx_uint_t peer, ngx_int_t change);
 /* speaks: as which servers backends send */
 ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_board *board);
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer);
+
+/* address: of sockets */
+typedef struct {
+    u_char bytes[16]; /* IPv4 mapped */
+    in_port_t port;   /* network order */
+    ngx_uint_t is_ipv4;
+} ngx_http_shunt_address_t;
+
+ngx_int_t ngx_http_shunt_address_of(const struct sockaddr *sa, ngx_http_shunt_address_t *address);
+ngx_int_t ngx_http_shunt_local_address(ngx_connection_t *c, ngx_http_shunt_address_t *address);
+ngx_int_t ngx_http_shunt_address_text(ngx_pool_t *pool, struct sockaddr *sa, socklen_t socklen,
+                                      ngx_str_t *text);
 
 /* pending: handoffs and fetches by id */
 uint64_t ngx_http_shunt_pending_add(ngx_http_shunt_ctx_t *ctx);

@@ -268,6 +268,7 @@ static void ngx_http_shunt_control_writable(ngx_event_t *wev)
 
 static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 {
+    ngx_str_t who;
     ngx_http_shunt_ctx_t *ctx;
 
     switch (in->body.header.kind) {
@@ -279,9 +280,10 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
 
         ctx = ngx_http_shunt_pending_find(in->body.ended.handoff);
         if (ctx && in->body.ended.peer != SHUNT_NO_PEER && in->body.ended.peer != ctx->peer.index) {
+            who = ngx_http_shunt_board_peer(in->body.ended.peer);
             ngx_log_error(NGX_LOG_WARN, ctx->request->connection->log, 0,
-                          "shunt: the agent of peer %uD tried to end a handoff to \"%V\"",
-                          in->body.ended.peer, &ctx->payload.backend);
+                          "shunt: the agent of \"%V\" tried to end a handoff to \"%V\"", &who,
+                          &ctx->payload.backend);
             return NGX_OK;
         }
         if (ctx) {
@@ -303,7 +305,7 @@ static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in)
         return NGX_OK;
 
     case SHUNT_MSG_FETCHED:
-        if (in->size < sizeof(struct shunt_fetched) || in->fds[0] == -1) {
+        if (in->size < sizeof(struct shunt_fetched)) {
             return NGX_ERROR;
         }
 

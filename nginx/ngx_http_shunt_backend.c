@@ -17,8 +17,9 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_no_consent;
     }
 
-    if (clcf->limit_rate || r->limit_rate_set) {
-        return SHUNT_COUNT_relayed_limit_rate; /* it is about the way to the frontend */
+    /* both are about the way to the frontend, which a request that offers is done with at once */
+    if (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status) {
+        return SHUNT_COUNT_relayed_limit_rate;
     }
 
     if (!ngx_http_shunt_agent_takes_offers()) {
@@ -214,6 +215,11 @@ ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     if (b == NULL) {
         ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_not_file);
+        return NGX_DECLINED;
+    }
+
+    if (ctx->plain.len) {
+        ngx_http_shunt_hop_refuse(r, ctx);
         return NGX_DECLINED;
     }
 

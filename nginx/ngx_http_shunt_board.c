@@ -114,6 +114,19 @@ ngx_str_t ngx_http_shunt_board_name(void)
     return name;
 }
 
+/* Of the machine at that place of the board, for logs. */
+ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
+{
+    ngx_str_t name = ngx_string("nobody");
+
+    if (ngx_http_shunt_board_memory && index < SHUNT_BOARD_PEERS) {
+        name.data = ngx_http_shunt_board_memory->peer[index].name;
+        name.len = strnlen((char *) name.data, SHUNT_NAME_BYTES - 1);
+    }
+
+    return name;
+}
+
 /* NGX_AGAIN: the entry changes at this moment. */
 static ngx_int_t ngx_http_shunt_board_copy(const struct shunt_board_peer *entry,
                                            ngx_http_shunt_peer_t *peer)

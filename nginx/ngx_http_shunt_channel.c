@@ -10,6 +10,11 @@
 #define NGX_HTTP_SHUNT_BACKOFF_MAX 5000 /* ms */
 #define NGX_HTTP_SHUNT_START_WAIT  1    /* s, for the welcome when a worker starts */
 
+static const char *ngx_http_shunt_channel_name(const ngx_http_shunt_channel_t *ch)
+{
+    return ch->kind == SHUNT_CHANNEL_CONTROL ? "handoffs" : "offers";
+}
+
 /* ---- receiving ---- */
 
 static void ngx_http_shunt_take_fds(struct msghdr *msg, int *fds)
@@ -77,7 +82,9 @@ static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_
     ngx_http_shunt_take_fds(&msg, in->fds);
     in->size = n;
 
-    if ((size_t) n < sizeof(struct shunt_header) || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
+    in->cut = (msg.msg_flags & MSG_CTRUNC) != 0;
+
+    if ((size_t) n < sizeof(struct shunt_header) || (msg.msg_flags & MSG_TRUNC) ||
         in->body.header.size != (size_t) n) {
         ngx_http_shunt_close_fds(in);
         return NGX_ERROR;
@@ -89,7 +96,7 @@ static ngx_int_t ngx_http_shunt_receive_message(int fd, ngx_http_shunt_received_
 static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
                                          ngx_http_shunt_received_t *in, ngx_log_t *log)
 {
-    if (in->size < sizeof(struct shunt_welcome) || ch->welcomed) {
+    if (in->size < sizeof(struct shunt_welcome) || ch->welcomed || in->cut) {
         return NGX_ERROR;
     }
 
@@ -109,14 +116,15 @@ static ngx_int_t ngx_http_shunt_welcomed(ngx_http_shunt_channel_t *ch,
     if (ch->kind == SHUNT_CHANNEL_CONTROL && in->fds[2] != -1) {
         ch->ring = ngx_http_shunt_ring_open(in->fds[2], in->body.welcome.ring, log);
         in->fds[2] = -1;
-        ngx_http_shunt_watch_listeners((ngx_cycle_t *) ngx_cycle, NGX_LOG_INFO);
+        ngx_http_shunt_watch_again((ngx_cycle_t *) ngx_cycle);
     }
 
     ch->welcomed = 1;
+    ch->said = 0;
     ch->backoff = NGX_HTTP_SHUNT_BACKOFF_MIN;
 
-    ngx_log_error(NGX_LOG_NOTICE, log, 0, "shunt: agent connected, channel %uD, worker %uD",
-                  ch->kind, ch->worker);
+    ngx_log_error(NGX_LOG_NOTICE, log, 0, "shunt: agent connected for %s, as its worker %uD",
+                  ngx_http_shunt_channel_name(ch), ch->worker);
 
     return NGX_OK;
 }
@@ -261,9 +269,20 @@ static void ngx_http_shunt_try(ngx_http_shunt_channel_t *ch, ngx_log_t *log)
 
     err = ngx_errno;
 
-    /* said once: an agent that is not installed shall not fill the log */
-    level = ch->backoff < NGX_HTTP_SHUNT_BACKOFF_MIN * 2 ? NGX_LOG_WARN : NGX_LOG_INFO;
-    ngx_log_error(level, log, err, "shunt: no agent at \"%V\": responses are relayed", &ch->path);
+    /* said once, and again for another reason: an agent that is not installed shall not fill the
+       log */
+    level = NGX_LOG_INFO;
+
+    if (ch->kind == SHUNT_CHANNEL_CONTROL && (err == 0 || err != ch->said)) {
+        level = ngx_http_shunt_level(NGX_LOG_WARN);
+    }
+
+    ch->said = err;
+
+    ngx_log_error(level, log, err,
+                  "shunt: no agent at \"%V\": responses are relayed; does shuntd run, is that its "
+                  "\"socket\", and may the user of nginx's workers connect to it?",
+                  &ch->path);
 
     ngx_http_shunt_channel_lost(ch);
 }
@@ -300,7 +319,8 @@ void ngx_http_shunt_channel_close(ngx_http_shunt_channel_t *ch)
 void ngx_http_shunt_channel_lost(ngx_http_shunt_channel_t *ch)
 {
     if (ch->welcomed) {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "shunt: agent lost, channel %uD", ch->kind);
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0, "shunt: agent lost for %s",
+                      ngx_http_shunt_channel_name(ch));
     }
 
     ngx_http_shunt_channel_close(ch);

@@ -12,6 +12,7 @@
 typedef struct {
     size_t size;
     int fds[NGX_HTTP_SHUNT_FDS_MAX]; /* -1: none, or taken */
+    ngx_uint_t cut;                  /* some had no place in this process */
     union {
         struct shunt_header header;
         struct shunt_welcome welcome;
@@ -40,6 +41,7 @@ typedef struct {
     ngx_str_t path;
     ngx_event_t retry;
     ngx_msec_t backoff; /* 0: never tried */
+    ngx_err_t said;     /* why there is no agent, as the log has it; 0: there is one */
 } ngx_http_shunt_channel_t;
 
 void ngx_http_shunt_channel_open(ngx_http_shunt_channel_t *ch, ngx_str_t *path, ngx_log_t *log);

@@ -50,7 +50,7 @@ ngx_int_t ngx_http_shunt_nonce(u_char nonce[16])
     return NGX_OK;
 }
 
-static ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
+ngx_table_elt_t *ngx_http_shunt_find_field(ngx_list_t *list)
 {
     ngx_uint_t i;
     ngx_list_part_t *part;
@@ -107,6 +107,19 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
+/* By whom the consent came, where that is not the one who was to bring it. */
+static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
+                                         ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_connection_t *c = r->connection;
+
+    if (ngx_http_shunt_is_plain(lcf, c->sockaddr) || ngx_http_shunt_hop_is_ours(c, &ctx->consent)) {
+        return NGX_OK;
+    }
+
+    return ngx_http_shunt_address_text(r->pool, c->sockaddr, c->socklen, &ctx->plain);
+}
+
 /* Remembers the one well-formed consent of a trusted tier; counts every other field. NGX_DECLINED:
    there were others. */
 static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf)
@@ -117,7 +130,7 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
     ngx_table_elt_t *h;
     ngx_http_shunt_ctx_t *ctx;
 
-    trusted = lcf->trust && ngx_cidr_match(r->connection->sockaddr, lcf->trust) == NGX_OK;
+    trusted = ngx_http_shunt_is_trusted(lcf, r->connection->sockaddr);
 
     ctx = ngx_http_shunt_ctx_create(r);
     if (ctx == NULL) {
@@ -136,6 +149,11 @@ static ngx_int_t ngx_http_shunt_receive(ngx_http_request_t *r, ngx_http_shunt_lo
                 ngx_strcasecmp(h[i].key.data, (u_char *) "Shunt-Consent") == 0 &&
                 ngx_http_shunt_parse_consent(&h[i].value, &ctx->consent) == NGX_OK) {
                 ctx->received = 1;
+
+                if (ngx_http_shunt_note_hop(r, lcf, ctx) != NGX_OK) {
+                    return NGX_ERROR;
+                }
+
                 continue;
             }
 
@@ -242,7 +260,7 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
 /* Whether `families`, those of a backend or of all, have this client's IP version. One that speaks
    IPv4 to a socket of IPv6 is one of IPv4. The local address tells, for realip may have changed the
    client's. */
-ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families)
+static ngx_uint_t ngx_http_shunt_family_served(ngx_connection_t *c, uint32_t families)
 {
     struct sockaddr_in6 *sin6;
     uint32_t family = SHUNT_FAMILY_IPV4;
@@ -356,6 +374,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ctx->given_at = ngx_current_msec;
     ctx->tls_fresh = ngx_http_shunt_ssl_is_fresh(r->connection);
     ctx->outcome = -1;
+    ngx_http_shunt_hop_begin(r, ctx);
 
     return ngx_http_shunt_add_consent(r, &ctx->consent);
 }
@@ -370,8 +389,9 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 
     reason = ngx_http_shunt_body_needed(r);
 
-    if (reason == 0 && (clcf->limit_rate || r->limit_rate_set)) {
-        reason = SHUNT_COUNT_relayed_limit_rate; /* it is about the way to the tier before */
+    /* both are about the way to the tier before */
+    if (reason == 0 && (clcf->limit_rate || r->limit_rate_set || r->main->limit_conn_status)) {
+        reason = SHUNT_COUNT_relayed_limit_rate;
     }
 
     if (reason == 0 && ngx_http_shunt_vain_now(r, lcf)) {
@@ -383,6 +403,11 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
         return NGX_OK;
     }
 
+    if (ctx->plain.len) {
+        ngx_http_shunt_hop_refuse(r, ctx);
+        return NGX_OK;
+    }
+
     if (consent.tiers >= SHUNT_TIERS_MAX) {
         ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_tiers);
         return NGX_OK;
@@ -390,6 +415,7 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
 
     consent.tiers++;
     ctx->passed = 1;
+    ngx_http_shunt_hop_begin(r, ctx);
 
     return ngx_http_shunt_add_consent(r, &consent);
 }

@@ -12,15 +12,18 @@
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
 
-static void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *what)
+/* Callable from anywhere, filters included. A header that has left is not the end of it: rest.c. */
+void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
 {
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: fetch %s with %uL of %uL bytes missing, offer %016xL of \"%V\"%V", what,
-                  ctx->fetch.left, ctx->payload.length, ctx->payload.number, &ctx->payload.backend,
-                  ngx_http_shunt_trace_text(ctx->request));
+                  "shunt: fetch failed, %s, with %uL of %uL bytes missing, offer %016xL of "
+                  "\"%V\"%V",
+                  why, ctx->fetch.left, ctx->payload.length, ctx->payload.number,
+                  &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
 
     ngx_http_shunt_count(SHUNT_COUNT_fetch_failed, 1);
     ngx_http_shunt_fetch_close(ctx);
+    ctx->relayable = ctx->mode == SHUNT_MODE_FETCH_LATE;
     ngx_http_shunt_fail(ctx);
 }
 
@@ -49,25 +52,29 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
     ngx_memcpy(msg.tag, ctx->payload.tag, 16);
     ngx_http_shunt_trace(r, msg.trace);
 
-    if (ctx->id == 0 || ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
-        ngx_http_shunt_fetch_failed(ctx, "impossible");
+    if (ctx->id == 0 || !ngx_http_shunt_agent_ready() ||
+        ngx_http_shunt_agent_post(&msg, sizeof(msg)) != NGX_OK) {
+        ngx_http_shunt_fetch_failed(ctx, "the agent of this machine takes none");
         return NGX_AGAIN;
     }
 
+    ctx->progress_at = ngx_current_msec;
     ctx->progress.data = ctx;
     ctx->progress.handler = ngx_http_shunt_fetch_timeout_handler;
     ctx->progress.log = r->connection->log;
     ngx_add_timer(&ctx->progress, ctx->fetch.timeout);
+    ngx_http_shunt_pulse_watch();
 
     return NGX_AGAIN;
 }
 
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev)
 {
-    ngx_http_shunt_fetch_failed(ev->data, "timed out");
+    ngx_http_shunt_fetch_failed(ev->data, "nothing came in time");
 }
 
-/* FETCHED has come. Takes the descriptor. */
+/* FETCHED has come. Takes the descriptor, which the kernel drops where this process has no place
+ * for another. */
 void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t length)
 {
     ngx_connection_t *stream;
@@ -75,20 +82,28 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
 
     if ((ctx->mode != SHUNT_MODE_FETCH_EARLY && ctx->mode != SHUNT_MODE_FETCH_LATE) ||
         ctx->fetch.stream || ctx->failure.posted) {
-        close(fd);
+        if (fd != -1) {
+            close(fd);
+        }
+
+        return;
+    }
+
+    if (fd == -1) {
+        ngx_http_shunt_fetch_failed(ctx, "this worker has no descriptor left");
         return;
     }
 
     if (length != ctx->payload.length || ngx_nonblocking(fd) == -1) {
         close(fd);
-        ngx_http_shunt_fetch_failed(ctx, "answered with another length");
+        ngx_http_shunt_fetch_failed(ctx, "it is of another length");
         return;
     }
 
     stream = ngx_get_connection(fd, r->connection->log);
     if (stream == NULL) {
         close(fd);
-        ngx_http_shunt_fetch_failed(ctx, "without a free connection");
+        ngx_http_shunt_fetch_failed(ctx, "worker_connections are not enough");
         return;
     }
 
@@ -100,23 +115,35 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     stream->read->handler = ngx_http_shunt_stream_handler;
     ctx->fetch.stream = stream;
 
-    /* answered: from here the socket tells how it ends */
-    ngx_http_shunt_pending_remove(ctx->id);
-    ctx->id = 0;
+    /* answered: from here the socket tells how it ends, if this machine's agent is at work */
+    ctx->progress_at = ngx_current_msec;
     ngx_del_timer(&ctx->progress);
     ngx_add_timer(stream->read, ctx->fetch.timeout);
 
     if (ngx_handle_read_event(stream->read, 0) != NGX_OK) {
-        ngx_http_shunt_fetch_failed(ctx, "without an event");
+        ngx_http_shunt_fetch_failed(ctx, "its socket cannot be watched");
     }
 }
 
+/* Its end, early or not: an agent that still fetches is told. */
 void ngx_http_shunt_fetch_close(ngx_http_shunt_ctx_t *ctx)
 {
+    struct shunt_abort msg = {{SHUNT_MSG_ABORT, sizeof(struct shunt_abort)}, ctx->id};
+
     if (ctx->fetch.stream) {
         ngx_close_connection(ctx->fetch.stream);
         ctx->fetch.stream = NULL;
+
+    } else if (ctx->id) {
+        (void) ngx_http_shunt_agent_post(&msg, sizeof(msg));
     }
+
+    if (ctx->progress.timer_set) {
+        ngx_del_timer(&ctx->progress);
+    }
+
+    ngx_http_shunt_pending_remove(ctx->id);
+    ctx->id = 0;
 }
 
 static ngx_chain_t *ngx_http_shunt_fetch_buf(ngx_http_shunt_ctx_t *ctx)
@@ -172,7 +199,7 @@ static ngx_int_t ngx_http_shunt_fetch_output(ngx_http_shunt_ctx_t *ctx, ngx_chai
 static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
 {
     ssize_t n;
-    size_t room;
+    size_t room, skip;
     ngx_buf_t *b;
     ngx_chain_t *cl;
     ngx_http_shunt_fetch_t *f = &ctx->fetch;
@@ -191,17 +218,26 @@ static ngx_int_t ngx_http_shunt_fetch_step(ngx_http_shunt_ctx_t *ctx)
         f->free = cl;
 
         if (n != NGX_AGAIN || ngx_handle_read_event(f->stream->read, 0) != NGX_OK) {
-            ngx_http_shunt_fetch_failed(ctx, "ended");
+            ngx_http_shunt_fetch_failed(ctx, "its socket has ended");
         }
 
         return NGX_AGAIN;
     }
 
+    skip = ngx_min(f->skip, (uint64_t) n);
+    f->skip -= skip;
     f->left -= n;
-    ctx->bytes += n;
+    ctx->bytes += n - skip;
+    ctx->progress_at = ngx_current_msec;
 
-    b->pos = b->start;
+    b->pos = b->start + skip;
     b->last = b->start + n;
+    if (b->pos == b->last && f->left) {
+        cl->next = f->free;
+        f->free = cl;
+        return NGX_OK;
+    }
+
     b->recycled = f->left > 0; /* so that the write filter does not wait for more */
     b->last_buf = f->left == 0;
     b->last_in_chain = f->left == 0;
@@ -274,7 +310,7 @@ static void ngx_http_shunt_stream_handler(ngx_event_t *rev)
     ngx_http_set_log_request(c->log, r);
 
     if (rev->timedout) {
-        ngx_http_shunt_fetch_failed(ctx, "timed out");
+        ngx_http_shunt_fetch_failed(ctx, "nothing came in time");
         return;
     }
 

@@ -117,6 +117,13 @@ ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_
         ngx_http_shunt_take_name(&c, &consent->frontend) != NGX_OK ||
         ngx_http_shunt_take_literal(&c, "; nonce=") != NGX_OK ||
         ngx_http_shunt_take_hex(&c, consent->nonce, 16) != NGX_OK ||
+        ngx_http_shunt_take_literal(&c, "; to=") != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    consent->to_at = c.pos - field->data;
+
+    if (ngx_http_shunt_take_hex(&c, consent->to, SHUNT_TO_BYTES) != NGX_OK ||
         ngx_http_shunt_take_literal(&c, "; tiers=") != NGX_OK ||
         ngx_http_shunt_take_decimal(&c, SHUNT_TIERS_MAX, &tiers) != NGX_OK) {
         return NGX_ERROR;
@@ -192,6 +199,7 @@ ngx_int_t ngx_http_shunt_parse_traceparent(ngx_str_t *field, u_char trace[SHUNT_
                : NGX_ERROR;
 }
 
+/* Meant for nobody yet: hop.c writes `to` when the upstream is chosen. */
 ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,
                                         ngx_str_t *field)
 {
@@ -205,6 +213,7 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
     field->data = p;
     p = ngx_sprintf(p, "1; frontend=%V; nonce=", &consent->frontend);
     p = ngx_hex_dump(p, consent->nonce, 16);
+    p = ngx_sprintf(p, "; to=%016xL", (uint64_t) 0);
     p = ngx_sprintf(p, "; tiers=%ui%s", consent->tiers, consent->rest ? "; rest=1" : "");
 
     if (consent->from) {

@@ -122,7 +122,7 @@ static ngx_int_t ngx_http_shunt_refuse(ngx_http_request_t *r, ngx_table_elt_t *f
     ngx_http_shunt_outcome(r, counter);
 
     if (ngx_http_shunt_may_ask_again(r, ctx)) {
-        ngx_http_shunt_vain_note(r, 0);
+        ngx_http_shunt_vain_note(r, counter);
         ngx_http_shunt_ask_again(r, ctx);
         return NGX_OK;
     }
@@ -139,11 +139,7 @@ static void ngx_http_shunt_fetch_early(ngx_http_request_t *r, ngx_http_shunt_ctx
                                        ngx_uint_t counter)
 {
     ngx_http_shunt_outcome(r, counter);
-
-    if (counter == SHUNT_COUNT_fetched_filter) {
-        ngx_http_shunt_vain_note(r, 0);
-    }
-
+    ngx_http_shunt_vain_note(r, counter);
     ctx->mode = SHUNT_MODE_FETCH_EARLY;
 }
 
@@ -203,7 +199,7 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     ngx_http_shunt_worth_note(r, ctx->payload.length);
 
-    ngx_http_shunt_recovery_note(r, ctx);
+    ngx_http_shunt_part_note(r, ctx);
 
     ctx->given = 0; /* one consent, one payload */
     ctx->mode = SHUNT_MODE_ACCEPTED;
@@ -228,7 +224,7 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
 static void ngx_http_shunt_want_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_filter);
-    ngx_http_shunt_vain_note(r, 0);
+    ngx_http_shunt_vain_note(r, SHUNT_COUNT_relayed_filter);
     ngx_http_shunt_ask_again(r, ctx);
 }
 

@@ -5,6 +5,10 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
 #include "ngx_http_shunt_kernel.h"
 
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin)
@@ -27,11 +31,49 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
     return setsockopt(fd, SHUNT_SOL, SHUNT_STATE, &ring, sizeof(ring));
 }
 
+static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
+{
+    if (setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &to->idle, sizeof(int)) == -1) {
+        return -1;
+    }
+
+    return setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int));
+}
+
+int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before)
+{
+    socklen_t len = sizeof(int);
+    ngx_http_shunt_keepalive_t often = {.on = 1, .idle = 1, .interval = 1};
+
+    if (getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &before->on, &len) == -1 ||
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &before->idle, &len) == -1 ||
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &before->interval, &len) == -1) {
+        return -1;
+    }
+
+    return kernel_set_keepalive(fd, &often);
+}
+
+void ngx_http_shunt_kernel_probe_end(int fd, const ngx_http_shunt_keepalive_t *before)
+{
+    (void) kernel_set_keepalive(fd, before);
+}
+
 int ngx_http_shunt_kernel_watch(int fd)
 {
     uint32_t any = 1;
 
     return setsockopt(fd, SHUNT_SOL, SHUNT_WATCH, &any, sizeof(any));
+}
+
+/* Cookie of the network namespace that a socket is in; 0: the kernel does not tell. */
+uint64_t ngx_http_shunt_kernel_netns(int fd)
+{
+    uint64_t cookie = 0;
+    socklen_t len = sizeof(cookie);
+
+    return getsockopt(fd, SOL_SOCKET, SO_NETNS_COOKIE, &cookie, &len) == -1 ? 0 : cookie;
 }
 
 int ngx_http_shunt_kernel_cancel(int fd)

@@ -5,14 +5,25 @@
 
 #include "shunt.h"
 
+/* Keepalive probes of a connection, in seconds (tcp(7)). */
+typedef struct {
+    int on;
+    int idle;
+    int interval;
+} ngx_http_shunt_keepalive_t;
+
 /* Each returns 0, or -1 with errno. */
 int ngx_http_shunt_kernel_begin(int fd, const struct shunt_begin *begin);
 int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 /* A struct shunt_state goes into the ring. */
 int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
+/* Has the kernel probe an idle client once a second, and `before` say what it did. */
+int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before);
+void ngx_http_shunt_kernel_probe_end(int fd, const ngx_http_shunt_keepalive_t *before);
 /* Of a socket that listens: its clients' first responses may be handed off. */
 int ngx_http_shunt_kernel_watch(int fd);
+uint64_t ngx_http_shunt_kernel_netns(int fd);
 int ngx_http_shunt_kernel_cancel(int fd);
 int ngx_http_shunt_kernel_reset_on_close(int fd);
 int ngx_http_shunt_kernel_give_up_soon(int fd);

@@ -19,7 +19,6 @@ static void *ngx_http_shunt_create_loc_conf(ngx_conf_t *cf);
 static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child);
 static char *ngx_http_shunt_role(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static char *ngx_http_shunt_agent(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
-static char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf);
 static void ngx_http_shunt_cleanup(void *data);
 
 #define NGX_HTTP_SHUNT_ANYWHERE NGX_HTTP_MAIN_CONF | NGX_HTTP_SRV_CONF | NGX_HTTP_LOC_CONF
@@ -209,6 +208,12 @@ void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter)
     }
 }
 
+/* Of a matter that is the same for all workers: one says it as Debian's default level shows it. */
+ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
+{
+    return ngx_worker == 0 ? NGX_LOG_ERR : level;
+}
+
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h)
 {
     return h->key.len >= 6 && (h->key.data[0] | 0x20) == 's' &&
@@ -221,6 +226,7 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 {
     ngx_http_handler_pt *h;
     ngx_http_core_main_conf_t *cmcf;
+    ngx_http_shunt_main_conf_t *mcf;
 
     cmcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_core_module);
 
@@ -241,11 +247,32 @@ static ngx_int_t ngx_http_shunt_postconfiguration(ngx_conf_t *cf)
 
     *h = ngx_http_shunt_precontent_handler;
 
-    if (ngx_http_shunt_ssl_init(cf) != NGX_OK) {
+    mcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_shunt_module);
+
+    if (ngx_http_shunt_ssl_init(cf) != NGX_OK ||
+        ((mcf->frontend || mcf->trusting) && ngx_http_shunt_hop_init(cf) != NGX_OK)) {
         return NGX_ERROR;
     }
 
     return ngx_http_shunt_early_init(cf);
+}
+
+/* What goes without trust is relayed: told here, so that it is in the error log that workers have.
+ */
+static void ngx_http_shunt_say_mistrust(ngx_cycle_t *cycle, ngx_http_shunt_main_conf_t *mcf)
+{
+    if (mcf->untrusting) {
+        ngx_log_error(
+            NGX_LOG_ERR, cycle->log, 0,
+            "shunt: \"shunt on\" without \"shunt_trust\": responses are relayed; name the "
+            "addresses of the next tier");
+    }
+
+    if (mcf->unasked) {
+        ngx_log_error(NGX_LOG_ERR, cycle->log, 0,
+                      "shunt: \"shunt_offer on\" without \"shunt_trust\": responses are relayed; "
+                      "name the addresses of the tier before");
+    }
 }
 
 /* in the master, which has the environment: workers start without it */
@@ -256,8 +283,12 @@ static ngx_int_t ngx_http_shunt_init_module(ngx_cycle_t *cycle)
 
     ngx_http_shunt_heap_is_set = getenv("MALLOC_TRIM_THRESHOLD_") || getenv("GLIBC_TUNABLES");
 
+    if (mcf) {
+        ngx_http_shunt_say_mistrust(cycle, mcf);
+    }
+
     if (mcf && mcf->frontend && !ngx_test_config) {
-        ngx_http_shunt_watch_listeners(cycle, NGX_LOG_DEBUG);
+        ngx_http_shunt_watch_listeners(cycle);
     }
 
     return NGX_OK;
@@ -350,14 +381,17 @@ static char *ngx_http_shunt_merge_loc_conf(ngx_conf_t *cf, void *parent, void *c
     ngx_conf_merge_value(conf->consent, prev->consent, 1);
     ngx_conf_merge_value(conf->offer, prev->offer, 0);
     ngx_conf_merge_size_value(conf->offer_min_length, prev->offer_min_length, 32 * 1024);
+
+    if (conf->trust == NGX_CONF_UNSET_PTR) {
+        conf->plain = prev->plain;
+    }
+
     ngx_conf_merge_ptr_value(conf->trust, prev->trust, NULL);
     ngx_conf_merge_uint_value(conf->recover, prev->recover, NGX_HTTP_SHUNT_ETAG);
 
-    if (conf->shunt && conf->trust == NULL && !mcf->untrusting) {
-        mcf->untrusting = 1;
-        ngx_conf_log_error(NGX_LOG_WARN, cf, 0,
-                           "\"shunt on\" without \"shunt_trust\": responses are relayed; name the "
-                           "addresses of the next tier");
+    if (conf->trust == NULL) {
+        mcf->untrusting |= conf->shunt;
+        mcf->unasked |= conf->offer;
     }
 
     if (conf->offer_types_keys == NULL && prev->offer_types_keys == NULL) {
@@ -413,75 +447,6 @@ static char *ngx_http_shunt_agent(ngx_conf_t *cf, ngx_command_t *cmd, void *conf
     if (mcf->agent.data[0] != '/' ||
         mcf->agent.len >= sizeof(((struct sockaddr_un *) NULL)->sun_path)) {
         return "needs an absolute path of less than 108 bytes";
-    }
-
-    return NGX_CONF_OK;
-}
-
-static char *ngx_http_shunt_trust_add(ngx_conf_t *cf, ngx_array_t *trust, ngx_str_t *text)
-{
-    ngx_int_t rc;
-    ngx_cidr_t *cidr;
-
-    cidr = ngx_array_push(trust);
-    if (cidr == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    ngx_memzero(cidr, sizeof(ngx_cidr_t));
-
-    if (ngx_strcmp(text->data, "unix:") == 0) {
-        cidr->family = AF_UNIX;
-        return NGX_CONF_OK;
-    }
-
-    rc = ngx_ptocidr(text, cidr);
-
-    if (rc == NGX_ERROR) {
-        ngx_conf_log_error(NGX_LOG_EMERG, cf, 0, "invalid address or network \"%V\"", text);
-        return NGX_CONF_ERROR;
-    }
-
-    if (rc == NGX_DONE) {
-        ngx_conf_log_error(NGX_LOG_WARN, cf, 0, "low address bits of %V are meaningless", text);
-    }
-
-    return NGX_CONF_OK;
-}
-
-static char *ngx_http_shunt_trust(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
-{
-    ngx_uint_t i, n;
-    ngx_str_t *value = cf->args->elts;
-    ngx_http_shunt_loc_conf_t *lcf = conf;
-    static ngx_str_t all[] = {ngx_string("0.0.0.0/0"), ngx_string("::/0"), ngx_string("unix:")};
-
-    if (lcf->trust != NGX_CONF_UNSET_PTR) {
-        return "is duplicate";
-    }
-
-    n = cf->args->nelts - 1;
-    value++;
-
-    if (n == 1 && ngx_strcmp(value[0].data, "none") == 0) {
-        lcf->trust = NULL;
-        return NGX_CONF_OK;
-    }
-
-    if (n == 1 && ngx_strcmp(value[0].data, "all") == 0) {
-        n = sizeof(all) / sizeof(all[0]);
-        value = all;
-    }
-
-    lcf->trust = ngx_array_create(cf->pool, n, sizeof(ngx_cidr_t));
-    if (lcf->trust == NULL) {
-        return NGX_CONF_ERROR;
-    }
-
-    for (i = 0; i < n; i++) {
-        if (ngx_http_shunt_trust_add(cf, lcf->trust, &value[i]) != NGX_CONF_OK) {
-            return NGX_CONF_ERROR;
-        }
     }
 
     return NGX_CONF_OK;

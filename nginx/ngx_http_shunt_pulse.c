@@ -35,24 +35,45 @@ ngx_uint_t ngx_http_shunt_pulse_is_gone(void)
 
 static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
 {
-    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
+    ngx_uint_t gone = ngx_http_shunt_pulse_is_gone();
+
+    if (!gone && (ctx->mode != SHUNT_MODE_ACTIVE || ctx->ring == ngx_http_shunt_agent_ring())) {
+        return;
+    }
+
+    if (ctx->failure.posted || ngx_current_msec - ctx->progress_at < NGX_HTTP_SHUNT_PULSE_GONE) {
+        return;
+    }
+
+    if (ctx->mode == SHUNT_MODE_FETCH_EARLY || ctx->mode == SHUNT_MODE_FETCH_LATE) {
+        ngx_http_shunt_fetch_failed(ctx, "the agent of this machine is stopped or gone");
+        return;
+    }
+
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
         return;
     }
 
     (void) ngx_http_shunt_follow(ctx); /* which may complete it */
 
-    if (ctx->mode == SHUNT_MODE_ACTIVE &&
-        ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE) {
+    /* where the agent is another one by now, only the word of a backend is lost: what the older one
+     * had been told */
+    if (!gone && !ctx->claimed) {
+        return;
+    }
+
+    /* who reads slowly, or nothing, waits for nobody: the backend's kernel may well have the rest
+     */
+    if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->shut &&
+        ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE &&
+        ngx_http_shunt_probe(ctx, 0) != NGX_AGAIN) {
         ngx_http_shunt_rest_begin(ctx);
     }
 }
 
 static void ngx_http_shunt_pulse_handler(ngx_event_t *ev)
 {
-    if (ngx_http_shunt_pulse_is_gone()) {
-        ngx_http_shunt_pending_each(ngx_http_shunt_pulse_visit);
-    }
-
+    ngx_http_shunt_pending_each(ngx_http_shunt_pulse_visit);
     ngx_http_shunt_pulse_watch();
 }
 

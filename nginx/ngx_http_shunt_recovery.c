@@ -2,11 +2,10 @@
 /*
  * Another backend goes on. A handoff that its backend cannot finish need not end in a reset: where
  * the response had a strong ETag and its server knows ranges, the rest of the very same bytes can
- * be had from anybody who has them (RFC 9110, 8.8.3 and 14.2). So the rest is asked for by a clone
- * of the request on its ordinary way, as ngx_http_slice_filter_module does it: the load balancer
- * chooses, and every tier has its say. The answer must be the rest, by ETag and Content-Range, and
- * an offer. Then the region moves to the new peer (SHUNT_MOVE), whose agent is told as at a
- * handoff's beginning. Nothing of that answer reaches the client.
+ * be had from anybody who has them. So the rest is asked for (part.c) with a consent: the load
+ * balancer chooses, and every tier has its say. The answer must be the rest, and an offer. Then the
+ * region moves to the new peer (SHUNT_MOVE), whose agent is told as at a handoff's beginning.
+ * Nothing of that answer reaches the client.
  *
  *   ended --> asking ------------> moved  ACTIVE all the while: the client may still acknowledge,
  *               ^  | |               ^    complete or reset what the lost backend has sent
@@ -14,8 +13,6 @@
  *         no answer: again     |          over TLS, and as shunt_recover says: proof.c
  *                              +--> reset
  */
-#include <netinet/tcp.h>
-
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
@@ -52,161 +49,24 @@ struct ngx_http_shunt_recovery_s {
     ngx_int_t verdict; /* on the answer. NGX_OK, NGX_AGAIN: no good one yet, NGX_DECLINED: never */
 };
 
-/* ---- what is remembered of a response's header ---- */
-
-/* "bytes 0-99/100"; NGX_DECLINED for anything else, an unknown length too */
-ngx_int_t ngx_http_shunt_parse_range(ngx_table_elt_t *field, off_t *first, off_t *last,
-                                     off_t *complete)
-{
-    off_t *numbers[] = {first, last, complete};
-    u_char *p, *start, *end, ends[] = {'-', '/', '\0'};
-    ngx_uint_t i;
-
-    if (field == NULL || field->value.len < sizeof("bytes 0-0/1") - 1 ||
-        ngx_strncmp(field->value.data, "bytes ", 6) != 0) {
-        return NGX_DECLINED;
-    }
-
-    p = field->value.data + 6;
-    end = field->value.data + field->value.len;
-
-    for (i = 0; i < 3; i++) {
-        for (start = p; p < end && *p >= '0' && *p <= '9'; p++) {
-            /* void */
-        }
-
-        *numbers[i] = ngx_atoof(start, p - start);
-
-        if (*numbers[i] == NGX_ERROR || (i < 2 ? p == end || *p++ != ends[i] : p != end)) {
-            return NGX_DECLINED;
-        }
-    }
-
-    return *first <= *last && *last < *complete ? NGX_OK : NGX_DECLINED;
-}
-
-static ngx_uint_t ngx_http_shunt_is_strong(ngx_table_elt_t *etag)
-{
-    return etag && etag->value.len >= 2 && etag->value.data[0] == '"';
-}
-
-/* Whether that is the ETag of the response whose rest is wanted. */
-ngx_uint_t ngx_http_shunt_is_same(ngx_http_shunt_ctx_t *ctx, ngx_table_elt_t *etag)
-{
-    return ngx_http_shunt_is_strong(etag) && etag->value.len == ctx->etag.len &&
-           ngx_memcmp(etag->value.data, ctx->etag.data, ctx->etag.len) == 0;
-}
-
-/* The offer in this response has been accepted. Can its payload be had elsewhere, too? */
-void ngx_http_shunt_recovery_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
-{
-    off_t first = 0, last, complete = ctx->payload.length;
-    ngx_table_elt_t *ranges = r->headers_out.accept_ranges;
-
-    ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
-
-    ctx->etag.len = 0;
-
-    if (lcf->recover == NGX_HTTP_SHUNT_NOBODY || !ngx_http_shunt_is_strong(r->headers_out.etag)) {
-        return;
-    }
-
-    if (r->upstream->headers_in.status_n == NGX_HTTP_PARTIAL_CONTENT) {
-        if (ngx_http_shunt_parse_range(r->headers_out.content_range, &first, &last, &complete) !=
-                NGX_OK ||
-            (uint64_t) (last - first + 1) != ctx->payload.length) {
-            return;
-        }
-
-    } else if (ranges == NULL || ranges->value.len != 5 ||
-               ngx_strncasecmp(ranges->value.data, (u_char *) "bytes", 5) != 0) {
-        return;
-    }
-
-    ctx->etag = r->headers_out.etag->value;
-    ctx->first = first;
-    ctx->complete = complete;
-}
-
 /* ---- asking ---- */
 
-ngx_int_t ngx_http_shunt_is_replaced(ngx_table_elt_t *h)
-{
-    return ngx_http_shunt_is_field(h) ||
-           (h->key.len == 5 && ngx_strncasecmp(h->key.data, (u_char *) "Range", 5) == 0) ||
-           (h->key.len > 3 && ngx_strncasecmp(h->key.data, (u_char *) "If-", 3) == 0);
-}
-
-/* The client's fields, but for the rest alone, and on condition that it is the rest of the same. */
+/* The client's fields, but for the rest alone, and with a consent. */
 static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
-    ngx_str_t range;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    range.data = ngx_pnalloc(sr->pool, sizeof("bytes=-") + 2 * NGX_OFF_T_LEN);
-
-    if (range.data == NULL || ngx_http_shunt_strip(sr, ngx_http_shunt_is_replaced) != NGX_OK ||
-        ngx_http_shunt_nonce(rec->consent.nonce) != NGX_OK) {
+    if (ngx_http_shunt_nonce(rec->consent.nonce) != NGX_OK ||
+        ngx_http_shunt_part_fields(sr, ctx, rec->from) != NGX_OK) {
         return NGX_ERROR;
     }
-
-    range.len = ngx_sprintf(range.data, "bytes=%O-%O", ctx->first + (off_t) rec->from,
-                            ctx->first + (off_t) ctx->payload.length - 1) -
-                range.data;
 
     rec->consent.frontend = ngx_http_shunt_board_name();
     rec->consent.tiers = 1;
     rec->consent.rest = 1;
     rec->consent.from = 0;
 
-    if (ngx_http_shunt_add_request_field(sr, "Range", "range", &range) != NGX_OK ||
-        ngx_http_shunt_add_request_field(sr, "If-Match", "if-match", &ctx->etag) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
     return ngx_http_shunt_add_consent(sr, &rec->consent);
-}
-
-/*
- * A server that is cut off must not cost the client its patience as well: one that does not even
- * acknowledge is given up early, and nginx tries the next. Being slow to answer is no such sign.
- */
-static void ngx_http_shunt_ask_impatiently(ngx_http_request_t *sr, ngx_uint_t times)
-{
-    int unacknowledged = NGX_HTTP_SHUNT_ASK_CONNECT;
-    ngx_connection_t *c;
-    ngx_http_upstream_t *u = sr->upstream;
-    ngx_http_upstream_conf_t *conf;
-
-    if (u == NULL || u->conf == NULL) {
-        return;
-    }
-
-    conf = ngx_palloc(sr->pool, sizeof(ngx_http_upstream_conf_t));
-    if (conf == NULL) {
-        return;
-    }
-
-    *conf = *u->conf;
-    conf->connect_timeout =
-        ngx_min(conf->connect_timeout, times * (ngx_msec_t) NGX_HTTP_SHUNT_ASK_CONNECT);
-    conf->read_timeout = ngx_min(conf->read_timeout, (ngx_msec_t) NGX_HTTP_SHUNT_ASK_ANSWER);
-    u->conf = conf;
-
-    c = u->peer.connection;
-    if (c == NULL) {
-        return;
-    }
-
-    (void) setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged, sizeof(int));
-
-    if (c->write->timer_set) {
-        ngx_add_timer(c->write, conf->connect_timeout);
-    }
-
-    if (c->read->timer_set) {
-        ngx_add_timer(c->read, conf->read_timeout);
-    }
 }
 
 static void ngx_http_shunt_ask_run(ngx_http_request_t *sr)
@@ -216,7 +76,11 @@ static void ngx_http_shunt_ask_run(ngx_http_request_t *sr)
     ngx_http_core_run_phases(sr);
 
     if (ctx->recovery && ctx->recovery->request == sr) {
-        ngx_http_shunt_ask_impatiently(sr, ctx->recovery->times);
+        (void) ngx_http_shunt_part_impatiently(sr,
+                                               ctx->recovery->times *
+                                                   (ngx_msec_t) NGX_HTTP_SHUNT_ASK_CONNECT,
+                                               NGX_HTTP_SHUNT_ASK_ANSWER,
+                                               NGX_HTTP_SHUNT_ASK_CONNECT);
     }
 }
 
@@ -302,32 +166,17 @@ ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r)
 static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                       const char **why)
 {
-    off_t first, last, complete;
-    ngx_uint_t reason, status = sr->upstream ? sr->upstream->headers_in.status_n : 0;
-    ngx_table_elt_t *offer, *etag = sr->headers_out.etag;
+    ngx_uint_t reason;
+    ngx_table_elt_t *offer;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
     *why = "it is an error";
-    if (status == 0 || status >= NGX_HTTP_INTERNAL_SERVER_ERROR ||
-        status == NGX_HTTP_TOO_MANY_REQUESTS) {
+    if (ngx_http_shunt_part_is_error(sr)) {
         return NGX_AGAIN;
     }
 
-    *why = "it is no part";
-    if (status != NGX_HTTP_PARTIAL_CONTENT) {
-        return NGX_DECLINED;
-    }
-
-    *why = "it is of something else";
-    if (!ngx_http_shunt_is_same(ctx, etag)) {
-        return NGX_DECLINED;
-    }
-
-    *why = "it is another part";
-    if (ngx_http_shunt_parse_range(sr->headers_out.content_range, &first, &last, &complete) !=
-            NGX_OK ||
-        first != ctx->first + (off_t) rec->from ||
-        last != ctx->first + (off_t) ctx->payload.length - 1 || complete != ctx->complete) {
+    *why = ngx_http_shunt_part_is_not(sr, ctx, rec->from);
+    if (*why) {
         return NGX_DECLINED;
     }
 
@@ -350,7 +199,12 @@ static ngx_int_t ngx_http_shunt_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx
     }
 
     *why = "its offer is of another length";
-    return rec->payload.length == ctx->payload.length - rec->from ? NGX_OK : NGX_DECLINED;
+    if (rec->payload.length != ctx->payload.length - rec->from) {
+        return NGX_DECLINED;
+    }
+
+    *why = "its backend does not send as this server (speaks_for)";
+    return ngx_http_shunt_backend_speaks(sr->connection, rec->peer.index) ? NGX_OK : NGX_AGAIN;
 }
 
 /* In place of every other header filter: this header is for us. */
@@ -439,6 +293,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     /* From here the old name means nothing: neither to the kernel nor to whoever failed. */
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
+    ctx->probed = 0;
     ngx_http_shunt_ring_hold(ring);
     ngx_http_shunt_ring_release(ctx->ring);
     ctx->ring = ring;
@@ -446,10 +301,26 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     return ngx_http_shunt_post_rest(ctx);
 }
 
+/* Whether nobody is to be asked any more: agents that have lost each other have had their time, or
+ * the connection's end is near, which comes where a client acknowledges nothing (send_timeout). */
+static ngx_uint_t ngx_http_shunt_ask_is_over(ngx_http_shunt_ctx_t *ctx, ngx_msec_t delay)
+{
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
+    ngx_http_core_loc_conf_t *clcf;
+
+    clcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_core_module);
+
+    return rec->in_all >= NGX_HTTP_SHUNT_ASK_IN_ALL ||
+           (rec->times >= NGX_HTTP_SHUNT_ASK_TIMES &&
+            (ngx_current_msec - rec->since + delay > NGX_HTTP_SHUNT_ASK_LONG ||
+             ngx_current_msec - ctx->progress_at + delay > clcf->send_timeout / 2));
+}
+
 /* When to ask: NGX_OK, or NGX_DECLINED where that has been done often enough. */
-static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_recovery_t *rec)
+static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_msec_t delay;
+    ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
     if (rec->times == 0) {
         ngx_post_event(&rec->event, &ngx_posted_events);
@@ -459,10 +330,9 @@ static ngx_int_t ngx_http_shunt_ask_later(ngx_http_shunt_recovery_t *rec)
     delay = ngx_min((ngx_msec_t) NGX_HTTP_SHUNT_ASK_AGAIN << (rec->times - 1),
                     (ngx_msec_t) NGX_HTTP_SHUNT_ASK_SLOWEST);
 
-    if (rec->in_all >= NGX_HTTP_SHUNT_ASK_IN_ALL ||
-        (rec->times >= NGX_HTTP_SHUNT_ASK_TIMES &&
-         ngx_current_msec - rec->since + delay > NGX_HTTP_SHUNT_ASK_LONG)) {
+    if (ngx_http_shunt_ask_is_over(ctx, delay)) {
         ngx_http_shunt_count(SHUNT_COUNT_failover_failed, 1);
+        ctx->relayable = 1; /* without an offer there may be an answer */
         return NGX_DECLINED;
     }
 
@@ -477,7 +347,7 @@ static void ngx_http_shunt_settle(ngx_http_shunt_ctx_t *ctx, ngx_int_t verdict)
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
     if (verdict == NGX_AGAIN) {
-        if (ngx_http_shunt_ask_later(rec) != NGX_OK) {
+        if (ngx_http_shunt_ask_later(ctx) != NGX_OK) {
             ngx_http_shunt_fail(ctx);
         }
 
@@ -586,6 +456,14 @@ static ngx_int_t ngx_http_shunt_answered(ngx_http_request_t *sr, void *data, ngx
 
 /* ---- beginning and end ---- */
 
+/* Whether another backend could go on. Of a file that was written to meanwhile the ETag may be the
+ * same: nginx's is as coarse as the seconds of its time. */
+ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason)
+{
+    return reason != SHUNT_REASON_CLIENT_GONE && reason != SHUNT_REASON_NO_PROGRESS &&
+           reason != SHUNT_REASON_ABORTED && reason != SHUNT_REASON_FILE_CHANGED;
+}
+
 /*
  * An active handoff has ended without success. NGX_OK: that need not be the end of the response.
  * A lost agent's kernel may go on by itself: where nobody else can, it is given time.
@@ -595,10 +473,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     ngx_uint_t unproven;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    /* of a file that was written to meanwhile the ETag may be the same: nginx's is as coarse as
-       the seconds of its time */
-    if (reason == SHUNT_REASON_CLIENT_GONE || reason == SHUNT_REASON_NO_PROGRESS ||
-        reason == SHUNT_REASON_ABORTED || reason == SHUNT_REASON_FILE_CHANGED) {
+    if (!ngx_http_shunt_is_loss(reason)) {
         return NGX_DECLINED;
     }
 
@@ -640,7 +515,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         rec->times = 0;
     }
 
-    return ngx_http_shunt_ask_later(rec);
+    return ngx_http_shunt_ask_later(ctx);
 }
 
 /* A request that is out ends by itself, or with the client's: its answer is not looked at. */

@@ -1,26 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rest of a payload, relayed. Where the agent of this machine is stopped or gone (pulse.c), and
- * a handoff makes no progress, nobody else is asked to go on with it as recovery.c does, for that
- * takes an agent. A clone of the request asks for the rest on its ordinary way, without a consent;
- * its answer must be the rest, by ETag and Content-Range. Then the region is taken back (taking.c),
- * and the answer's body is written behind what the client has.
+ * The rest of a payload, relayed. A header has left, and its payload comes no further by agents:
  *
- * On TLS nobody knows whether the backend has used the record numbers that the rest would have:
- * that response ends in a reset, as does one without a strong ETag.
+ *   handoff   the agent of this machine is stopped or gone (pulse.c), or no backend offers the rest
+ *             (recovery.c)
+ *   fetch     it fails, before its first byte or later
+ *
+ * The rest is asked for (part.c) without a consent. A region that is still active is taken back
+ * (taking.c) when the answer's header is there. The answer's body is written behind what the client
+ * has. An answer that is an error, or that ends early, is asked for a few times more.
+ *
+ * On TLS nobody knows whether the backend of a handoff has used the record numbers that the rest
+ * would have: that response ends in a reset, as does one without a strong ETag.
  */
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_REST_CONNECT 500  /* ms */
 #define NGX_HTTP_SHUNT_REST_ANSWER  1500 /* ms, for the header */
+#define NGX_HTTP_SHUNT_REST_TIMES   5    /* asked at most, for one response */
+#define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms, after the first time; then twice as long */
 
 struct ngx_http_shunt_rest_s {
-    ngx_http_request_t *request;
+    ngx_http_request_t *request;    /* asking; NULL: not now */
     ngx_http_upstream_conf_t *conf; /* the location's */
+    ngx_uint_t times;               /* asked */
     uint64_t from;                  /* the payload's first byte that was asked for */
     uint64_t skip;                  /* bytes of the answer that the client has already */
     uint64_t left;                  /* bytes of the payload that the client is still to get */
     ngx_uint_t good;                /* the answer's header was what was asked for */
+    ngx_uint_t refused;             /* it was an answer, and something else */
 };
 
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr)
@@ -30,73 +38,32 @@ ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request
 
 /* ---- asking ---- */
 
-/* The location's patience is for clients that have got nothing yet. */
 static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 {
-    ngx_http_upstream_t *u;
-    ngx_http_upstream_conf_t *conf;
     ngx_http_shunt_ctx_t *ctx = ngx_http_get_module_ctx(sr, ngx_http_shunt_module);
 
     ngx_http_core_run_phases(sr);
 
-    u = sr->upstream;
-
-    if (!ngx_http_shunt_rest_is_of(ctx, sr) || u == NULL || u->conf == NULL) {
-        return;
+    if (ngx_http_shunt_rest_is_of(ctx, sr)) {
+        ctx->rest->conf = ngx_http_shunt_part_impatiently(sr, NGX_HTTP_SHUNT_REST_CONNECT,
+                                                          NGX_HTTP_SHUNT_REST_ANSWER,
+                                                          NGX_HTTP_SHUNT_REST_CONNECT);
     }
-
-    conf = ngx_palloc(sr->pool, sizeof(ngx_http_upstream_conf_t));
-    if (conf == NULL) {
-        return;
-    }
-
-    ctx->rest->conf = u->conf;
-    *conf = *u->conf;
-    conf->connect_timeout = ngx_min(conf->connect_timeout, NGX_HTTP_SHUNT_REST_CONNECT);
-    conf->read_timeout = ngx_min(conf->read_timeout, NGX_HTTP_SHUNT_REST_ANSWER);
-    u->conf = conf;
-
-    if (u->peer.connection && u->peer.connection->write->timer_set) {
-        ngx_add_timer(u->peer.connection->write, conf->connect_timeout);
-    }
-
-    if (u->peer.connection && u->peer.connection->read->timer_set) {
-        ngx_add_timer(u->peer.connection->read, conf->read_timeout);
-    }
-}
-
-/* The client's fields, but for the rest alone, on condition that it is the rest of the same, and
- * with no consent. */
-static ngx_int_t ngx_http_shunt_rest_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_str_t range;
-
-    range.data = ngx_pnalloc(sr->pool, sizeof("bytes=-") + 2 * NGX_OFF_T_LEN);
-
-    if (range.data == NULL || ngx_http_shunt_strip(sr, ngx_http_shunt_is_replaced) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    range.len = ngx_sprintf(range.data, "bytes=%O-%O", ctx->first + (off_t) ctx->rest->from,
-                            ctx->first + (off_t) ctx->payload.length - 1) -
-                range.data;
-
-    if (ngx_http_shunt_add_request_field(sr, "Range", "range", &range) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    return ngx_http_shunt_add_request_field(sr, "If-Match", "if-match", &ctx->etag);
 }
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
-static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx)
+/* For the payload from byte `from` on. */
+static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t from)
 {
     ngx_http_request_t *sr, *r = ctx->request;
     ngx_http_post_subrequest_t *ps;
-    ngx_http_shunt_rest_t *rest;
+    ngx_http_shunt_rest_t *rest = ctx->rest;
 
-    rest = ngx_pcalloc(r->pool, sizeof(ngx_http_shunt_rest_t));
+    if (rest == NULL) {
+        rest = ngx_pcalloc(r->pool, sizeof(ngx_http_shunt_rest_t));
+    }
+
     ps = ngx_palloc(r->pool, sizeof(ngx_http_post_subrequest_t));
 
     if (rest == NULL || ps == NULL) {
@@ -105,7 +72,9 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx)
 
     ps->handler = ngx_http_shunt_rest_over;
     ps->data = ctx;
-    rest->from = ctx->acked;
+    rest->from = from;
+    rest->good = 0;
+    rest->times++;
 
     if (ngx_http_subrequest(r, &r->uri, &r->args, &sr, ps, NGX_HTTP_SUBREQUEST_CLONE) != NGX_OK) {
         return NGX_ERROR;
@@ -116,7 +85,7 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx)
     rest->request = sr;
     ctx->rest = rest;
 
-    return ngx_http_shunt_rest_fields(sr, ctx);
+    return ngx_http_shunt_part_fields(sr, ctx, rest->from);
 }
 
 /* The handoff makes no progress, and the agent of this machine shows no sign of life. */
@@ -140,74 +109,87 @@ void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx)
         ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
 
     if (ngx_http_shunt_proof_needed(ctx) || ctx->etag.len == 0 ||
-        ngx_http_shunt_rest_ask(ctx) != NGX_OK) {
+        ngx_http_shunt_rest_ask(ctx, ctx->acked) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
     }
 
     ngx_http_run_posted_requests(c);
 }
 
-/* The header of a shortcut has left, and there is no agent that its payload could be fetched by. */
+/*
+ * The payload of a header that has left comes no further: by a handoff that is still active, by a
+ * fetch, or by neither, where that could not begin. NGX_OK: its rest is asked for. NGX_DECLINED:
+ * nobody would know that it is of the same.
+ */
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 {
-    if (ctx->etag.len == 0) {
+    /* of a fetch, without what the client had before */
+    uint64_t from = ctx->fetch.output ? ctx->payload.length - ctx->fetch.left + ctx->fetch.skip : 0;
+    ngx_http_shunt_loc_conf_t *lcf;
+
+    lcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
+
+    if (ctx->etag.len == 0 || ctx->rest) {
+        return NGX_DECLINED;
+    }
+
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        (void) ngx_http_shunt_follow(ctx);
+
+        return ctx->mode != SHUNT_MODE_ACTIVE     ? NGX_OK
+               : ngx_http_shunt_proof_needed(ctx) ? NGX_DECLINED
+                                                  : ngx_http_shunt_rest_ask(ctx, ctx->acked);
+    }
+
+    /* The whole of one backend's is right for its ETag, whatever a rest would take. */
+    if (from && lcf->recover == NGX_HTTP_SHUNT_DIGEST) {
         return NGX_DECLINED;
     }
 
     ctx->mode = SHUNT_MODE_REST;
     ctx->request->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    return ngx_http_shunt_rest_ask(ctx);
+    return ngx_http_shunt_rest_ask(ctx, from);
 }
 
 /* ---- the answer ---- */
 
-static const char *ngx_http_shunt_rest_judge(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
-{
-    off_t first, last, complete;
-    ngx_http_upstream_t *u = sr->upstream;
-
-    if (u == NULL || u->headers_in.status_n != NGX_HTTP_PARTIAL_CONTENT) {
-        return "it is no part";
-    }
-
-    if (!ngx_http_shunt_is_same(ctx, sr->headers_out.etag)) {
-        return "it is of something else";
-    }
-
-    if (ngx_http_shunt_parse_range(sr->headers_out.content_range, &first, &last, &complete) !=
-            NGX_OK ||
-        first != ctx->first + (off_t) ctx->rest->from ||
-        last != ctx->first + (off_t) ctx->payload.length - 1 || complete != ctx->complete) {
-        return "it is another part";
-    }
-
-    return ngx_http_shunt_take_offer(sr, 0) ? "it is an offer" : NULL;
-}
-
 /* In place of every other header filter. From here the connection is the server's again. */
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
-    uint64_t acked = 0;
     const char *why;
     ngx_http_shunt_rest_t *rest = ctx->rest;
+    uint64_t acked = rest->from;
     ngx_connection_t *c = sr->connection;
 
     if ((ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) || ctx->failure.posted) {
         return NGX_ERROR;
     }
 
-    why = ngx_http_shunt_rest_judge(sr, ctx);
+    why = ngx_http_shunt_part_is_not(sr, ctx, rest->from);
 
-    if (why == NULL && ctx->mode == SHUNT_MODE_ACTIVE &&
-        (ngx_http_shunt_take(ctx, &acked) != NGX_OK || acked < rest->from)) {
-        why = "the region has ended";
+    if (why == NULL && ngx_http_shunt_take_offer(sr, 0)) {
+        why = "it is an offer";
     }
 
+    if (why == NULL && ctx->mode == SHUNT_MODE_ACTIVE) {
+        why = ngx_http_shunt_take(ctx, &acked) == NGX_OK ? NULL : "the region has ended";
+    }
+
+
     if (why) {
+        rest->refused = !ngx_http_shunt_part_is_error(sr);
         ngx_log_error(NGX_LOG_ERR, c->log, 0,
                       "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
                       rest->from, why, ngx_http_shunt_trace_text(ctx->request));
+        return NGX_ERROR;
+    }
+
+    ctx->mode = SHUNT_MODE_REST;
+
+    /* the newest ACK counts, not the highest: what the client has not got is asked for again */
+    if (acked < rest->from) {
+        rest->from = acked;
         return NGX_ERROR;
     }
 
@@ -218,9 +200,12 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
     rest->good = 1;
     rest->skip = acked - rest->from;
     rest->left = ctx->payload.length - acked;
-    ctx->mode = SHUNT_MODE_REST;
     ctx->why = 0;
-    ngx_http_shunt_count(SHUNT_COUNT_relayed_stopped, 1);
+
+    if (!ctx->relayed) {
+        ctx->relayed = 1;
+        ngx_http_shunt_count(SHUNT_COUNT_relayed_stopped, 1);
+    }
 
     return NGX_OK;
 }
@@ -337,15 +322,59 @@ ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t 
     return rc;
 }
 
-/* The subrequest is over. What it has not brought, nobody brings. */
-static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc)
-{
-    ngx_http_shunt_ctx_t *ctx = data;
+/* ---- its end ---- */
 
-    if (ngx_http_shunt_rest_is_of(ctx, sr) &&
-        (ctx->mode == SHUNT_MODE_ACTIVE || ctx->mode == SHUNT_MODE_REST)) {
+static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_http_shunt_rest_t *rest = ctx->rest;
+    ngx_connection_t *c = ctx->request->connection;
+    uint64_t from = rest->good ? ctx->payload.length - rest->left : rest->from;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+
+    if (ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
     }
 
-    return rc;
+    ngx_http_run_posted_requests(c);
+}
+
+/*
+ * The subrequest is over, however. Its result is not the client's request's: what it has not
+ * brought, the next one brings, or a reset says that it is missing.
+ */
+static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc)
+{
+    ngx_http_shunt_ctx_t *ctx = data;
+    ngx_http_shunt_rest_t *rest = ctx->rest;
+
+    if (!ngx_http_shunt_rest_is_of(ctx, sr)) {
+        return NGX_OK;
+    }
+
+    if (ctx->mode == SHUNT_MODE_DONE) {
+        return rc;
+    }
+
+    rest->request = NULL;
+
+    /* complete meanwhile: the lost backend's kernel had everything */
+    if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) {
+        return NGX_OK;
+    }
+
+    /* while a region is active, its own timer stands there, and its client may have everything */
+    if (ctx->mode == SHUNT_MODE_ACTIVE || rest->refused ||
+        rest->times == NGX_HTTP_SHUNT_REST_TIMES) {
+        ngx_http_shunt_fail(ctx);
+        return NGX_OK;
+    }
+
+    ctx->progress.data = ctx;
+    ctx->progress.handler = ngx_http_shunt_rest_again_handler;
+    ctx->progress.log = ctx->request->connection->log;
+    ngx_add_timer(&ctx->progress, NGX_HTTP_SHUNT_REST_AGAIN << (rest->times - 1));
+
+    return NGX_OK;
 }

@@ -9,60 +9,26 @@
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_MAPPED_BITS 96
-
-typedef struct {
-    u_char address[16]; /* IPv4 mapped */
-    in_port_t port;     /* network order */
-    ngx_uint_t is_ipv4;
-} ngx_http_shunt_server_t;
-
-/* As which server the client knows us. Asks the kernel once for a connection, of a socket that
- * listens at any address. */
-static ngx_int_t ngx_http_shunt_server_of(ngx_connection_t *c, ngx_http_shunt_server_t *server)
-{
-    struct sockaddr_in *sin;
-    struct sockaddr_in6 *sin6;
-
-    if (ngx_connection_local_sockaddr(c, NULL, 0) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    if (c->local_sockaddr->sa_family == AF_INET6) {
-        sin6 = (struct sockaddr_in6 *) c->local_sockaddr;
-        ngx_memcpy(server->address, &sin6->sin6_addr, 16);
-        server->port = sin6->sin6_port;
-        server->is_ipv4 = IN6_IS_ADDR_V4MAPPED(&sin6->sin6_addr);
-
-        return NGX_OK;
-    }
-
-    sin = (struct sockaddr_in *) c->local_sockaddr;
-    ngx_memzero(server->address, 10);
-    ngx_memset(server->address + 10, 0xff, 2);
-    ngx_memcpy(server->address + 12, &sin->sin_addr, 4);
-    server->port = sin->sin_port;
-    server->is_ipv4 = 1;
-
-    return NGX_OK;
-}
+#define NGX_HTTP_SHUNT_SAID        32 /* addresses and ports that the log has been told of */
+#define NGX_HTTP_SHUNT_SAID_AGAIN  60 /* s */
 
 static ngx_uint_t ngx_http_shunt_covers(const struct shunt_prefix *prefix,
-                                        const ngx_http_shunt_server_t *server)
+                                        const ngx_http_shunt_address_t *server)
 {
     ngx_uint_t bytes = prefix->bits / 8, rest = prefix->bits % 8;
 
     if (bytes > 16 || (bytes == 16 && rest) || (prefix->port && prefix->port != server->port) ||
         (server->is_ipv4 && prefix->bits < NGX_HTTP_SHUNT_MAPPED_BITS) ||
-        ngx_memcmp(prefix->address, server->address, bytes) != 0) {
+        ngx_memcmp(prefix->address, server->bytes, bytes) != 0) {
         return 0;
     }
 
-    return rest == 0 || ((prefix->address[bytes] ^ server->address[bytes]) >> (8 - rest)) == 0;
+    return rest == 0 || ((prefix->address[bytes] ^ server->bytes[bytes]) >> (8 - rest)) == 0;
 }
 
 /* Without the entry's lock: whoever reads it torn relays, or has a claim refused and fetches. */
 static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer,
-                                             const ngx_http_shunt_server_t *server)
+                                             const ngx_http_shunt_address_t *server)
 {
     ngx_uint_t i, n = ngx_min(peer->prefixes, SHUNT_PREFIXES_MAX);
 
@@ -75,36 +41,60 @@ static ngx_uint_t ngx_http_shunt_peer_speaks(const struct shunt_board_peer *peer
     return 0;
 }
 
-/* Said once, until it happens to a connection with another address. */
-static void ngx_http_shunt_say_mute(ngx_connection_t *c, const ngx_http_shunt_server_t *server,
+/* Each address and port once; where there are very many, the others once a minute. */
+static ngx_uint_t ngx_http_shunt_may_say_mute(const ngx_http_shunt_address_t *server)
+{
+    static ngx_http_shunt_address_t said[NGX_HTTP_SHUNT_SAID];
+    static ngx_uint_t n;
+    static time_t last;
+    ngx_uint_t i;
+
+    for (i = 0; i < n; i++) {
+        if (ngx_memcmp(said[i].bytes, server->bytes, 16) == 0 && said[i].port == server->port) {
+            return 0;
+        }
+    }
+
+    if (n < NGX_HTTP_SHUNT_SAID) {
+        said[n++] = *server;
+
+    } else if (ngx_time() - last < NGX_HTTP_SHUNT_SAID_AGAIN) {
+        return 0;
+    }
+
+    last = ngx_time();
+
+    return 1;
+}
+
+static void ngx_http_shunt_say_mute(ngx_connection_t *c, const ngx_http_shunt_address_t *server,
                                     ngx_str_t *who)
 {
-    ngx_str_t address;
+    ngx_str_t address, name;
     u_char text[NGX_SOCKADDR_STRLEN];
-    static ngx_http_shunt_server_t said;
 
-    if (ngx_memcmp(said.address, server->address, 16) == 0 && said.port == server->port) {
+    if (!ngx_http_shunt_may_say_mute(server)) {
         return;
     }
 
-    said = *server;
+    name = ngx_http_shunt_board_name();
     address.data = text;
     address.len = ngx_sock_ntop(c->local_sockaddr, c->local_socklen, text, NGX_SOCKADDR_STRLEN, 1);
 
     ngx_log_error(NGX_LOG_ERR, c->log, 0,
                   "shunt: responses of %V are relayed: %V as that address; add it to "
-                  "\"speaks_for\" of [[peer]] \"%s\" in the backend's shuntd.toml",
-                  &address, who, ngx_http_shunt_board()->name);
+                  "\"speaks_for\" of [[peer]] \"%V\" in the backend's shuntd.toml",
+                  &address, who, &name);
 }
 
 /* Whether that backend sends as the server that this client knows. */
 ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
 {
     ngx_str_t who = ngx_string("the backend that has them does not send");
-    ngx_http_shunt_server_t server;
+    ngx_http_shunt_address_t server;
     const struct shunt_board *board = ngx_http_shunt_board();
 
-    if (board == NULL || ngx_http_shunt_server_of(c, &server) != NGX_OK) {
+    if (board == NULL || ngx_http_shunt_local_address(c, &server) != NGX_OK) {
         return 0;
     }
 
@@ -122,9 +112,9 @@ ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_boa
 {
     ngx_str_t who = ngx_string("no connected backend sends");
     ngx_uint_t i, n = ngx_min(board->peers, SHUNT_BOARD_PEERS), backends = 0;
-    ngx_http_shunt_server_t server;
+    ngx_http_shunt_address_t server;
 
-    if (ngx_http_shunt_server_of(c, &server) != NGX_OK) {
+    if (ngx_http_shunt_local_address(c, &server) != NGX_OK) {
         return 0;
     }
 

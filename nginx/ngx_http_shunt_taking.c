@@ -19,9 +19,10 @@ static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t rea
 
     said = ngx_time();
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: the agent of \"%V\" refused a handoff, reason %ui; the body is fetched. "
-                  "Its log says why%V",
-                  &ctx->payload.backend, reason, ngx_http_shunt_trace_text(ctx->request));
+                  "shunt: the agent of \"%V\" refused a handoff, %s; the body is fetched. Its log "
+                  "says why%V",
+                  &ctx->payload.backend, ngx_http_shunt_reason_text(reason),
+                  ngx_http_shunt_trace_text(ctx->request));
 }
 
 /* Nobody waits for this handoff any more: neither the kernel, nor a timer, nor another backend. */
@@ -34,6 +35,7 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = 0;
     ngx_http_shunt_leave_reading(ctx);
+    ngx_http_shunt_probe_end(ctx);
     ngx_http_shunt_recovery_end(ctx);
 
     if (ctx->progress.timer_set) {
@@ -44,12 +46,12 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->ring = NULL;
 }
 
-/* NGX_OK: the region is over, the client has so many bytes of the payload, and this is a connection
- * like any other. Not where its end has come meanwhile. */
-ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
+/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. Else it is
+ * from here on, and `state` says where, unless the ring had no room for that: NULL. */
+ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
+                                    const struct shunt_state **state)
 {
     struct shunt_take take;
-    const struct shunt_state *state;
     ngx_http_shunt_ring_t *ring = ngx_http_shunt_agent_ring();
 
     if (ring == NULL) {
@@ -57,16 +59,33 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     }
 
     take.ring = ngx_http_shunt_ring_index(ring);
-    take.pad = 0;
+    take.whole = whole;
     take.handoff = ctx->id;
 
     if (ngx_http_shunt_kernel_take(ctx->request->connection->fd, &take) == -1) {
-        return NGX_ERROR;
+        return NGX_DECLINED;
     }
 
-    state = ngx_http_shunt_ring_answer(ring, ctx->id);
+    *state = ngx_http_shunt_ring_answer(ring, ctx->id);
 
-    if (state == NULL || ctx->mode != SHUNT_MODE_ACTIVE) {
+    return NGX_OK;
+}
+
+/* NGX_OK: the region is over, the client has so many bytes of the payload, and this is a connection
+ * like any other. NGX_DECLINED: its end has come meanwhile. NGX_ERROR: it is over, and nobody knows
+ * what the client has: so is the response. */
+ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
+{
+    const struct shunt_state *state;
+
+    if (ngx_http_shunt_end_region(ctx, 0, &state) != NGX_OK || ctx->mode != SHUNT_MODE_ACTIVE) {
+        return NGX_DECLINED;
+    }
+
+    if (state == NULL) {
+        ngx_http_shunt_forget(ctx);
+        ctx->mode = SHUNT_MODE_DONE;
+        ngx_http_shunt_fail(ctx);
         return NGX_ERROR;
     }
 
@@ -77,20 +96,48 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     return NGX_OK;
 }
 
-/* A handoff was refused before its first byte: NGX_OK, and the payload is fetched. */
+/*
+ * Whether a backend's agent says this only while its offer is there to be fetched. All but the last
+ * of them it says before its first byte. That one it says, too, where a client has acknowledged
+ * nothing that it knows of: then the client may have some of it, and on TLS records were sealed.
+ */
+static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    switch (reason) {
+
+    case SHUNT_REASON_NOT_ALLOWED:
+    case SHUNT_REASON_LIMIT:
+        return ctx->acked == 0;
+
+    case SHUNT_REASON_UNREACHABLE:
+        return ctx->acked == 0 || ctx->content_bytes == 0;
+
+    default:
+        return 0;
+    }
+}
+
+/* A handoff has come to nothing that its backend cannot still give us: NGX_OK, and the payload is
+ * fetched. */
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     uint64_t acked;
+    ngx_int_t rc;
     ngx_http_request_t *r = ctx->request;
 
-    /* the backend's agent looks at that first, and has the offer still */
-    if (reason != SHUNT_REASON_NOT_ALLOWED || ctx->acked ||
-        ngx_http_shunt_take(ctx, &acked) != NGX_OK) {
+    if (!ngx_http_shunt_is_fetchable(ctx, reason) || ctx->recovery) {
         return NGX_DECLINED;
     }
 
+    rc = ngx_http_shunt_take(ctx, &acked);
+
+    if (rc != NGX_OK) {
+        return rc == NGX_ERROR ? NGX_OK : rc;
+    }
+
     /* a client that acknowledges what nobody has sent ends with it */
-    if (acked || ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
+    if ((acked && (reason != SHUNT_REASON_UNREACHABLE || ctx->content_bytes)) ||
+        ngx_http_shunt_ssl_reclaim(r) != NGX_OK) {
         ctx->mode = SHUNT_MODE_DONE;
         ngx_http_shunt_fail(ctx);
         return NGX_OK;
@@ -99,7 +146,10 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     ngx_http_shunt_say_refused(ctx, reason);
     ngx_http_shunt_count(SHUNT_COUNT_shortcuts, (uint64_t) -1);
     ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_refused);
+    ngx_http_shunt_vain_refused(r, reason);
+
     ctx->mode = SHUNT_MODE_FETCH_LATE;
+    ctx->fetch.skip = acked;
     (void) ngx_http_shunt_fetch_begin(ctx, ctx->output);
 
     return NGX_OK;

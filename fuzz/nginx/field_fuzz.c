@@ -54,18 +54,20 @@ static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char text[512], from[32] = "", hex[33];
+    char text[512], from[32] = "", hex[33], to[17];
     ngx_str_t field = {size, (u_char *) data};
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
 
     if (ngx_http_shunt_parse_consent(&field, &consent) == NGX_OK) {
         ngx_http_shunt_fuzz_hex(hex, consent.nonce, 16);
+        ngx_http_shunt_fuzz_hex(to, consent.to, SHUNT_TO_BYTES);
+        assert(memcmp(data + consent.to_at, to, 16) == 0);
         if (consent.from) {
             snprintf(from, sizeof(from), "; from=%" PRIu64, consent.from);
         }
-        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; tiers=%lu%s%s",
-                 (int) consent.frontend.len, consent.frontend.data, hex, consent.tiers,
+        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; to=%s; tiers=%lu%s%s",
+                 (int) consent.frontend.len, consent.frontend.data, hex, to, consent.tiers,
                  consent.rest ? "; rest=1" : "", from);
         ngx_http_shunt_fuzz_same(text, data, size);
     }

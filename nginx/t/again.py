@@ -4,7 +4,7 @@ import gzip, os, struct, subprocess, sys, unittest
 
 import agent as agents
 from configurations import IMAGE_FILTER, png
-from endings import CONSENT
+from consents import CONSENT
 from run import BIG, TEXT, Base, Client, Raw, field, read
 
 SSI = b"<p>" + b"x" * 40000 + b'<!--#echo var="uri" --></p>\n'
@@ -75,6 +75,9 @@ class NoTrust(Base):
             self.assertEqual(c.get(uri).body, BIG)
         self.assertEqual([self.outcome(n=n) for n in (1, 2)], ["relayed:no_trust"] * 2)
         self.assertEqual(self.agent.counters()["offers"], 0)
+        lines = [l for l in read(self.dir + "/error.log").splitlines() if '"shunt on" without "shunt_trust"' in l]
+        self.assertEqual(len(lines), 1, lines)
+        self.assertIn("[error]", lines[0])
         check = subprocess.run(["nginx", "-t", "-c", self.dir + "/conf"], capture_output=True, text=True)
         self.assertEqual(check.stderr.count('"shunt on" without "shunt_trust"'), 1, check.stderr)
 
@@ -165,6 +168,66 @@ class Filtering(Base):
 
 class Fetched(Base):
     """Frontends whose bodies are always fetched."""
+    conf = Base.conf.replace("location /raw/ {{", """
+        location /always/ {{ shunt_mean_length 0; proxy_pass http://backend/; }}
+        location /raw/ {{""")
+
+    def outcomes(self, requests, client=None, uri="/big"):
+        """So many, on this connection or each on one of its own."""
+        before = len([l for l in read(self.dir + "/access.log").splitlines() if l.startswith("8081")])
+        for _ in range(requests):
+            c = client or Client()
+            self.assertEqual(c.get(uri).body, BIG)
+            if not client:
+                c.close()
+        return [self.outcome(n=before + n + 1) for n in range(requests)]
+
+    def test_an_unproven_connection_is_tried_twice_and_stops_no_other(self):
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        found = self.outcomes(10, Client())
+        self.assertEqual(found, ["fetched:unproven"] * 2 + ["relayed:vain", "fetched:unproven"] + ["relayed:vain"] * 3 +
+                         ["fetched:unproven"] + ["relayed:vain"] * 2)
+        self.agent.refusal = lambda handoff: 0
+        self.assertEqual(self.outcomes(1), ["shortcut"])
+
+    def test_where_no_connection_is_proven_the_location_stops_and_tries_again(self):
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        found = self.outcomes(30)
+        self.assertEqual((found.count("fetched:unproven"), found.count("relayed:vain")), (4 + 3, 23))
+        self.agent.refusal = lambda handoff: 0
+        self.until(lambda: self.outcomes(1) == ["shortcut"], 30)
+        self.assertEqual(self.outcomes(5), ["shortcut"] * 5)
+
+    def test_nothing_follows_from_what_is_of_the_moment(self):
+        c = Client()
+        for status, outcome in (agents.UNSENT, "fetched:unsent"), (agents.NO_PEER, "fetched:no_session"):
+            self.agent.refusal = lambda handoff: status
+            self.assertEqual(self.outcomes(8, c), [outcome] * 8)
+        self.agent.refusal = lambda handoff: 0
+        self.assertEqual(self.outcomes(1, c), ["shortcut"])
+
+    def test_a_backend_without_the_clients_ip_version_stops_no_connection_that_another_serves(self):
+        turns = iter([agents.FAMILY, 0] * 10)
+        self.agent.refusal = lambda handoff: next(turns)
+        self.assertEqual(self.outcomes(20, Client()), ["fetched:family", "shortcut"] * 10)
+
+    def test_but_where_there_is_no_other_the_location_stops(self):
+        self.agent.refusal = lambda handoff: agents.FAMILY
+        found = self.outcomes(30)
+        self.assertEqual((found.count("fetched:family"), found.count("relayed:vain")), (4 + 3, 23))
+
+    def test_a_backend_whose_agent_refuses_stops_the_location_too(self):
+        def no(s, h):
+            self.agent.client_socket(h["handoff"]).close()
+            self.agent.end(s, h["handoff"], 15, peer=0)
+
+        self.agent.on_handoff = no
+        found = self.outcomes(30)
+        self.assertEqual((found.count("fetched:refused"), found.count("relayed:vain")), (4 + 3, 23))
+
+    def test_who_wants_to_consents_always(self):
+        self.agent.refusal = lambda handoff: agents.FAMILY
+        self.assertEqual(self.outcomes(20, Client(), "/always/big"), ["fetched:family"] * 20)
 
     def test_a_location_stops_consenting(self):
         c = Client()

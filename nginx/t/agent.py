@@ -15,9 +15,9 @@ PROVE, DIGEST = 15, 16
 OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
-UNPROVEN = 4                              # a region's status
+UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # a region's status, where it has not begun
 COMPLETE, RESET = 1, 2
-HEAD_BYTES, PEER_BYTES, PEERS = 104, 1396, 64
+HEAD_BYTES, PEER_BYTES, PEERS = 112, 1396, 64
 HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 24, 32, 36, 8  # offsets
 PEER_PREFIXES = 112
 EVERYWHERE = ["::/0", "0.0.0.0/0"]
@@ -132,6 +132,8 @@ def wait_acked(fd):
 
 
 class Agent:
+    netns = 0                                 # not known
+
     def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE):
         self.path = os.path.join(directory, "shuntd.sock")
         self.shim_path = os.path.join(directory, "shim.sock")
@@ -144,7 +146,7 @@ class Agent:
         self.on_begin = lambda handoff: None  # before the worker goes on
         self.on_digest = self.tell_digest     # of a handoff that wants it, and of a question
         self.changed = threading.Condition()
-        self.proven = lambda handoff: True    # whether SHUNT_BEGIN finds proof
+        self.refusal = lambda handoff: 0      # why SHUNT_BEGIN is refused
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
@@ -153,8 +155,8 @@ class Agent:
         self.counter_maps, self.connections, self.offering = [], [], set()
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
-        data = struct.pack("=IIIIIIIIII64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families, 1, 1,
-                           b"self") + peer(b"self")
+        data = struct.pack("=IIIIIIIIIIQ64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families, 1, 1,
+                           self.netns, b"self") + peer(b"self")
         os.ftruncate(board, BOARD_BYTES)
         os.pwrite(board, data, 0)
         self.board = board
@@ -331,9 +333,9 @@ class Agent:
                     self.note("watch", s.getsockname())
                 self.shim.sendto(b".", at)
                 continue
-            if what == BEGIN and not self.proven(handoff):
+            if what == BEGIN and (refusal := self.refusal(handoff)):
                 state = bytearray(data[28:])
-                struct.pack_into("=I", state, 20, UNPROVEN)
+                struct.pack_into("=I", state, 20, refusal)
                 self.ring.rings[ring].write(bytes(state))
                 self.shim.sendto(b"-", at)
                 os.close(fds[0])

@@ -25,6 +25,12 @@ class SpeaksFor(Base):
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(n=4), "relayed:speaks_for")
 
+    def test_two_addresses_in_turns_are_said_once_each(self):
+        self.agent.set_prefixes(["192.0.2.1"])
+        for port in [8081, 8086] * 5:
+            self.assertEqual(Client(port=port).get("/big").body == BIG, True)
+        self.assertEqual(len(self.lines()), 2, self.lines())
+
     def test_an_offer_of_a_backend_that_does_not_is_fetched(self):
         self.agent.set_prefixes(["192.0.2.1"])
         self.agent.add_peer(b"other", ["127.0.0.0/8"])

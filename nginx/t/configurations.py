@@ -6,9 +6,9 @@ Applications, which are no nginx: 127.0.0.5, which the frontend trusts, and 127.
 import os, re, socket, struct, subprocess, threading, unittest, zlib
 
 import agent as agents
+from consents import CONSENT
 from run import BIG, HEAD, TEXT, Base, Client, Raw
 
-CONSENT = "Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n"
 
 CONF = HEAD + """
     fastcgi_cache_path {dir}/cache keys_zone=z:1m;
@@ -157,7 +157,7 @@ class Upstreams(Configured):
     def test_application_gets_the_consent_and_no_more(self):
         app = self.application(FastCGI, b"Content-Type: text/plain\r\n\r\nhello")
         self.body("/fastcgi-here/x", b"hello")
-        self.assertRegex(app.requests[0], rb"HTTP_SHUNT_CONSENT1; frontend=self; nonce=[0-9a-f]{32}; tiers=1")
+        self.assertRegex(app.requests[0], rb"HTTP_SHUNT_CONSENT1; frontend=self; nonce=[0-9a-f]{32}; to=[0-9a-f]{16}; tiers=1")
         self.assertEqual(app.requests[0].count(b"SHUNT"), 1)
 
     def test_forged_fields_of_an_application_are_stripped(self):

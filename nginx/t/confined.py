@@ -3,6 +3,8 @@ import ctypes, os, signal, subprocess
 
 FETCH_COMMIT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts/fetch-commit")
 CLONE_NEWNET = 0x40000000
+LIBC = ctypes.CDLL(None, use_errno=True)
+FIRST_NETWORK = os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
 class Missing(Exception):
@@ -20,9 +22,14 @@ def own_network():
     """A loopback of our own, as root: nothing else listens on a suite's ports, and nothing leaves."""
     if os.geteuid() != 0:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
+    if LIBC.unshare(CLONE_NEWNET) != 0 or subprocess.run(["ip", "link", "set", "lo", "up"]).returncode:
         raise Missing("no network namespace can be made (unshare: " + os.strerror(ctypes.get_errno()) + ")")
+
+
+def to_first_network():
+    """In a child: back where this process began. Some of the machine's settings can be changed there alone."""
+    if LIBC.setns(FIRST_NETWORK, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def started(command, directory, environment):

@@ -2,10 +2,9 @@
 import os, re, signal, struct, subprocess, sys, threading
 
 import agent as agents
+from consents import CONSENT
 from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
-
-CONSENT = "Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n"
 
 # Writes `alive` on the board, 1 and 0 in turn.
 FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[8] = 0\n    board[8] = 1\n"

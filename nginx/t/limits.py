@@ -2,10 +2,10 @@
 import os, struct
 
 import agent as agents
+from consents import CONSENT
 from run import BIG, Base, Client, read
 
 ID, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-CONSENT = "Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1\r\n"
 
 
 class Limits(Base):

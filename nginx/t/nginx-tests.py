@@ -14,7 +14,7 @@ The last three need root; each test file has four hosts of the lab (tiers.py). l
 with plain, shortcuts and fetching with tiers: every single assertion of every test file. A test that fails without
 Shunt too fails for reasons of its own. One that differs is run again, alone, with and without; only a difference that
 stays is one. The differences that are meant are in EXPECTED, each with its reason. A run of all files fails where fewer
-than LEAST_SHORTCUTS shortcuts were taken: it would have tested little.
+than LEAST_SHORTCUTS shortcuts were taken, or fewer than LEAST_FETCHED bodies fetched: it would have tested little.
 
 The suite needs perl; what it finds missing (perl modules, dynamic modules of nginx) it skips. As root everything
 runs in network namespaces.
@@ -35,6 +35,7 @@ VARIANTS = ["plain", *COMPARED]
 WITH_AGENTS = {"shortcuts", "fetching"}
 IN_FRONT = {"tiers", *WITH_AGENTS}
 LEAST_SHORTCUTS = 150
+LEAST_FETCHED = 150
 
 # What --quick leaves: the parts of nginx that the module has to do with, or stands next to.
 QUICK = """proxy*.t upstream*.t http_*.t fastcgi*.t uwsgi*.t scgi*.t ssi*.t gzip*.t gunzip*.t sub_filter*.t range*.t
@@ -277,10 +278,11 @@ def main():
     show("Different once, gone when run again alone:", compared.unsteady, paint.yellow, results, a.verbose)
     show("Differences:", compared.wrong, paint.red, results, a.verbose)
     wrong = [f"{n} difference{'s' * (n > 1)}"] if (n := len(compared.wrong)) else []
-    if not a.files and not a.quick and "shortcuts" in variants:
-        shortcuts = counted(results, "shortcuts", "shortcuts")
-        if shortcuts < LEAST_SHORTCUTS:
-            wrong.append(f"only {shortcuts} shortcuts of at least {LEAST_SHORTCUTS}")
+    if not a.files and not a.quick:
+        least = {"shortcuts": ("shortcuts", LEAST_SHORTCUTS), "fetching": ("fetched", LEAST_FETCHED)}
+        for variant, (counter, few) in least.items():
+            if variant in variants and (n := counted(results, variant, counter)) < few:
+                wrong.append(f"only {n} {counter} of at least {few}")
     verdict = paint.red(", ".join(wrong)) if wrong else paint.green("no difference that is not meant")
     print(f"\n{verdict}, {time.time() - started:.0f} s")
     return 1 if wrong else 0

@@ -86,11 +86,14 @@ class Recovery(Lost):
                 self.lose(0, reason=reason)
                 self.assertEqual(Client().get("/big").body == BIG, True)
 
-    def test_nobody_can(self):
-        self.lose(*[0] * 9)
-        self.ends_in_a_reset()
-        self.assertEqual(self.handoffs(), [len(BIG)] * 6)
-        self.assertEqual(self.agent.counters()["failover_failed"], 1)
+    def test_where_nobody_can_the_rest_is_relayed(self):
+        self.lose(100_000, *[0] * 9)
+        c = Client()
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.handoffs(), [len(BIG)] + [len(BIG) - 100_000] * 5)
+        n = self.agent.counters()
+        self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
+        self.assertEqual(c.get("/small").body, b"s" * 100)
 
     def test_a_file_that_was_written_to_is_not_gone_on_with(self):
         self.lose(100_000, reason=FILE_CHANGED)  # the ETag is as it was
@@ -103,6 +106,16 @@ class Recovery(Lost):
             with self.assertRaises(ConnectionResetError):
                 Client().get("/big")
         self.assertEqual(self.agent.counters()["failovers"], 0)
+
+    def test_a_backend_that_does_not_send_as_this_server_does_not_go_on(self):
+        def lost(s, h):
+            self.agent.set_prefixes(["192.0.2.1/32"])
+            self.agent.client_socket(h["handoff"]).close()
+            self.agent.end(s, h["handoff"], PEER_LOST)
+
+        self.agent.on_handoff = lost
+        self.assertEqual(Client().get("/big").body == BIG, True)  # relayed
+        self.assertEqual((self.handoffs(), self.agent.counters()["failovers"]), ([len(BIG)], 0))
 
     def test_a_late_end_of_the_lost_handoff_is_too_late(self):
         ends = []
@@ -238,7 +251,7 @@ class Application(Lost):
         first, rest = self.raw.requests
         self.assertEqual((field(rest, "Range"), field(rest, "If-Match")), (f"bytes=1000-{len(BIG) - 1}", ETAG))
         self.assertEqual((field(rest, "X-A"), field(rest, "Cookie"), field(rest, "If-Range")), ("1", "c=d", None))
-        self.assertRegex(field(rest, "Shunt-Consent"), r"^1; frontend=self; nonce=[0-9a-f]{32}; tiers=1; rest=1$")
+        self.assertRegex(field(rest, "Shunt-Consent"), r"^1; frontend=self; nonce=[0-9a-f]{32}; to=[0-9a-f]{16}; tiers=1; rest=1$")
         self.assertEqual(len(re.findall("Shunt-Consent", rest)), 1)
         nonces = [re.search("nonce=([0-9a-f]{32})", q).group(1) for q in (first, rest)]
         self.assertNotEqual(*nonces)
@@ -306,10 +319,16 @@ class Application(Lost):
     def test_not_found(self):
         self.refused(lambda q: b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhello")
 
-    def test_no_offer(self):
-        body = BIG[1000:].decode("latin-1")
-        answer = lambda q: self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % len(body)) + b"x" * 1000
-        self.refused(*[answer] * 5, asked=5)
+    def test_answers_without_an_offer_are_relayed_in_the_end(self):
+        def answer(q):
+            return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
+
+        self.application(self.whole, *[answer] * 9)
+        self.lose(1000)
+        self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
+        consents = [bool(field(q, "Shunt-Consent")) for q in self.raw.requests]
+        self.assertEqual(consents, [True] * (len(consents) - 1) + [False])
+        self.assertIn(len(consents), range(5, 8)) # fewer where all is slow, for there is a time, too
 
     def test_forged_offer(self):
         self.refused(lambda q: self.answer(q, key=b"X" * 16))

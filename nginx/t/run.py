@@ -2,19 +2,22 @@
 """Tests of the nginx module against a small agent (agent.py), as root, in one network namespace.
 
 configurations.py has more of them, with other parts of nginx, board.py those of what the board says of peers, limits.py
-those of what the agent says and learns without messages, again.py those of offers that cannot be used, endings.py those of
-handoffs that end otherwise than usually, recovery.py those of handoffs that another backend goes on with, stopped.py those
-of an agent that is stopped or refuses, and tls.py those of TLS connections.
+those of what the agent says and learns without messages, late.py those of fetches that fail when a header has left,
+again.py those of offers that cannot be used, endings.py those of handoffs that end otherwise than usually, recovery.py those
+of handoffs that another backend goes on with, plain.py those of tiers that know nothing of Shunt, stopped.py those of an
+agent that is stopped or refuses, and tls.py those of TLS connections.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
 """
-import gzip, os, re, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time, unittest
+import gzip, os, re, resource, shutil, signal, socket, struct, subprocess, sys, tempfile, threading, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import agent as agents
+import consents
 from confined import own_network
+from consents import consent as good_consent
 
 MODULE = os.path.join(HERE, "../build/ngx_http_shunt_module.so")
 SHIM = os.path.join(HERE, "build/kernel_shim.so")
@@ -40,11 +43,13 @@ http {{
 
 CONF = HEAD + """
     proxy_cache_path {dir}/cache keys_zone=z:1m;
+    limit_conn_zone $server_addr zone=conn:64k;
     upstream backend {{ server 127.0.0.2:8083; keepalive 8; }}
     upstream inter {{ server 127.0.0.3:8082; keepalive 8; }}
 
     server {{ # backend
         listen 127.0.0.2:8083; root {dir}/www; shunt_trust 127.0.0.9; shunt_offer on; charset off;
+        location /conn/ {{ limit_conn conn 9; alias {dir}/www/; }}
         location /types/ {{ alias {dir}/www/; shunt_offer_types text/html; }}
         location /cachehit/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://127.0.0.2:8083/; }}
         location /mem/ {{ sendfile off; alias {dir}/www/; }}
@@ -158,6 +163,7 @@ class Base(unittest.TestCase):
     send_timeout = "60s"
     start_agent = True
     conf, workers, module = CONF, 1, MODULE
+    meant = "\n"  # part of what the log may say at a level that would be a mistake elsewhere
 
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="shunt-nginx-")
@@ -201,9 +207,18 @@ class Base(unittest.TestCase):
                 self.agent.close()
             log = read(self.dir + "/error.log")
         bad = [l for l in log.splitlines() if re.search(r"\[(alert|crit|emerg)\]|signal 11|signal 6|ERROR SUMMARY: [1-9]", l)]
-        self.assertEqual(bad, [])
+        self.assertEqual([l for l in bad if self.meant not in l], [])
         if not os.environ.get("KEEP"):
             shutil.rmtree(self.dir)
+
+    def whole_for_many(self, uri, body, clients=20):
+        bad = []
+        def one():
+            if Client(timeout=30).get(uri).body != body:
+                bad.append(1)
+        threads = [threading.Thread(target=one) for _ in range(clients)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        self.assertEqual(bad, [])
 
     def until(self, condition, timeout=10):
         end = time.time() + timeout
@@ -249,7 +264,10 @@ class Raw(threading.Thread):
             if self.closed:
                 return
             self.requests.append(data.decode())
-            c.sendall(self.answer(data.decode()))
+            try:
+                c.sendall(self.answer(data.decode()))
+            except OSError:  # nginx wants no more of it
+                pass
             c.close()
 
     def close(self):
@@ -291,8 +309,8 @@ class Unproven(Base):
     """The kernel finds no proof that a client's packets pass the steering programs."""
 
     def test_is_fetched_says_so_and_is_tried_again(self):
-        proofs = iter([False, True])
-        self.agent.proven = lambda handoff: next(proofs)
+        refusals = iter([agents.UNPROVEN, 0])
+        self.agent.refusal = lambda handoff: next(refusals)
         c = Client()
         for outcome in "fetched:unproven", "shortcut":
             self.assertEqual(c.get("/big").body, BIG)
@@ -303,9 +321,9 @@ class Unproven(Base):
         self.assertEqual(self.agent.handoffs(), 0)
 
     def test_where_it_is_the_rule_the_log_says_once_what_to_do(self):
-        self.agent.proven = lambda handoff: False
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
         c = Client()
-        for _ in range(40):
+        for _ in range(8):
             self.assertEqual(c.get("/text.html").body, TEXT)
         told = [l for l in read(self.dir + "/error.log").splitlines() if "list the interface in shuntd.toml" in l]
         self.assertEqual(len(told), 1, told)
@@ -428,6 +446,8 @@ class Shortcut(SeveralRequests, Base):
         self.assertEqual(c.get("/types/big").body, BIG)
         self.assertEqual(c.get("/types/text.html").body, TEXT)
         self.assertEqual(self.agent.counters()["relayed_type"], 1)
+        self.assertEqual(c.get("/conn/big").body, BIG)
+        self.assertEqual(self.agent.counters()["relayed_limit_rate"], 1)
 
     def test_x_accel_redirect_leaves_no_consent(self):
         self.assertEqual(Client().get("/redirect/x").body, BIG)
@@ -580,6 +600,11 @@ class Trouble(Base):
         self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
         self.assertEqual(Client().get("/big").body, BIG)
         self.assertEqual(self.outcome(), "relayed:no_agent")
+        # Said once, however often the worker tries, and at a level that is shown by default.
+        lines = lambda level: [l for l in read(self.dir + "/error.log").splitlines() if "no agent at" in l and level in l]
+        self.until(lambda: lines("[info]"))
+        self.assertEqual(len(lines("[error]")), 1, lines(""))
+        self.assertIn(f'"{old.path}"', lines("[error]")[0])
         go.set()
         self.assertEqual(c.receive().body, BIG)  # the handoff under way went on
         self.agent = agents.Agent(self.dir)
@@ -663,12 +688,6 @@ class Fetch(Base):
         t = time.time()
         self.assertEqual(Client().get("/rate/big").body[:100], BIG[:100])
 
-    def test_cut_short_ends_short_of_its_length(self):
-        self.agent.on_fetch = lambda *a: self.agent.serve_fetch(*a, part=0.5)
-        with self.assertRaisesRegex(ConnectionError, f"^short: {len(BIG) // 2} of {len(BIG)}$"):
-            Client().get("/big")  # by a FIN: the half that came is all there, and nothing was reset
-        self.assertEqual(self.agent.counters()["fetch_failed"], 1)
-
     def test_client_closes(self):
         for part in 0, 1:
             self.agent.on_fetch = self.agent.serve_fetch if part else lambda *a: None
@@ -737,7 +756,7 @@ class Refuse(Base):
         raw = Raw(make)
         r = Client().get("/raw/x")
         raw.close()
-        self.assertRegex(ours["consent"], r"^1; frontend=self; nonce=[0-9a-f]{32}; tiers=1$")
+        self.assertRegex(ours["consent"], r"^1; frontend=self; nonce=[0-9a-f]{32}; to=[0-9a-f]{16}; tiers=1$")
         self.assertEqual(r.body, BIG[:50000])
         self.assertEqual(self.outcome(), "shortcut")
 
@@ -819,7 +838,7 @@ class Refuse(Base):
 
     def test_fields_of_a_client_are_stripped(self):
         raw = Raw(lambda q: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        consent = "1; frontend=self; nonce=" + "a" * 32 + "; tiers=1"
+        consent = good_consent("127.0.0.4", 8081)
         c = Client()
         c.get("/rawoff/x", fields=f"Shunt-Consent: {consent}\r\nX-A: 1\r\nSHUNT-Other: y\r\n")
         c.get("/raw/x", fields=f"Shunt-Consent: {consent}\r\n")
@@ -833,7 +852,7 @@ class Refuse(Base):
         self.assertEqual((n["forged_request_field"], n["offers"]), (4, 0))
 
     def test_consent_of_a_trusted_tier(self):
-        good = "1; frontend=self; nonce=" + "a" * 32 + "; tiers=1"
+        good = good_consent()
         relayed = [good.replace("self", "other"), good + ";", good[:-1] + "0", good.replace("aaaa", "AAAA"), good + "; from=0",
                    good + "; from=", good + "; from=05", good + "; from=1; from=1", good + "; from=1; rest=1",
                    good + "; rest=1; from=1", good + f"; from={len(BIG) + 1}"]
@@ -850,8 +869,8 @@ class Refuse(Base):
 
     def test_intermediate_adds_itself(self):
         c = Client("127.0.0.3", 8082, source="127.0.0.9")
-        c.send("/big", fields="Shunt-Consent: 1; frontend=self; nonce=" + "a" * 32 + "; tiers=1; from=5000\r\n")
-        self.assertRegex(self.consent(8083), "^1; frontend=self; nonce=a{32}; tiers=2; from=5000$")
+        c.send("/big", fields=f"Shunt-Consent: {good_consent('127.0.0.3', 8082)}; from=5000\r\n")
+        self.assertRegex(self.consent(8083), "^1; frontend=self; nonce=a{32}; to=%s; tiers=2; from=5000$" % consents.to())
         status, fields = c.head()
         self.assertRegex(fields["shunt-payload"], "^1; backend=self; offer=[0-9a-f]{16}; length=%d; tag=[0-9a-f]{32}$" % len(BIG))
         self.assertEqual(fields["x-accel-expires"], "0")
@@ -876,14 +895,18 @@ class NoAgent(Base):
 if __name__ == "__main__":
     if os.geteuid() != 0:
         sys.exit("nginx/t/run.py: skipped, it needs root (a BPF ring buffer)")
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))  # an ordinary user's 1024 are few
     own_network()  # these ports may be others' on this machine, and a killed run's nginx keeps them
     sys.modules["run"] = sys.modules[__name__]  # what configurations.py imports
     from again import *
     from board import *
     from configurations import *
     from endings import *
+    from late import *
     from lifetime import *
     from limits import *
+    from plain import *
     from recovery import *
     from stopped import *
     from tls import *

@@ -1,13 +1,13 @@
 """An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
 tests."""
-import ssl, threading, time
+import os, ssl, threading, time
 
 import agent as agents
 from recovery import ETAG, Application
 from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
 
-NOT_ALLOWED = 15
+LIMIT, NOT_ALLOWED, UNREACHABLE = 9, 15, 16
 
 
 def alone(cls):
@@ -95,15 +95,22 @@ class Stopped(Base):
         old.close()
         self.assertEqual(c.receive().body == BIG, True)
 
+    def test_a_client_that_has_no_room_waits_for_nobody(self):
+        shut = self.agent.shim_path + ".shut"
+        open(shut, "w").close()
+        self.part(100_000)
+        c = Client(timeout=30)
+        c.send("/big")
+        self.assertEqual(c.head()[0], 200)
+        time.sleep(4) # in which all who have room would have their rest
+        self.assertEqual(self.agent.counters()["relayed_stopped"], 0)
+        os.unlink(shut)
+        self.assertEqual(c.f.read(len(BIG)) == BIG, True)
+        self.assertEqual(self.agent.counters()["relayed_stopped"], 1)
+
     def test_many(self):
         self.part(50_000)
-        bad = []
-        def one():
-            if Client(timeout=30).get("/big").body != BIG:
-                bad.append(1)
-        threads = [threading.Thread(target=one) for _ in range(20)]
-        [t.start() for t in threads]; [t.join() for t in threads]
-        self.assertEqual(bad, [])
+        self.whole_for_many("/big", BIG)
 
 
 @alone
@@ -137,6 +144,16 @@ class StoppedApplication(Application):
         asked = self.raw.requests[1]
         self.assertEqual((field(asked, "Range"), field(asked, "If-Match")), (f"bytes=5000-{len(BIG) - 1}", ETAG))
         self.assertEqual((field(asked, "X-A"), field(asked, "If-Range"), field(asked, "Shunt-Consent")), ("1", None, None))
+
+    def test_a_client_that_takes_an_ack_back(self):
+        self.stopped_after(5000, self.whole, *[self.rest] * 9)
+        with open(self.agent.shim_path + ".ahead", "w"):
+            pass
+        self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
+        asked = [field(q, "Range").split("-")[0] for q in self.raw.requests[1:]] # more than once where all is slow
+        self.assertEqual((asked[0], asked[-1], len(set(asked))), ("bytes=6000", "bytes=5000", 2))
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
 
     def reset_after(self, *answers):
         self.stopped_after(5000, *answers)
@@ -177,7 +194,7 @@ class Refused(Base):
 
     def test_the_body_is_fetched(self):
         c = Client()
-        for n, reason in enumerate([NOT_ALLOWED] * 3, 1):
+        for n, reason in enumerate([NOT_ALLOWED, LIMIT, NOT_ALLOWED], 1):
             self.refuse(reason)
             r = c.get("/big")
             self.assertEqual((r.status, r.body == BIG), (200, True))
@@ -186,11 +203,37 @@ class Refused(Base):
         self.assertEqual((n["fetched_refused"], n["fetched"], n["shortcuts"], n["aborted"]), (3, 3, 0, 0))
         self.until(lambda: self.agent.handoffs() == 0)
         said = [l for l in read(self.dir + "/error.log").splitlines() if "refused a handoff" in l]
-        self.assertIn("[error]", said[0])
+        self.assertRegex(said[0], r"\[error\].* \"self\" refused a handoff, not allowed by the agent's configuration")
         self.assertLess(len(said), 4)
         self.agent.on_handoff = self.agent.serve
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(n=4), "shortcut")
+
+    def test_a_client_that_is_not_reached_is_relayed_to_for_a_while(self):
+        self.refuse(UNREACHABLE)
+        c = Client()
+        for _ in range(3):
+            self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual([self.outcome(n=n) for n in (1, 2, 3)], ["fetched:refused", "relayed:vain", "fetched:refused"])
+
+    def test_where_no_client_is_reached_the_location_learns_it(self):
+        self.refuse(UNREACHABLE)
+        for _ in range(6):
+            self.assertEqual(Client().get("/big").body == BIG, True)
+        self.assertEqual([self.outcome(n=n) for n in range(4, 7)], ["fetched:refused", "relayed:vain", "fetched:refused"])
+
+    def test_what_a_client_has_is_not_sent_again(self):
+        def some(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"])[:1_000_001])
+            agents.wait_acked(c.fileno())
+            c.close()
+            self.agent.end(s, h["handoff"], UNREACHABLE, peer=0)
+        self.agent.on_handoff = some
+        c = Client(timeout=30)
+        r = c.get("/big")
+        self.assertEqual((r.status, r.body == BIG), (200, True))
+        self.assertEqual(self.log()[3:6], ["fetched:refused", str(len(BIG)), str(len(BIG))])
 
     def test_many(self):
         self.refuse(NOT_ALLOWED)
@@ -202,7 +245,9 @@ class Refused(Base):
                     bad.append(1)
         threads = [threading.Thread(target=one) for _ in range(10)]
         [t.start() for t in threads]; [t.join() for t in threads]
-        self.assertEqual((bad, self.agent.counters()["fetched_refused"]), ([], 50))
+        n = self.agent.counters()
+        self.assertEqual((bad, n["fetched_refused"] + n["relayed_vain"]), ([], 50))
+        self.assertGreater(n["relayed_vain"], 0)  # a backend that refuses is not asked for ever
 
 
 @alone
@@ -220,6 +265,21 @@ class RefusedTls(Tls):
         self.agent.on_handoff = self.serve
         self.assertEqual(c.get("/big").body == BIG, True)
         self.assertEqual(self.outcome(4), "shortcut")
+
+    def test_nothing_is_sealed_here_when_a_second_backend_refuses(self):
+        """The first one may have sealed records that the client has not acknowledged yet."""
+        def refuse(s, h):
+            self.agent.on_handoff = self.serve
+            self.agent.client_socket(h["handoff"]).close()
+            self.agent.end(s, h["handoff"], NOT_ALLOWED, peer=0)
+
+        self.ended(0, then=refuse)
+        self.assertEqual(TlsClient().get("/big").body == BIG, True)
+        keys = self.handoffs(3)
+        self.assertEqual(len({(h["tls_key"], h["tls_iv"], h["tls_record"]) for h in keys}), 1)
+        self.assertEqual(self.outcome(), "shortcut")
+        n = self.agent.counters()
+        self.assertEqual((n["fetched_refused"], n["failovers"]), (0, 2))
 
     def test_a_stopped_agents_payload_ends_in_a_reset(self):
         """It may have passed on the keys, and records be on their way."""

@@ -9,7 +9,7 @@ and at the intermediate every port of the suite is one of nginx, which passes re
 """
 import ctypes, json, os, re, signal, subprocess, time
 
-from confined import Missing
+from confined import Missing, to_first_network
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 BUILT = os.path.join(ROOT, "target/release")
@@ -79,6 +79,11 @@ def ends_with_us():
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+def in_first_network():
+    ends_with_us()
+    to_first_network()
+
+
 def until(found, what, log=None):
     """Waits for something that is true."""
     deadline = time.monotonic() + PATIENCE
@@ -126,8 +131,9 @@ class Tiers:
         for name in "shunt", "shuntd":
             if not os.path.exists(f"{BUILT}/{name}"):
                 raise Missing(f"target/release/{name} is missing; make build builds it")
+        # Which congestion control namespaces may have is the machine's first one's to say.
         self.lab = subprocess.Popen([f"{BUILT}/shunt", "lab", "up", "--tiers", "1", "--wire", "mtu"], text=True,
-                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=ends_with_us)
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, preexec_fn=in_first_network)
         self.hosts = self._described()
         self.frontend, self.intermediate = self.hosts["frontend"], self.hosts["intermediate1"]
         self.backend, self.client = self.hosts["backend"], self.hosts["client"]

@@ -5,8 +5,9 @@
 //! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
 //! * `limits`: how much of all that there may be.
 //! * `losses`: what becomes of payloads whose backend's agent is gone; `proving`: whether another has the same bytes;
-//! * `uplinks`: by which port clients' ACKs leave for each backend;
-//! * `drain`: how an agent ends.
+//! * `uplinks`: by which port clients' ACKs leave for each backend; `paths`: whether payload reaches a client;
+//! * `ports`: the steering programs stay on the interfaces, also on those that come later;
+//! * `reads`: bytes that are not in memory; `drain`: how an agent ends.
 //!
 //! Nothing on the way of a handoff waits: frames for a peer are collected and leave together at the end of a turn.
 
@@ -15,9 +16,11 @@ use std::io::{self, Read};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Resource, Rlimit};
+use shunt_handoff::reading::Reads;
 use shunt_handoff::sender::{SenderLimits, Senders};
 use shunt_sys::erase::wipe_stack;
 use shunt_wire::local::Reason;
@@ -34,14 +37,17 @@ use crate::fetches::FetchOut;
 use crate::handoffs::Canceller;
 use crate::host;
 use crate::incoming::{OncePerSecond, PerSecond, Waiting};
+use crate::interfaces::Sysfs;
 use crate::limits::Pressure;
 use crate::losses::Losses;
 use crate::metrics::Endpoint;
 use crate::offers::Offers;
 use crate::packets;
+use crate::paths::Paths;
 use crate::peers::Peer;
 use crate::poll::{Interest, Poll, Source};
-use crate::proving::Question;
+use crate::ports::Ports;
+use crate::proving::Questions;
 use crate::reaching::Reaching;
 use crate::servers::Server;
 use crate::serving::FetchIn;
@@ -49,6 +55,7 @@ use crate::stats::Counts;
 use crate::steer::{BackendSteering, FrontendSteering, SteerError};
 use crate::store::{self, Store, StoreError};
 use crate::uplinks::Uplinks;
+use crate::views::{self, Seen};
 use crate::waiting::WaitingClaims;
 
 /// Between two looks at what no event tells: offers that nobody claims, deadlines, senders that are done.
@@ -88,8 +95,16 @@ pub enum AgentError {
     #[error(transparent)]
     Steer(#[from] SteerError),
     /// `users`, `groups`, `observers`.
-    #[error("{0} (`users`, `groups` and `observers` in the configuration)")]
+    #[error("{0}; name one that is there, or create it")]
     Account(String),
+    /// `[backend] addresses`.
+    #[error("[backend] addresses: {address}: {error}; name addresses of this machine, or leave the key out")]
+    Address {
+        /// Which.
+        address: std::net::IpAddr,
+        /// The kernel's answer.
+        error: io::Error,
+    },
     /// Certificates.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -113,8 +128,9 @@ pub struct Agent {
     pub(crate) waiting: WaitingClaims,
     pub(crate) losses: Losses,
     pub(crate) digests: Digests,
+    pub(crate) reads: Reads,
     /// Requests of peers that wait for a file's digest.
-    pub(crate) questions: Vec<Question>,
+    pub(crate) questions: Questions,
     pub(crate) servers: Slab<Server>,
     pub(crate) next_worker: u32,
     pub(crate) pressure: Pressure,
@@ -135,6 +151,12 @@ pub struct Agent {
     pub(crate) reaching: Slab<Reaching>,
     /// From where this machine is a frontend.
     pub(crate) uplinks: Option<Uplinks>,
+    /// Until the programs are kept on their interfaces.
+    pub(crate) sysfs: Option<Sysfs>,
+    pub(crate) ports: Arc<Ports>,
+    pub(crate) seen: Seen,
+    /// From where it is a backend.
+    pub(crate) paths: Option<Paths>,
     /// Peers with frames to send at the end of this turn.
     pub(crate) unsent: Vec<usize>,
     pub(crate) now: Instant,
@@ -164,6 +186,9 @@ impl Agent {
     pub fn start(config: Config) -> Result<Self, AgentError> {
         let credentials = Credentials::read(&config.tls, &config.name)?;
         let callers = config.callers().map_err(AgentError::Account)?;
+        for &address in config.backend.iter().flat_map(|backend| &backend.addresses) {
+            host::is_ours((address, 0).into()).map_err(|error| AgentError::Address { address, error })?;
+        }
         let poll = Poll::new()?;
         let lifetime = config.backend.as_ref().map_or(Duration::from_secs(30), |backend| backend.offer_lifetime);
         let names: Vec<&str> = config.peers.iter().map(|peer| peer.name.as_str()).collect();
@@ -172,7 +197,9 @@ impl Agent {
         let alone = Alone::with(&config.pins)?;
         let frontend = config.frontend.as_ref();
         let frontend = frontend.map(|frontend| FrontendSteering::load(&config, frontend)).transpose()?;
-        let senders = Self::load_senders(&config)?;
+        let reads = Reads::new()?;
+        let senders = Self::load_senders(&config, &reads)?;
+        let paths = config.backend.as_ref().map(|backend| Paths::open(&backend.interfaces)).transpose()?;
         let peer_listener =
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
@@ -195,13 +222,17 @@ impl Agent {
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, handler)?;
         let digests = Digests::new()?;
         poll.set(digests.wake(), Source::Digests, Interest::Readable)?;
+        if let Some(senders) = &senders {
+            poll.set(senders.table().reports(), Source::Reports, Interest::Readable)?;
+        }
+        poll.set(&reads, Source::Reads, Interest::Readable)?;
         poll.set(&stop, Source::Signal, Interest::Readable)?;
         poll.set(&reload, Source::Reload, Interest::Readable)?;
         poll.set(&local_listener, Source::LocalListener, Interest::Readable)?;
         poll.set(&peer_listener, Source::PeerListener, Interest::Readable)?;
         let mut pressure = Pressure::new(config.peers.len());
         pressure.descriptor_limit = raise_descriptor_limit(&config);
-        let now = Instant::now();
+        let (now, seen) = (Instant::now(), views::unseen(config.peers.len()));
         Ok(Self {
             peers: config.peers.iter().map(|peer| Peer::new(peer, config.dials(peer), now)).collect(),
             config,
@@ -214,7 +245,8 @@ impl Agent {
             waiting: WaitingClaims::default(),
             losses: Losses::default(),
             digests,
-            questions: Vec::new(),
+            reads,
+            questions: Questions::default(),
             servers: Slab::new(),
             next_worker: 1,
             pressure,
@@ -230,6 +262,10 @@ impl Agent {
             store,
             reaching: Slab::new(),
             uplinks: None,
+            sysfs: Some(Sysfs::open()),
+            ports: Arc::default(),
+            seen,
+            paths,
             unsent: Vec::new(),
             now,
             keys_passed: false,
@@ -245,7 +281,7 @@ impl Agent {
         })
     }
 
-    fn load_senders(config: &Config) -> Result<Option<Senders<BackendSteering>>, AgentError> {
+    fn load_senders(config: &Config, reads: &Reads) -> Result<Option<Senders<BackendSteering>>, AgentError> {
         let Some(backend) = &config.backend else {
             return Ok(None);
         };
@@ -257,7 +293,9 @@ impl Agent {
             progress: backend.progress,
         };
         let programs = BackendSteering::load(config, &backend.interfaces, backend.ports.0.clone())?;
-        Ok(Some(Senders::new(programs, limits)))
+        let mut senders = Senders::new(programs, limits);
+        senders.read_by(reads.clone());
+        Ok(Some(senders))
     }
 
     /// Has counters served, where that is configured: after privileges were given up, and before system calls are
@@ -340,12 +378,14 @@ impl Agent {
             Source::FetchIn(index) => self.on_fetch_in(index),
             Source::Sender(index) => self.on_sender(index),
             Source::Store => self.on_wishes(),
+            Source::Reads => self.on_reads(),
             Source::Digests => {
                 self.digests.quiet();
                 self.answer_questions();
             }
             Source::Reaching(index) => self.on_reaching(index),
             Source::Routes => self.on_routes(),
+            Source::Reports => self.on_reports(),
         }
     }
 
@@ -354,7 +394,7 @@ impl Agent {
             tracing::error!(%error, "cannot write the board");
         }
         self.drain_all_offers();
-        self.offers.expire(self.now);
+        self.expire_offers();
         self.tend_peers();
         self.tend_incoming();
         self.tend_servers();

@@ -29,7 +29,10 @@ impl Alone {
         pins::prepare(pins)?;
         let host = |what| move |error| SteerError::Host { what, error };
         // Whoever can open it could lock it.
-        std::fs::set_permissions(pins, Permissions::from_mode(0o700)).map_err(host("making `pins` private"))?;
+        let is_private = std::fs::set_permissions(pins, Permissions::from_mode(0o700));
+        is_private.map_err(host(
+            "making `pins` private (start the agent as root, or with the capabilities of docs/shuntd.md)",
+        ))?;
         let directory = File::open(pins).map_err(host("opening `pins`"))?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self(directory)),

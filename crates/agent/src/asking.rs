@@ -41,6 +41,7 @@ impl Agent {
     pub(crate) fn on_ask(&mut self, peer: usize, ask: &peer::Ask) {
         let client = ask.client_address.ip();
         let would = self.would_send(peer, ask.server().socket_addr(), client).and_then(|()| self.has_place());
+        let would = would.and_then(|()| self.may_reach_from_here(peer, client));
         let reason = would.err().map_or(local::Answer::YES, |reason| reason as u32);
         self.answer(peer, ask.worker.get(), ask.handoff.get(), reason);
     }

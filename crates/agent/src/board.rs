@@ -12,6 +12,8 @@ use shunt_wire::peer::padded_name;
 use shunt_wire::prefixes::Prefixes;
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::host;
+
 /// The agent's end of the board. No `Debug`: it holds keys.
 pub struct Board {
     memory: File,
@@ -41,6 +43,7 @@ impl Board {
             families: 0,
             beat: 0,
             peers: peers.len() as u32,
+            netns: host::netns_cookie().unwrap_or(0),
             name: padded_name(name),
         };
         let blank = |name: &&str| BoardPeer { name: padded_name(name), ..BoardPeer::new_zeroed() };

@@ -83,12 +83,19 @@ impl Callers {
     /// # Errors
     /// A sentence: a name that this machine does not know.
     pub fn new(own: u32, users: &[Account], groups: &[Account], observers: &[Account]) -> Result<Self, String> {
-        let users: Result<BTreeSet<u32>, String> = users.iter().map(Account::user).collect();
-        let mut users = users?;
+        let numbers = |key: &str, accounts: &[Account], number: fn(&Account) -> Result<u32, String>| {
+            let all: Result<BTreeSet<u32>, String> = accounts.iter().map(number).collect();
+            all.map_err(|error| format!("{key}: {error}"))
+        };
+        let mut users = numbers("users", users, Account::user)?;
         users.extend([0, own]);
-        let groups: Result<_, _> = groups.iter().map(Account::group).collect();
-        let observers: Result<_, _> = observers.iter().map(Account::user).collect();
-        Ok(Self { users, groups: groups?, observers: observers? })
+        let groups = numbers("groups", groups, Account::group)?;
+        Ok(Self { users, groups, observers: numbers("observers", observers, Account::user)? })
+    }
+
+    /// Whether a process of that user, with these groups, may be a server.
+    pub fn may_serve(&self, user: u32, groups: &[u32]) -> bool {
+        self.users.contains(&user) || groups.iter().any(|group| self.groups.contains(group))
     }
 
     /// What whoever is at the other end of `socket` may do.
@@ -130,7 +137,14 @@ mod tests {
         assert_eq!(Account::Name("root".into()).group(), Ok(0));
         assert_eq!(Account::Number(4242).user(), Ok(4242));
         assert!(Account::Name("no-such-account".into()).user().unwrap_err().contains("no-such-account"));
-        assert!(Callers::new(0, &[], &[Account::Name("no-such-account".into())], &[]).is_err());
+        let unknown = [Account::Name("no-such-account".into())];
+        for (key, callers) in [
+            ("users", Callers::new(0, &unknown, &[], &[])),
+            ("groups", Callers::new(0, &[], &unknown, &[])),
+            ("observers", Callers::new(0, &[], &[], &unknown)),
+        ] {
+            assert!(callers.unwrap_err().starts_with(key), "{key}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use shunt_handoff::payload::{Kept, Payload};
-use shunt_handoff::sender::{Claimant, Failure, Progress};
+use shunt_handoff::sender::{Claimant, Failure, Progress, Unsent};
 use shunt_odb::reference::{PayloadId, Reference, Weight};
 use shunt_odb::store::pinned::Pinned;
 use shunt_wire::local::Reason;
@@ -49,23 +49,46 @@ impl Agent {
                 self.follow(progress);
             }
             Err(reason) => {
+                if reason == Reason::Limit {
+                    self.say_senders();
+                }
                 let waits = parts.is_some_and(|parts| self.wait_for_place(claim, parts, claimant, reason));
                 if !waits {
                     self.report(Failure { claimant, reason });
                 }
             }
         }
-        self.pass_advice();
+        self.tell_frontends();
     }
 
-    fn pass_advice(&mut self) {
-        for (peer, spacing) in self.senders.as_mut().map(|senders| senders.take_advice()).unwrap_or_default() {
-            let peer = peer as usize;
-            if let Some(session) = self.peers[peer].session() {
-                spacing.emit(session.transport.output());
-                self.mark_unsent(peer);
-            }
+    /// Which ACKs senders need, and which payloads clients have acknowledged. What has no session to go by is lost with that:
+    /// frontends look after its payloads themselves.
+    pub(crate) fn tell_frontends(&mut self) {
+        let Some(senders) = &mut self.senders else { return };
+        let (advice, words) = (senders.take_advice(), senders.take_words());
+        for (peer, spacing) in advice {
+            self.tell_frontend(peer, |output| spacing.emit(output));
         }
+        for (peer, word) in words {
+            self.tell_frontend(peer, |output| word.emit(output));
+        }
+    }
+
+    fn tell_frontend(&mut self, peer: u32, emit: impl FnOnce(&mut Vec<u8>)) {
+        let peer = peer as usize;
+        if let Some(session) = self.peers[peer].session() {
+            emit(session.transport.output());
+            self.mark_unsent(peer);
+        }
+    }
+
+    /// Reports of the programs, and what frontends are told for them.
+    pub(crate) fn on_reports(&mut self) {
+        if let Some(senders) = &mut self.senders {
+            let reports = senders.take_reports();
+            senders.on_reports(&reports);
+        }
+        self.tell_frontends();
     }
 
     pub(crate) fn send_payload(
@@ -77,19 +100,25 @@ impl Agent {
     ) -> Result<Progress, Reason> {
         let server = claim.server().socket_addr();
         let client = claim.client_address.ip();
-        let payload = match parts {
-            None => {
-                self.may_speak_for(peer, server, client)?;
-                self.offered(peer, claim)?
-            }
-            Some(parts) => {
-                self.would_send(peer, server, client)?;
-                self.stored(parts)?
-            }
-        };
+        match parts {
+            None => self.may_speak_for(peer, server, client)?,
+            Some(_) => self.would_send(peer, server, client)?,
+        }
         let backend = self.config.backend.as_ref().ok_or(Reason::UnknownOffer)?;
         let port = *backend.ports.0.start() + peer as u16;
         let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
+        let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
+        // Before the offer is taken: what is refused here can be fetched.
+        if !senders.has(claim, port) {
+            if !senders.has_room() {
+                return Err(Reason::Limit);
+            }
+            self.may_reach(peer, local, client)?;
+        }
+        let payload = match parts {
+            None => self.offered(peer, claim)?,
+            Some(parts) => self.stored(parts)?,
+        };
         let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
         senders.start(claim, claimant, SocketAddr::new(local, port), payload, self.now)
     }
@@ -137,7 +166,7 @@ impl Agent {
             Ok(progress) => self.follow(progress),
             Err(failure) => self.report(failure),
         }
-        self.pass_advice();
+        self.tell_frontends();
     }
 
     pub(crate) fn on_abort(&mut self, peer: usize, worker: u32, handoff: u64) {
@@ -158,7 +187,13 @@ impl Agent {
 
     pub(crate) fn tend_senders(&mut self) {
         let failures = self.senders.as_mut().map(|senders| senders.sweep(self.now)).unwrap_or_default();
+        let unsent = self.senders.as_mut().map(|senders| senders.take_unsent()).unwrap_or_default();
+        for Unsent { offer, file, proven } in unsent {
+            self.offers.put_back(offer, file, proven, self.now);
+        }
         failures.into_iter().for_each(|failure| self.report(failure));
+        self.tell_frontends();
+        self.hear_clients();
     }
 
     pub(crate) fn report(&mut self, failure: Failure) {

@@ -22,6 +22,8 @@ use crate::speaks_for::{SpeaksFor, can_be_client};
 /// So many heartbeats without a word, and the peer is lost.
 pub const SILENT_HEARTBEATS: u32 = 4;
 
+/// Less, and machines that are only busy would be taken for lost.
+pub const HEARTBEAT_MIN: Duration = Duration::from_millis(50);
 /// More of them, and what waits for a machine that is lost waits for minutes.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(10);
 /// Most time for what is under way when the agent is told to end.
@@ -416,7 +418,7 @@ impl Config {
             let advice = "an intermediate needs no agent, unless its programs run under `shunt run`";
             return Some(format!("neither [frontend] nor [backend] nor [store]: {advice}"));
         }
-        if self.heartbeat < Duration::from_millis(50) {
+        if self.heartbeat < HEARTBEAT_MIN {
             return Some("heartbeat is shorter than 50ms: machines that are only busy would be taken for lost".into());
         }
         if self.heartbeat > HEARTBEAT_MAX {
@@ -483,7 +485,8 @@ impl Config {
     }
 
     fn callers_with(&self, users: &[Account], groups: &[Account]) -> Result<Callers, String> {
-        let own = self.user.as_ref().map_or(Ok(rustix::process::geteuid().as_raw()), Account::user)?;
+        let own = self.user.as_ref().map_or(Ok(rustix::process::geteuid().as_raw()), Account::user);
+        let own = own.map_err(|error| format!("user: {error}"))?;
         let of_socket = self.socket_group.map(Account::Number);
         let groups: Vec<Account> = self.groups.iter().chain(groups).cloned().chain(of_socket).collect();
         Callers::new(own, &[&self.users, users].concat(), &groups, &self.observers)

@@ -24,6 +24,7 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
         "workers without a completion ring, all 512 being taken, or half of them by their user: they fetch what is offered",
     ),
     ("accept_failed", "times that no connection could be accepted, for want of descriptors or memory"),
+    ("log_lines_lost", "lines of its log that nobody took: its disk is full, or its reader does not read"),
     ("unread", "messages that a server did not take, its socket being full"),
     ("offers", "offers taken from servers"),
     ("offers_to_strangers", "of those, dropped: made to a peer that is not trusted any more"),
@@ -37,6 +38,8 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("declined", "times that another machine's agent said that it does not send to a client of this one's, or not now"),
     ("stalled", "times that a server was told of a lost agent's payload that comes no further"),
     ("regions_watched", "payloads of lost agents that are watched now"),
+    ("reads", "reads of files whose bytes were not in memory, by threads of their own"),
+    ("reads_pending", "of those, wait for a thread or for their disk now"),
     ("digests", "files that were read for their digest: whether another backend has the same bytes"),
     ("proven", "times that a file's digest was told to a frontend"),
     ("unproven", "times that a file's digest could not be told: growing, larger than 1 GiB, replaced, or not in time"),
@@ -46,6 +49,10 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("fetches_limited", "fetches refused for want of a descriptor, in either direction"),
     ("routes_changed", "times that a route to a backend became another one, or none"),
     ("routes_lost", "times that there was no route to an address of a backend: clients of that IP version are relayed"),
+    (
+        "interfaces_attached",
+        "times that an interface got its steering programs after the start: one that came, was made anew, or had lost them",
+    ),
     ("senders.now", "sockets of senders now, parked ones included"),
     ("senders.restored", "sockets made with TCP_REPAIR"),
     ("senders.reused", "payloads that found a parked socket"),
@@ -81,7 +88,7 @@ pub(crate) const STORE: &[(&str, bool, &str)] = &[
 
 /// Whether a path below `agent.` goes up and down.
 pub(crate) fn is_gauge(path: &str) -> bool {
-    matches!(path, "certificate_seconds_left" | "offers_open" | "regions_watched" | "senders.now")
+    matches!(path, "certificate_seconds_left" | "offers_open" | "reads_pending" | "regions_watched" | "senders.now")
 }
 
 /// What one of the servers' counters counts.

@@ -5,6 +5,7 @@
 //! connection has both certificates checked by the files as they were read last.
 
 mod trust;
+mod words;
 
 use std::fmt;
 use std::io;
@@ -25,6 +26,7 @@ use x509_parser::time::ASN1Time;
 
 use crate::config::TlsConfig;
 use trust::Trust;
+pub(crate) use words::in_words;
 
 /// So that a certificate's holder cannot be led to speak another protocol (RFC 7301; ALPACA).
 pub const ALPN: &[u8] = b"shunt/1";
@@ -68,6 +70,14 @@ pub enum CredentialsError {
         /// The agent's.
         name: String,
     },
+    /// The agent's own certificate in the authority's place.
+    #[error(
+        "{path} holds this agent's own certificate: `ca` names that of the authority, which signs those of all agents"
+    )]
+    Own {
+        /// Of [tls].
+        path: PathBuf,
+    },
     /// Key, certificate and authority do not fit.
     #[error("{key} is not the key of the certificate in {certificate}: name two files that were issued together")]
     Pair {
@@ -108,6 +118,9 @@ impl Credentials {
         let first = chain.first().ok_or_else(|| no_certificate(&config.certificate))?.clone();
         if !names(&first, name) {
             return Err(CredentialsError::Name { path: config.certificate.clone(), name: name.into() });
+        }
+        if certificates(&config.ca)?.contains(&first) {
+            return Err(CredentialsError::Own { path: config.ca.clone() });
         }
         let key = private_key(&config.key)?;
         let (not_before, not_after) = validity(&first).ok_or_else(|| no_certificate(&config.certificate))?;
@@ -286,6 +299,15 @@ mod tests {
         let files = authority.issue(&Request { name: name.into(), addresses: Vec::new(), days: 1 }).unwrap();
         let (ca, crl) = (authority.certificate(), Some(authority.list()));
         TlsConfig { certificate: files.certificate, key: files.key, ca, crl }
+    }
+
+    #[test]
+    fn an_agents_own_certificate_is_no_authority() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = issued(dir.path(), "fe1");
+        let own = TlsConfig { ca: config.certificate.clone(), crl: None, ..config };
+        let error = Credentials::read(&own, "fe1").unwrap_err().to_string();
+        assert!(error.contains("`ca` names that of the authority"), "{error}");
     }
 
     #[test]

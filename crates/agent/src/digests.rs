@@ -8,8 +8,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Barrier, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use ring::digest::{Context, SHA256};
@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, pread};
 use shunt_handoff::identity::FileIdentity;
 
-use crate::privileges;
+use crate::threads;
 
 /// Larger files take too long to read.
 pub(crate) const MOST_BYTES: u64 = 1 << 30;
@@ -195,26 +195,17 @@ impl Digests {
     /// # Errors
     /// Where a thread cannot be made.
     pub(crate) fn start(&self) -> io::Result<()> {
-        let kinds = [Want::Ahead, Want::Now];
-        let begun = Arc::new(Barrier::new(kinds.len() * THREADS_OF_A_KIND + 1));
-        for want in kinds.into_iter().flat_map(|kind| [kind; THREADS_OF_A_KIND]) {
-            let (shared, begun) = (self.0.clone(), begun.clone());
-            std::thread::Builder::new().name("digest".into()).stack_size(256 << 10).spawn(move || {
-                let harmless = privileges::give_up_all();
+        let kinds = [Want::Ahead, Want::Now].into_iter().flat_map(|kind| [kind; THREADS_OF_A_KIND]);
+        let work = |want| {
+            let shared = self.0.clone();
+            move || {
                 if want == Want::Ahead {
                     let _ = rustix::process::setpriority_process(None, LOWEST);
                 }
-                begun.wait();
-                match harmless {
-                    Ok(()) => shared.work(want),
-                    Err(error) => {
-                        tracing::error!(%error, "no digests of files: nobody goes on for this backend over TLS")
-                    }
-                }
-            })?;
-        }
-        begun.wait();
-        Ok(())
+                shared.work(want)
+            }
+        };
+        threads::start("digest", "no digests are made", kinds.map(work).collect())
     }
 
     /// Readable when more is known.
@@ -233,7 +224,7 @@ impl Digests {
     }
 
     /// Looks up a file's digest; where none is known yet, has the file read.
-    pub(crate) fn ask(&self, file: &File, identity: FileIdentity, want: Want) -> Known {
+    pub(crate) fn ask(&self, file: impl AsFd, identity: FileIdentity, want: Want) -> Known {
         let mut state = self.0.lock();
         if let Some(known) = state.cache.known.get(&identity) {
             return known.map_or(Known::Never, Known::Digest);
@@ -246,7 +237,7 @@ impl Digests {
         if !is_due || queue.wanted.contains(&identity) || queue.jobs.len() >= QUEUE {
             return Known::NotYet;
         }
-        let Ok(file) = file.try_clone() else { return Known::NotYet };
+        let Ok(file) = file.as_fd().try_clone_to_owned().map(File::from) else { return Known::NotYet };
         queue.wanted.insert(identity);
         queue.jobs.push_back(Job { file, identity });
         self.0.work.notify_all();

@@ -4,6 +4,7 @@
 //! * `host`: this machine: certificates, interfaces, the BPF file system, the control group, ports, the kernel;
 //! * `routes`: the ways to clients and peers, and the filters on them;
 //! * `servers`: what nginx's configuration says, and where its workers are;
+//! * `trial`: one real response, for a client of the doctor's own;
 //! * `peers`: every other machine, over connections of the doctor's own, which its agent answers (`examined`).
 //!
 //! `shuntd --check` looks at what needs neither an agent nor a network; `shunt doctor` at everything.
@@ -14,10 +15,14 @@ mod nginx;
 mod peers;
 mod routes;
 mod servers;
+mod start;
+mod trial;
 
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+pub(crate) use self::routes::seen_from_here;
+pub use self::trial::Trial;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -92,15 +97,17 @@ pub enum Servers {
 
 /// Checks that need the configuration and this machine alone.
 pub fn check(config: &Config) -> Vec<Finding> {
-    [host::certificate(config, SystemTime::now()), host::interfaces(config), vec![host::pins(config)]].concat()
+    let certificate = host::certificate(config, SystemTime::now());
+    [certificate, host::interfaces(config), vec![host::pins(config)], start::all(config)].concat()
 }
 
 /// Everything. `stats`: what the live agent answered, or why it did not.
 pub fn examine(config: &Config, stats: &Result<Value, String>, servers: &Servers) -> Vec<Finding> {
     let served = servers::read(servers);
     let mut findings = check(config);
-    findings.extend(host::machine(config));
+    findings.extend(host::machine());
     findings.extend(host::agent(config, stats));
+    findings.extend(stats.is_ok().then(|| host::programs(config)).into_iter().flatten());
     findings.extend(routes::all(config));
     findings.extend(servers::all(config, &served));
     let listens = served.as_ref().map(|served| served.addresses.clone()).unwrap_or_default();

@@ -6,7 +6,7 @@
 use shunt_wire::TraceId;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::parts::Parts;
-use shunt_wire::peer::{Abort, Claim, Ended, Spacing};
+use shunt_wire::peer::{Abort, Claim, Delivered, Ended, Spacing};
 use tracing::field::display;
 
 use crate::agent::Agent;
@@ -20,6 +20,11 @@ pub(crate) enum Canceller {
     Ring(u32),
     /// Any server, where nobody has its ring any more: an agent that is gone gave that out.
     Anybody,
+}
+
+/// Whether a handoff ends so because its client went away: many do, and nothing is to be done.
+fn is_clients(reason: Reason) -> bool {
+    matches!(reason, Reason::ClientGone | Reason::Aborted)
 }
 
 impl Agent {
@@ -70,17 +75,29 @@ impl Agent {
         }
     }
 
+    pub(crate) fn on_delivered(&mut self, peer: usize, word: &Delivered) {
+        if let Some(frontend) = &self.frontend {
+            frontend.set_delivered(peer as u32, word);
+        }
+    }
+
     pub(crate) fn log_failed_handoff(&mut self, reason: Reason, handoff: u64, trace: TraceId) {
-        if self.failures.may_speak(self.now) {
-            tracing::warn!(%reason, handoff, trace = trace.known().map(display), "a handoff failed");
+        let trace = trace.known().map(display);
+        if is_clients(reason) {
+            tracing::debug!(%reason, handoff, trace, "a handoff ended early");
+        } else if self.failures.may_speak(self.now) {
+            tracing::warn!(%reason, handoff, trace, "a handoff failed");
         }
     }
 
     pub(crate) fn on_ended(&mut self, peer: usize, ended: &Ended) {
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
-        if self.failures.may_speak(self.now) {
-            tracing::warn!(%reason, handoff = ended.handoff.get(), trace, "the backend's agent ended a handoff");
+        let (handoff, name) = (ended.handoff.get(), &self.peers[peer].name);
+        if is_clients(reason) {
+            tracing::debug!(peer = name, %reason, handoff, trace, "the backend's agent ended a handoff");
+        } else if self.failures.may_speak(self.now) {
+            tracing::warn!(peer = name, %reason, handoff, trace, "the backend's agent ended a handoff");
         }
         match self.owner_of(ended.worker.get()) {
             Some(server) => self.pass_on_end(server, peer as u32, ended.handoff.get(), reason),

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 
 use rustix::net::{AddressFamily, SocketType};
 
@@ -32,6 +32,15 @@ pub fn interface_name(index: u32) -> String {
 pub fn netns_cookie() -> io::Result<u64> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     shunt_sys::sockopt::netns_cookie(&socket)
+}
+
+/// Whether sockets of this machine may have that address.
+///
+/// # Errors
+/// The kernel's: they may not.
+pub fn is_ours(mut address: SocketAddr) -> io::Result<()> {
+    address.set_port(0);
+    UdpSocket::bind(address).map(drop)
 }
 
 /// Memory for what senders have queued, in bytes: a quarter of what the machine's TCP may have before it comes under
@@ -73,6 +82,13 @@ mod tests {
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ends = (client.local_addr().unwrap(), client.peer_addr().unwrap());
         assert!(connections().unwrap().contains(&ends));
+    }
+
+    #[test]
+    fn an_address_is_ours_where_sockets_can_have_it() {
+        assert!(is_ours("127.0.0.1:9".parse().unwrap()).is_ok());
+        // An address that is for documentation alone (RFC 5737).
+        assert!(is_ours("192.0.2.99:9".parse().unwrap()).is_err());
     }
 
     #[test]

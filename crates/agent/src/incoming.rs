@@ -4,6 +4,7 @@
 //! connection has little time and a place among few; those from addresses that no peer is dialled at share a part of
 //! the places, and so many handshakes a second.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,9 @@ const STRANGERS: usize = 64;
 const STRANGERS_AT_ONE_ADDRESS: usize = 8;
 /// Handshakes a second with strangers.
 const STRANGERS_A_SECOND: u32 = 50;
+/// Refusals that the log has: the same one is told again after that time, or when so many others came in between.
+const REFUSALS: usize = 64;
+const REFUSED_AGAIN: Duration = Duration::from_secs(3600);
 
 /// An accepted connection before its first frame.
 pub(crate) struct Incoming {
@@ -41,6 +45,23 @@ pub(crate) struct Waiting {
     /// Strangers that came in the second that began then.
     second: Option<(Instant, u32)>,
     refusals: OncePerSecond,
+    told: Told,
+}
+
+/// The refusals that the log has told of, by address and reason: who tries again every few seconds is told of once.
+#[derive(Default)]
+struct Told(VecDeque<(IpAddr, String, Instant)>);
+
+impl Told {
+    fn is_news(&mut self, from: IpAddr, why: &str, now: Instant) -> bool {
+        self.0.retain(|(_, _, at)| now.duration_since(*at) < REFUSED_AGAIN);
+        if self.0.iter().any(|(whom, said, _)| *whom == from && said == why) {
+            return false;
+        }
+        self.0.truncate(REFUSALS - 1);
+        self.0.push_front((from, why.to_owned(), now));
+        true
+    }
 }
 
 /// Says when something may be logged, so often in a second: who causes it must not fill the disk.
@@ -48,6 +69,23 @@ pub(crate) struct Waiting {
 pub(crate) struct PerSecond<const MOST: u32>(Option<(Instant, u32)>);
 
 pub(crate) type OncePerSecond = PerSecond<1>;
+
+/// Says when something may be logged that lasts, or comes again and again: after [`SELDOM`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seldom(Option<Instant>);
+
+/// Between two lines about the same matter.
+pub(crate) const SELDOM: Duration = Duration::from_secs(60);
+
+impl Seldom {
+    pub(crate) fn may_speak(&mut self, now: Instant) -> bool {
+        let is_due = self.0.is_none_or(|said| now.duration_since(said) >= SELDOM);
+        if is_due {
+            self.0 = Some(now);
+        }
+        is_due
+    }
+}
 
 impl<const MOST: u32> PerSecond<MOST> {
     pub(crate) fn may_speak(&mut self, now: Instant) -> bool {
@@ -180,7 +218,7 @@ impl Agent {
     }
 
     fn say_refused(&mut self, from: IpAddr, why: &str) {
-        if self.incoming.refusals.may_speak(self.now) {
+        if self.incoming.told.is_news(from, why, self.now) && self.incoming.refusals.may_speak(self.now) {
             tracing::warn!(%from, why, "refused a connection to the agents' port");
         }
     }
@@ -195,7 +233,7 @@ impl Agent {
             return Err(format!("it calls itself \"{name}\", which its certificate is not of"));
         }
         let index = self.config.peers.iter().position(|peer| peer.name == name);
-        index.ok_or_else(|| format!("no [[peer]] here has its name, \"{name}\": add one, and restart"))
+        index.ok_or_else(|| format!("\"{name}\" is no [[peer]] here: add it to the configuration, and restart"))
     }
 
     /// Gives up on who says nothing.
@@ -217,6 +255,17 @@ mod tests {
         assert_eq!(admitted, STRANGERS_A_SECOND as usize);
         assert!(waiting.has_place(from, false, now));
         assert!(waiting.has_place(from, true, now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn who_is_refused_again_and_again_is_told_of_once() {
+        let (mut told, now) = (Told::default(), Instant::now());
+        let from = |last| IpAddr::from([192, 0, 2, last]);
+        assert!(told.is_news(from(1), "no", now) && !told.is_news(from(1), "no", now));
+        assert!(told.is_news(from(1), "another reason", now) && told.is_news(from(2), "no", now));
+        assert!(told.is_news(from(1), "no", now + REFUSED_AGAIN));
+        assert!((0..=255).filter(|last| told.is_news(from(*last), "no", now)).count() > 200);
+        assert_eq!(told.0.len(), REFUSALS);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The interfaces that the configuration names, looked at before programs are put on them that read Ethernet frames
 //! and must see each packet once.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -52,17 +53,36 @@ pub enum InterfaceError {
 /// See [`InterfaceError`].
 pub fn indices(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
     let sysfs = Sysfs::open();
-    let checked = |name: &String| {
-        let missing = |error| InterfaceError::Missing { name: name.clone(), error };
-        let index = host::interface_index(name).map_err(missing)?;
-        if sysfs.number(name, "ifindex") == Some(index) {
-            sysfs.check(name, names)?;
-        } else {
-            tracing::warn!(interface = name, "/sys is of another network namespace: cannot tell what it lies on");
-        }
-        Ok(index)
+    names.iter().map(|name| sysfs.index(name, names)).collect()
+}
+
+/// Indices of those that are there now; the others may come later (ports.rs).
+///
+/// # Errors
+/// See [`InterfaceError`].
+pub fn present(names: &[String]) -> Result<Vec<u32>, InterfaceError> {
+    let sysfs = Sysfs::open();
+    let index = |name: &String| match sysfs.index(name, names) {
+        Err(InterfaceError::Missing { .. }) => None,
+        found => Some(found),
     };
-    names.iter().map(checked).collect()
+    names.iter().filter_map(index).collect()
+}
+
+/// Every interface that there is now, by its index: whether what leaves by it passes one of those that are named, on which
+/// it may lie.
+pub fn covered(names: &[String]) -> BTreeMap<u32, bool> {
+    let sysfs = Sysfs::open();
+    let all = fs::read_dir(&sysfs.directory).into_iter().flatten().flatten();
+    let all = all.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_covered =
+        |name: &String| names.contains(name) || sysfs.all_below(name).iter().any(|one| names.contains(one));
+    all.filter_map(|name| {
+        let index = host::interface_index(&name).ok()?;
+        // /sys may be of another network namespace, which tells nothing about this one's.
+        (sysfs.number(&name, "ifindex") == Some(index)).then(|| (index, is_covered(&name)))
+    })
+    .collect()
 }
 
 /// Whether an interface is up; `None` where `/sys` does not tell.
@@ -79,7 +99,8 @@ pub fn mtu_at(address: IpAddr) -> Option<u32> {
 }
 
 /// The interfaces of this network namespace (Documentation/ABI/testing/sysfs-class-net).
-struct Sysfs {
+#[derive(Debug)]
+pub(crate) struct Sysfs {
     directory: PathBuf,
     _mount: Option<OwnedFd>,
 }
@@ -87,10 +108,22 @@ struct Sysfs {
 impl Sysfs {
     /// `/sys` is of the namespace in which it was mounted. To mount another takes CAP_SYS_ADMIN, which an agent need
     /// not have.
-    fn open() -> Self {
+    pub(crate) fn open() -> Self {
         let mount = detached_sysfs().ok();
         let root = mount.as_ref().map_or("/sys".into(), |mount| format!("/proc/thread-self/fd/{}", mount.as_raw_fd()));
         Self { directory: Path::new(&root).join("class/net"), _mount: mount }
+    }
+
+    /// Index of an interface that programs can be put on, among those that are `named`.
+    pub(crate) fn index(&self, name: &str, named: &[String]) -> Result<u32, InterfaceError> {
+        let missing = |error| InterfaceError::Missing { name: name.into(), error };
+        let index = host::interface_index(name).map_err(missing)?;
+        if self.number(name, "ifindex") == Some(index) {
+            self.check(name, named)?;
+        } else {
+            tracing::warn!(interface = name, "/sys is of another network namespace: cannot tell what it lies on");
+        }
+        Ok(index)
     }
 
     fn number(&self, name: &str, attribute: &str) -> Option<u32> {
@@ -184,6 +217,13 @@ mod tests {
         );
         assert!(refused[1].starts_with("interface \"tun0\" is not Ethernet (ARPHRD type 65534)"), "{}", refused[1]);
         assert_eq!(refused[2..], [stacked("upper0", "eth0"), stacked("bridge0", "eth0")]);
+    }
+
+    #[test]
+    fn an_interface_that_is_not_there_yet_is_passed_over_and_one_that_cannot_be_used_is_not() {
+        assert_eq!(present(&["no-such-port".into()]).unwrap(), Vec::<u32>::new());
+        let names = ["no-such-port".into(), "lo".into()];
+        assert!(matches!(present(&names), Err(InterfaceError::NotEthernet { .. })));
     }
 
     #[test]

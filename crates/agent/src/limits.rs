@@ -16,7 +16,7 @@ use shunt_wire::local::{BOARD_PEERS, closed};
 use shunt_wire::peer::Closed;
 
 use crate::agent::Agent;
-use crate::incoming::OncePerSecond;
+use crate::incoming::Seldom;
 
 /// Descriptors that stay free for what already runs: sessions, answers, fetches.
 const SPARE_DESCRIPTORS: u64 = 64;
@@ -77,18 +77,35 @@ impl Limits {
     }
 }
 
+/// A limit, and how much of it is used.
+#[derive(Clone, Copy)]
+struct Bound<'a> {
+    /// Names what an operator has to raise, and where.
+    name: &'static str,
+    /// Whose, where each peer has its own.
+    peer: Option<&'a str>,
+    used: u64,
+    limit: u64,
+}
+
 /// Closes at a limit and opens below 9 tenths of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gate {
     is_closed: bool,
+    said: Seldom,
 }
 
 impl Gate {
-    /// Whether it is closed now; counts the closing.
-    fn look(&mut self, used: u64, limit: u64, closings: &mut u64) -> bool {
-        let bound = if self.is_closed { limit - limit / 10 } else { limit };
-        let was_closed = std::mem::replace(&mut self.is_closed, used >= bound);
-        *closings += u64::from(self.is_closed && !was_closed);
+    /// Whether it is closed now; counts the closing, and tells of it now and then.
+    fn look(&mut self, bound: &Bound<'_>, closings: &mut u64, now: Instant) -> bool {
+        let Bound { name, peer, used, limit } = *bound;
+        let least = if self.is_closed { limit - limit / 10 } else { limit };
+        let was_closed = std::mem::replace(&mut self.is_closed, used >= least);
+        let closes = self.is_closed && !was_closed;
+        *closings += u64::from(closes);
+        if closes && self.said.may_speak(now) {
+            tracing::warn!(peer, used, limit, "limit reached: what is new is relayed for now; raise {name}");
+        }
         self.is_closed
     }
 }
@@ -128,25 +145,8 @@ struct PeerGates {
     is_full: bool,
     /// It has been told to offer nothing.
     is_told: bool,
-    said: Said,
-}
-
-/// What the log was last told that is taken, for one peer or for all: once a second, for a peer may change its mind often.
-#[derive(Default)]
-struct Said {
-    closed: u32,
-    speaker: OncePerSecond,
-}
-
-impl Said {
-    /// Whether that is news, and it is time for some.
-    fn is_due(&mut self, closed: u32, now: Instant) -> bool {
-        let is_due = closed != self.closed && self.speaker.may_speak(now);
-        if is_due {
-            self.closed = closed;
-        }
-        is_due
-    }
+    /// Limits how often the log says that its agent is full.
+    said: Seldom,
 }
 
 impl PeerGates {
@@ -170,7 +170,6 @@ pub(crate) struct Pressure {
     pub(crate) total: Use,
     /// RLIMIT_NOFILE.
     pub(crate) descriptor_limit: u64,
-    said: Said,
     /// A peer has said something about limits.
     is_news: bool,
     /// All senders were looked at since the last tick, for want of descriptors.
@@ -196,7 +195,6 @@ impl Pressure {
             closings: Closings::default(),
             total: Use::default(),
             descriptor_limit: u64::MAX,
-            said: Said::default(),
             is_news: false,
             has_swept: false,
             handoffs_left: 0,
@@ -228,6 +226,12 @@ impl Pressure {
     pub(crate) fn set_full(&mut self, peer: usize, is_full: bool) {
         self.peers[peer].is_full = is_full;
         self.is_news = true;
+    }
+
+    /// Whether the log is to have it that a peer takes no offers.
+    fn is_full_said(&mut self, peer: usize, now: Instant) -> bool {
+        let gates = &mut self.peers[peer];
+        gates.is_full && gates.said.may_speak(now)
     }
 }
 
@@ -269,34 +273,46 @@ impl Agent {
 
     /// Bits of `closed` for everybody.
     fn close_to_all(&mut self, total: &Use) -> u32 {
-        let limits = self.config.limits;
+        let (limits, now) = (self.config.limits, self.now);
         let open = self.descriptors_in_use();
         let most_senders = self.config.backend.as_ref().map_or(u64::MAX, |backend| backend.senders as u64);
         let room = self.pressure.descriptor_room();
         let Pressure { closings, descriptors, handoffs, offers, bytes, senders, fetches_out, fetches_in, .. } =
             &mut self.pressure;
         let most_fetches = limits.fetches as u64;
-        let handoffs = handoffs.look(total.handoffs, limits.handoffs, &mut closings.handoffs)
-            | fetches_out.look(total.fetches_out, most_fetches, &mut closings.fetches);
-        let offers = offers.look(total.sent.payloads, limits.offers, &mut closings.offers)
-            | bytes.look(total.sent.bytes, limits.bytes, &mut closings.bytes)
-            | senders.look(total.sent.senders, most_senders, &mut closings.senders)
-            | descriptors.look(open, room, &mut closings.descriptors)
-            | fetches_in.look(total.fetches_in, most_fetches, &mut closings.fetches);
+        let of = |name, used, limit| Bound { name, peer: None, used, limit };
+        let fetches = |used| of("`fetches` in [limits]", used, most_fetches);
+        let handoffs =
+            handoffs.look(&of("`handoffs` in [limits]", total.handoffs, limits.handoffs), &mut closings.handoffs, now)
+                | fetches_out.look(&fetches(total.fetches_out), &mut closings.fetches, now);
+        let Load { payloads, bytes: length, senders: busy } = total.sent;
+        let offers = offers.look(&of("`offers` in [limits]", payloads, limits.offers), &mut closings.offers, now)
+            | bytes.look(&of("`bytes` in [limits]", length, limits.bytes), &mut closings.bytes, now)
+            | senders.look(&of("`senders` in [backend]", busy, most_senders), &mut closings.senders, now)
+            | descriptors.look(&of("LimitNOFILE= in shuntd's unit", open, room), &mut closings.descriptors, now)
+            | fetches_in.look(&fetches(total.fetches_in), &mut closings.fetches, now);
         let ends = self.drain.is_some();
         (u32::from(handoffs | ends) * closed::HANDOFFS) | (u32::from(offers | ends) * closed::OFFERS)
     }
 
     fn look_at_peer(&mut self, index: usize, used: &Use) {
-        let limits = self.config.limits;
+        let (limits, now) = (self.config.limits, self.now);
         let Pressure { peers, closings, .. } = &mut self.pressure;
         let gates = &mut peers[index];
-        let offers = gates.offers.look(used.sent.payloads, limits.offers_per_peer, &mut closings.offers_per_peer)
-            | gates.bytes.look(used.sent.bytes, limits.bytes_per_peer, &mut closings.bytes_per_peer)
-            | gates.fetches_in.look(used.fetches_in, limits.fetches_per_peer as u64, &mut closings.fetches_per_peer)
-            | gates.is_full;
-        let is_full = gates.handoffs.look(used.handoffs, limits.handoffs_per_peer, &mut closings.handoffs_per_peer)
-            | gates.fetches_out.look(used.fetches_out, limits.fetches_per_peer as u64, &mut closings.fetches_per_peer);
+        let peer = Some(self.peers[index].name.as_str());
+        let of = |name, used, limit| Bound { name, peer, used, limit };
+        let (payloads, length) = (used.sent.payloads, used.sent.bytes);
+        let fetches = |used| of("`fetches_per_peer` in [limits]", used, limits.fetches_per_peer as u64);
+        let offers = of("`offers_per_peer` in [limits]", payloads, limits.offers_per_peer);
+        let offers = gates.offers.look(&offers, &mut closings.offers_per_peer, now);
+        let bytes = of("`bytes_per_peer` in [limits]", length, limits.bytes_per_peer);
+        let bytes = gates.bytes.look(&bytes, &mut closings.bytes_per_peer, now);
+        let fetches_in = gates.fetches_in.look(&fetches(used.fetches_in), &mut closings.fetches_per_peer, now);
+        let offers = offers | bytes | fetches_in | gates.is_full;
+        let handoffs = of("`handoffs_per_peer` in [limits]", used.handoffs, limits.handoffs_per_peer);
+        let handoffs = gates.handoffs.look(&handoffs, &mut closings.handoffs_per_peer, now);
+        let fetches_out = gates.fetches_out.look(&fetches(used.fetches_out), &mut closings.fetches_per_peer, now);
+        let is_full = handoffs | fetches_out;
         let was_told = gates.is_told;
         self.set_closed(Some(index), if offers { closed::OFFERS } else { 0 });
         if was_told != (is_full || self.takes_none_of(index)) {
@@ -317,14 +333,24 @@ impl Agent {
         if let Err(error) = self.board.close(peer, bits) {
             tracing::error!(%error, "cannot write the board");
         }
-        let said = match peer {
-            None => &mut self.pressure.said,
-            Some(index) => &mut self.pressure.peers[index].said,
-        };
-        if said.is_due(bits, self.now) {
-            let peer = peer.map(|index| self.peers[index].name.as_str());
-            let (offers, handoffs) = (bits & closed::OFFERS == 0, bits & closed::HANDOFFS == 0);
-            tracing::warn!(peer, offers, handoffs, "limits: what is taken now");
+    }
+
+    /// A claim has found no place among the senders, which a look between two claims need not see.
+    pub(crate) fn say_senders(&mut self) {
+        let limit = self.config.backend.as_ref().map_or(0, |backend| backend.senders);
+        if self.pressure.senders.said.may_speak(self.now) {
+            tracing::warn!(
+                limit,
+                "limit reached: a claim has found no place among the senders; raise `senders` in [backend]"
+            );
+        }
+    }
+
+    /// A peer's limits are configured there, and its log names the one that is reached.
+    pub(crate) fn say_full(&mut self, index: usize) {
+        if self.pressure.is_full_said(index, self.now) {
+            let peer = &self.peers[index].name;
+            tracing::info!(peer, "a frontend takes no offers for now: bodies are relayed; its agent's log says why");
         }
     }
 
@@ -443,19 +469,11 @@ mod tests {
 
     #[test]
     fn a_gate_opens_later_than_it_closes() {
-        let (mut gate, mut closings) = (Gate::default(), 0);
-        let states = [99, 100, 95, 91, 90, 89, 99, 120].map(|used| gate.look(used, 100, &mut closings));
+        let (mut gate, mut closings, now) = (Gate::default(), 0, Instant::now());
+        let of = |used| Bound { name: "", peer: None, used, limit: 100 };
+        let states = [99, 100, 95, 91, 90, 89, 99, 120].map(|used| gate.look(&of(used), &mut closings, now));
         assert_eq!(states, [false, true, true, true, true, false, false, true]);
         assert_eq!(closings, 2);
-    }
-
-    #[test]
-    fn what_changes_often_is_said_once_a_second_and_the_last_word_in_the_end() {
-        let (mut said, start) = (Said::default(), Instant::now());
-        let at = |ms| start + std::time::Duration::from_millis(ms);
-        let lines = (0..100).filter(|step| said.is_due(1 - u32::from(*step as u8 % 2), at(step * 10))).count();
-        assert_eq!(lines, 1);
-        assert!(said.is_due(0, at(1000)) && !said.is_due(0, at(3000)) && said.closed == 0);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use shunt_agent::config::Config;
 use shunt_agent::doctor;
+use shunt_agent::log::LOG;
 use shunt_agent::{Agent, SteerError};
 use shunt_agent::{privileges, seccomp};
 use shunt_odb::reference::Holder;
@@ -42,14 +43,18 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::env::var_os("NO_COLOR").is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("shuntd: {error:#}");
-            ExitCode::FAILURE
-        }
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| &LOG)
+        .log_internal_errors(false)
+        .with_ansi(colours)
+        .init();
+    let outcome = run(&arguments);
+    if let Err(error) = &outcome {
+        LOG.take(format!("shuntd: {error:#}\n").as_bytes());
     }
+    LOG.finish();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Says what is wrong with a configuration, one sentence a line.
@@ -77,10 +82,14 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (user, restricted) = (config.user.clone(), config.seccomp);
     let mut agent = Agent::start(config)?;
     privileges::give_up(user.as_ref())?;
+    LOG.start(std::io::stderr())?;
     agent.serve_metrics()?;
     agent.start_store()?;
     agent.start_routes()?;
+    agent.start_ports()?;
     agent.start_digests()?;
+    agent.start_reads()?;
+    agent.start_census()?;
     if restricted {
         seccomp::restrict()?;
     }

@@ -7,7 +7,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::retry_on_intr;
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::exposition::{CONTENT_TYPE, exposition};
 use crate::packets;
-use crate::privileges;
+use crate::threads;
 
 const THREADS: usize = 4;
 /// For a request's head to come, and again for the answer to go.
@@ -54,27 +54,17 @@ impl Endpoint {
         Ok(Self { listener, asker: Arc::new(Asker { socket: socket.to_owned(), page: Mutex::new(None) }) })
     }
 
-    /// Serves until the process ends, on threads that have no capability at all. Once the agent has given up its own, of
-    /// which a thread has as many as its maker; and before it restricts its system calls, some of which a thread makes
-    /// when it begins.
+    /// Serves until the process ends. Once the agent has given up its own capabilities, and before it restricts its
+    /// system calls.
     ///
     /// # Errors
     /// Where a thread cannot be made.
     pub fn serve(self) -> io::Result<()> {
-        let begun = Arc::new(Barrier::new(THREADS + 1));
-        for _ in 0..THREADS {
-            let (listener, asker, begun) = (self.listener.clone(), self.asker.clone(), begun.clone());
-            std::thread::Builder::new().name("metrics".into()).stack_size(256 << 10).spawn(move || {
-                let harmless = privileges::give_up_all();
-                begun.wait();
-                match harmless {
-                    Ok(()) => answer_all(&listener, &asker),
-                    Err(error) => tracing::error!(%error, "counters are not served"),
-                }
-            })?;
-        }
-        begun.wait();
-        Ok(())
+        let work = |_| {
+            let (listener, asker) = (self.listener.clone(), self.asker.clone());
+            move || answer_all(&listener, &asker)
+        };
+        threads::start("metrics", "counters are not served", (0..THREADS).map(work).collect())
     }
 }
 

@@ -68,6 +68,16 @@ impl Offers {
         Ok(())
     }
 
+    /// Takes one back that was claimed, and of which its client has got nothing: it can be claimed or fetched once more.
+    pub fn put_back(&mut self, offer: Offer, file: File, proven: Option<FileIdentity>, now: Instant) {
+        let number = offer.number;
+        if self.add(offer, file, now).is_ok()
+            && let Some(offered) = self.by_number.get_mut(&number)
+        {
+            offered.proven = proven;
+        }
+    }
+
     /// Whether it is open.
     pub fn contains(&self, number: u64) -> bool {
         self.by_number.contains_key(&number)
@@ -123,13 +133,14 @@ impl Offers {
         Some(offered)
     }
 
-    /// Closes what nobody claimed in time.
-    pub fn expire(&mut self, now: Instant) {
+    /// Gives up what nobody claimed in time: its files.
+    pub fn expire(&mut self, now: Instant) -> Vec<File> {
+        let mut files = Vec::new();
         while let Some((_, number)) = self.ends.pop_front_if(|(end, _)| *end <= now) {
-            if self.remove(number).is_some() {
-                self.expired += 1;
-            }
+            files.extend(self.remove(number).map(|offered| offered.file));
         }
+        self.expired += files.len() as u64;
+        files
     }
 }
 
@@ -171,9 +182,8 @@ mod tests {
     #[test]
     fn expires_and_is_counted() {
         let mut offers = offers_with(7);
-        offers.expire(Instant::now());
-        assert!(offers.contains(7));
-        offers.expire(Instant::now() + Duration::from_secs(11));
+        assert!(offers.expire(Instant::now()).is_empty() && offers.contains(7));
+        assert_eq!(offers.expire(Instant::now() + Duration::from_secs(11)).len(), 1);
         assert_eq!((offers.len(), offers.expired()), (0, 1));
         assert_eq!(offers.load(2), Load::default());
     }

@@ -11,7 +11,7 @@ use shunt_wire::prefixes::{Prefix, Prefixes};
 
 use crate::addresses::SenderAddresses;
 use crate::agent::Agent;
-use crate::config::{PeerConfig, SILENT_HEARTBEATS};
+use crate::config::{HEARTBEAT_MIN, PeerConfig, SILENT_HEARTBEATS};
 use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
 use crate::speaks_for::SpeaksFor;
@@ -34,6 +34,8 @@ pub(crate) struct Peer {
     pub(crate) senders: SenderAddresses,
     /// Why it cannot be reached, as the log has it.
     said: Option<String>,
+    /// Its heartbeat, as the log has it where that differs from ours.
+    said_heartbeat: Option<Duration>,
 }
 
 /// Where the session stands.
@@ -51,9 +53,13 @@ pub(crate) struct Session {
     pub(crate) transport: Transport,
     /// The peer did not take all of the last turn's frames.
     blocked: bool,
+    /// It has said as which servers it sends.
+    has_spoken: bool,
     /// When it last said anything, and we did.
     heard: Instant,
     told: Instant,
+    /// How often we have to say something: as we or the peer want it, whichever is more often.
+    beat: Duration,
 }
 
 impl Peer {
@@ -67,7 +73,13 @@ impl Peer {
             offer_key: [0; 16],
             senders: SenderAddresses::default(),
             said: None,
+            said_heartbeat: None,
         }
+    }
+
+    /// How often it wants to hear something: not more often than any configuration may say.
+    fn heartbeat(&self, hello: &Hello) -> Duration {
+        Duration::from_millis(hello.heartbeat_ms.get().into()).max(HEARTBEAT_MIN)
     }
 
     pub(crate) fn session(&mut self) -> Option<&mut Session> {
@@ -79,6 +91,13 @@ impl Peer {
 
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.link, Link::Up(_))
+    }
+}
+
+impl Session {
+    /// `true` the first time. Each change of the board has the handoffs refused that are just beginning.
+    fn speaks_first(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_spoken, true)
     }
 }
 
@@ -122,7 +141,7 @@ impl Agent {
         };
         if now.duration_since(session.heard) > silence {
             self.lose_peer(index, &format!("it said nothing for {silence:?}"));
-        } else if now.duration_since(session.told) >= heartbeat {
+        } else if now.duration_since(session.told) >= session.beat {
             Ping {}.emit(session.transport.output());
             self.mark_unsent(index);
         }
@@ -159,6 +178,9 @@ impl Agent {
         let mut port = 0;
         if let Some(backend) = &self.config.backend {
             self.peers[index].senders = SenderAddresses::find(backend, local)?;
+            if let Some(paths) = &mut self.paths {
+                paths.note_addresses()?;
+            }
             port = *backend.ports.0.start() + index as u16;
             if self.peers[index].senders.is_empty() {
                 port = 0;
@@ -177,21 +199,13 @@ impl Agent {
             sender_ipv6,
             name: padded_name(&self.config.name),
             offer_key: self.peers[index].offer_key,
+            heartbeat_ms: (self.config.heartbeat.as_millis() as u32).into(),
         })
     }
 
     pub(crate) fn on_peer(&mut self, index: usize) {
         if let Err(error) = self.read_peer(index) {
-            if matches!(error, TransportError::Tls(_)) {
-                self.counts.strangers += 1;
-                tracing::warn!(peer = self.peers[index].name, %error, "what answers there is not this peer");
-            } else if matches!(error, TransportError::RefusedBy(Reason::Version)) && self.refusals.may_speak(self.now) {
-                let peer = &self.peers[index].name;
-                tracing::warn!(
-                    peer,
-                    "no session: its shuntd speaks another version; install the same on both machines"
-                );
-            }
+            self.counts.strangers += u64::from(matches!(error, TransportError::Tls(_)));
             self.lose_peer(index, &error.to_string());
         }
     }
@@ -268,9 +282,16 @@ impl Agent {
             (Frame::Ping(_), true) => Ok(()),
             (Frame::Closed(closed), true) => {
                 self.pressure.set_full(index, closed.offers.get() == 1);
+                self.say_full(index);
                 Ok(())
             }
-            (Frame::SpeaksFor(prefixes), true) => Ok(self.board.set_prefixes(index, &prefixes)?),
+            (Frame::SpeaksFor(prefixes), true) if self.peers[index].session().is_some_and(Session::speaks_first) => {
+                Ok(self.board.set_prefixes(index, &prefixes)?)
+            }
+            (Frame::Delivered(word), true) => {
+                self.on_delivered(index, &word);
+                Ok(())
+            }
             (Frame::Spacing(spacing), true) => {
                 self.on_spacing(index, &spacing);
                 Ok(())
@@ -291,7 +312,8 @@ impl Agent {
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
         peer.said = None;
-        peer.link = Link::Up(Session { transport, blocked: false, heard: now, told: now });
+        let beat = self.config.heartbeat.min(peer.heartbeat(hello));
+        peer.link = Link::Up(Session { transport, blocked: false, has_spoken: false, heard: now, told: now, beat });
         let our_key = peer.offer_key;
         if let (Some(frontend), 1..) = (&mut self.frontend, hello.sender_port.get()) {
             if let Err(error) = frontend.set_peer(index as u32, hello) {
@@ -306,7 +328,26 @@ impl Agent {
         self.renew_limits(index);
         self.counts.sessions += 1;
         tracing::info!(peer = self.peers[index].name, "session begins");
+        self.say_heartbeat(index, hello);
         Ok(())
+    }
+
+    /// Once, and again where it is another: each side may be slower to notice a loss than its operator thinks.
+    fn say_heartbeat(&mut self, index: usize, hello: &Hello) {
+        let (ours, peer) = (self.config.heartbeat, &mut self.peers[index]);
+        let theirs = Some(peer.heartbeat(hello)).filter(|theirs| *theirs != ours);
+        if std::mem::replace(&mut peer.said_heartbeat, theirs) == theirs {
+            return;
+        }
+        if let Some(theirs) = theirs {
+            let peer = &peer.name;
+            tracing::warn!(
+                peer,
+                heartbeat = ?ours,
+                ?theirs,
+                "two machines have different heartbeats: a loss is noticed later on one of them; configure the same"
+            );
+        }
     }
 
     /// The session is over, or did not begin. Flows without a handoff in progress go on.
@@ -363,6 +404,13 @@ impl Agent {
         }
     }
 
+    /// Where the peer's session comes from, if that is another address than this one. A machine that has changed its
+    /// address says nothing by the old one any more: its session is lost soon.
+    fn other_address_of(&mut self, index: usize, from: IpAddr) -> Option<IpAddr> {
+        let remote = self.peers[index].session()?.transport.remote().ok()?;
+        (remote != from).then_some(remote)
+    }
+
     /// A session that the other side began. It replaces one that we believe is there: the other side knows better.
     pub(crate) fn admit(&mut self, incoming: Incoming, hello: &Hello) {
         let index = match self.peer_of(&incoming, hello) {
@@ -374,6 +422,14 @@ impl Agent {
             }
             Err(why) => return self.refuse_because(incoming, Reason::NotAllowed, &why),
         };
+        if let Some(other) = self.other_address_of(index, incoming.from) {
+            let (name, from) = (&self.peers[index].name, incoming.from);
+            let why = format!(
+                "two machines use the certificate of \"{name}\": {other}, which has its session, and {from}; is one a clone \
+                 of the other? give each a name and a certificate of its own"
+            );
+            return self.refuse_because(incoming, Reason::NotAllowed, &why);
+        }
         if self.peers[index].is_up() {
             self.lose_peer(index, "the peer began a new session");
         }

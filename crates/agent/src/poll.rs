@@ -37,10 +37,14 @@ pub enum Source {
     Store,
     /// More is known of files.
     Digests,
+    /// Bytes of files were read.
+    Reads,
     /// A connection to another store is being made for a program.
     Reaching(usize),
     /// A route to a peer is another one.
     Routes,
+    /// Clients have acknowledged the ends of payloads.
+    Reports,
 }
 
 impl Source {
@@ -61,6 +65,8 @@ impl Source {
             Source::Digests => (14, 0),
             Source::Reaching(index) => (12, index),
             Source::Routes => (13, 0),
+            Source::Reports => (15, 0),
+            Source::Reads => (16, 0),
         };
         kind << 56 | index as u64
     }
@@ -82,6 +88,8 @@ impl Source {
             11 => Source::Store,
             12 => Source::Reaching(index),
             13 => Source::Routes,
+            15 => Source::Reports,
+            16 => Source::Reads,
             _ => Source::Digests,
         }
     }
@@ -173,6 +181,8 @@ mod tests {
             Source::Digests,
             Source::Reaching(5),
             Source::Routes,
+            Source::Reports,
+            Source::Reads,
         ] {
             assert_eq!(Source::of_token(source.token()), source);
         }

@@ -12,7 +12,7 @@ use rustix::process::DumpableBehavior;
 
 use crate::callers::Account;
 
-/// CAP_NET_ADMIN: TCP_REPAIR, SO_SNDBUFFORCE. CAP_BPF: rings of new workers, and maps where the kernel keeps bpf(2) for
+/// CAP_NET_ADMIN: TCP_REPAIR, SO_SNDBUFFORCE, programs on interfaces that come later. CAP_BPF: rings of new workers, and maps where the kernel keeps bpf(2) for
 /// the privileged.
 const NEEDED: [Capability; 2] = [Capability::CAP_NET_ADMIN, Capability::CAP_BPF];
 

@@ -24,8 +24,9 @@ use crate::packets;
 
 /// How long a question waits for its file to be read; a server gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Questions that wait.
+/// Questions that wait, and those of one peer, so that none takes all the places.
 const QUESTIONS: usize = 4096;
+const QUESTIONS_OF_A_PEER: usize = 1024;
 
 /// One question of a peer's: the names that it has there, and the offer.
 #[derive(Clone, Copy)]
@@ -37,6 +38,29 @@ pub(crate) struct Question {
     identity: FileIdentity,
     offset: u64,
     until: Instant,
+}
+
+/// Questions that wait for a file's digest. Each is looked at when more is known, and with the clock.
+#[derive(Default)]
+pub(crate) struct Questions(Vec<Question>);
+
+impl Questions {
+    /// Whether there is place for one more. One about the same offer has the place of the one before.
+    fn add(&mut self, question: Question) -> bool {
+        let mut of_peer = 0;
+        for other in self.0.iter_mut().filter(|other| other.peer == question.peer) {
+            if other.number == question.number {
+                *other = Question { until: other.until, ..question };
+                return true;
+            }
+            of_peer += 1;
+        }
+        let has_place = self.0.len() < QUESTIONS && of_peer < QUESTIONS_OF_A_PEER;
+        if has_place {
+            self.0.push(question);
+        }
+        has_place
+    }
 }
 
 impl Agent {
@@ -70,15 +94,13 @@ impl Agent {
         let until = self.now + PATIENCE;
         let found = self.offers.file(peer as u32, number, prove.length.get(), prove.tag);
         let question = found.and_then(|(file, offset)| {
-            let meta = file.metadata().map_err(|_| Reason::Socket)?;
-            Ok(Question { peer, worker, handoff, number, identity: FileIdentity::of(&meta), offset, until })
+            let identity = FileIdentity::at_hand(file).map_err(|_| Reason::Socket)?;
+            Ok(Question { peer, worker, handoff, number, identity, offset, until })
         });
-        match question {
-            Ok(question) if self.questions.len() < QUESTIONS => {
-                self.questions.push(question);
-                self.answer_questions();
-            }
-            Ok(_) => self.tell_digest(peer, &digest(worker, handoff, 0, None)),
+        match question.map(|question| self.answer_question(question)) {
+            Ok(None) => {}
+            Ok(Some(question)) if self.questions.add(question) => {}
+            Ok(Some(_)) => self.tell_digest(peer, &digest(worker, handoff, 0, None)),
             Err(reason) => {
                 tracing::debug!(%reason, handoff, "a digest cannot be told");
                 self.tell_digest(peer, &digest(worker, handoff, 0, None));
@@ -88,22 +110,24 @@ impl Agent {
 
     /// Answers what can be, or has waited too long.
     pub(crate) fn answer_questions(&mut self) {
-        for question in std::mem::take(&mut self.questions) {
-            let Question { peer, worker, handoff, number, identity, offset, until } = question;
-            let known = match self.offers.file_of(number) {
-                Some(file) => self.digests.ask(file, identity, Want::Now),
-                None => Known::Never,
-            };
-            let sha256 = match known {
-                Known::Digest(sha256) if self.offers.note_proven(number, identity) => Some(sha256),
-                Known::NotYet if self.now < until && self.peers[peer].is_up() => {
-                    self.questions.push(question);
-                    continue;
-                }
-                _ => None,
-            };
-            self.tell_digest(peer, &digest(worker, handoff, offset, sha256));
-        }
+        let waited = std::mem::take(&mut self.questions.0);
+        self.questions.0 = waited.into_iter().filter_map(|question| self.answer_question(question)).collect();
+    }
+
+    /// Gives the question back where it waits on.
+    fn answer_question(&mut self, question: Question) -> Option<Question> {
+        let Question { peer, worker, handoff, number, identity, offset, until } = question;
+        let known = match self.offers.file_of(number) {
+            Some(file) => self.digests.ask(file, identity, Want::Now),
+            None => Known::Never,
+        };
+        let sha256 = match known {
+            Known::Digest(sha256) if self.offers.note_proven(number, identity) => Some(sha256),
+            Known::NotYet if self.now < until && self.peers[peer].is_up() => return Some(question),
+            _ => None,
+        };
+        self.tell_digest(peer, &digest(worker, handoff, offset, sha256));
+        None
     }
 
     fn tell_digest(&mut self, peer: usize, digest: &peer::Digest) {
@@ -165,5 +189,29 @@ fn digest(worker: u32, handoff: u64, offset: u64, sha256: Option<Sha256>) -> pee
         handoff: handoff.into(),
         offset: offset.into(),
         sha256: sha256.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question(peer: usize, number: u64) -> Question {
+        let identity = FileIdentity { device: 1, inode: 1, size: 1, mtime_ns: 0, ctime_ns: 0 };
+        Question { peer, worker: 1, handoff: 1, number, identity, offset: 0, until: Instant::now() }
+    }
+
+    #[test]
+    fn a_peer_has_its_share_of_places_and_an_offer_one() {
+        let mut questions = Questions::default();
+        let added = (0..2 * QUESTIONS as u64).filter(|number| questions.add(question(1, *number))).count();
+        assert_eq!(added, QUESTIONS_OF_A_PEER);
+        assert!(questions.add(question(2, 0)), "there is place for another peer");
+        let again = Question { handoff: 7, until: Instant::now() + PATIENCE, ..question(2, 0) };
+        let before = questions.0.len();
+        assert!((0..QUESTIONS).all(|_| questions.add(again)));
+        let last = questions.0.last().expect("the other peer's");
+        assert_eq!((questions.0.len(), last.handoff), (before, 7), "the answer is for who asked last");
+        assert!(last.until < again.until, "whoever asks again and again does not wait longer");
     }
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::net::SocketType;
@@ -71,38 +71,62 @@ impl Routes {
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 
-    /// Index of the interface that packets for `address` leave by.
+    /// Index of the interface that packets for `address` leave by, which the kernel itself redirects.
     ///
     /// # Errors
     /// Where nothing could be asked, which says nothing about the route.
     pub fn port_towards(&mut self, address: IpAddr) -> io::Result<Result<u32, NoRoute>> {
+        let redirected = [RouteAttribute::Uid(0)];
+        Ok(self.ask(address, &redirected)?.map(|hop| hop.port))
+    }
+
+    /// The first hop of what a socket of this process sends to `address` from an address of this machine.
+    ///
+    /// # Errors
+    /// Where nothing could be asked, which says nothing about the route.
+    pub fn hop_from(&mut self, source: IpAddr, address: IpAddr) -> io::Result<Result<Hop, NoRoute>> {
+        let sent = [RouteAttribute::Source(source.into()), RouteAttribute::Uid(rustix::process::geteuid().as_raw())];
+        self.ask(address, &sent)
+    }
+
+    fn ask(&mut self, address: IpAddr, of: &[RouteAttribute]) -> io::Result<Result<Hop, NoRoute>> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.socket.send(&question(address, self.domain, self.sequence), 0)?;
+        self.socket.send(&question(address, of, self.domain, self.sequence), 0)?;
         let mut buffer = vec![0; ANSWER_BYTES];
         loop {
             // The kernel has answered by the time that it has taken the question.
             let length = self.socket.recv(&mut &mut buffer[..], 0)?;
             match NetlinkMessage::<RouteNetlinkMessage>::deserialize(&buffer[..length.min(ANSWER_BYTES)]) {
                 Ok(message) if message.header.sequence_number != self.sequence => {}
-                Ok(message) => return Ok(port_of(message.payload)),
+                Ok(message) => return Ok(hop_of(message.payload)),
                 Err(error) => return Ok(Err(NoRoute::Answer(error.to_string()))),
             }
         }
     }
 }
 
-fn question(address: IpAddr, domain: u32, sequence: u32) -> Vec<u8> {
+/// Where packets go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// Index of the interface that they leave by.
+    pub port: u32,
+    /// The router there; `None`: what they are for is on that link.
+    pub router: Option<IpAddr>,
+}
+
+fn question(address: IpAddr, of: &[RouteAttribute], domain: u32, sequence: u32) -> Vec<u8> {
     let mut route = RouteMessage::default();
     (route.header.address_family, route.header.destination_prefix_length) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),
         IpAddr::V6(_) => (AddressFamily::Inet6, 128),
     };
-    // Rules may go by user and protocol: redirected packets are the kernel's own, and TCP.
-    route.attributes = vec![
-        RouteAttribute::Destination(address.into()),
-        RouteAttribute::IpProto(libc::IPPROTO_TCP as u8),
-        RouteAttribute::Uid(0),
-    ];
+    // Rules may go by source, user and protocol.
+    route.attributes =
+        vec![RouteAttribute::Destination(address.into()), RouteAttribute::IpProto(libc::IPPROTO_TCP as u8)];
+    if of.iter().any(|one| matches!(one, RouteAttribute::Source(_))) {
+        route.header.source_prefix_length = route.header.destination_prefix_length;
+    }
+    route.attributes.extend_from_slice(of);
     if domain != 0 {
         route.attributes.push(RouteAttribute::Oif(domain));
     }
@@ -115,7 +139,7 @@ fn question(address: IpAddr, domain: u32, sequence: u32) -> Vec<u8> {
     bytes
 }
 
-fn port_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<u32, NoRoute> {
+fn hop_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<Hop, NoRoute> {
     let route = match answer {
         NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => route,
         NetlinkPayload::Error(error) => return Err(NoRoute::Kernel(error.code.map_or(0, |code| -code.get()))),
@@ -129,10 +153,20 @@ fn port_of(answer: NetlinkPayload<RouteNetlinkMessage>) -> Result<u32, NoRoute> 
     }
     let port =
         route.attributes.iter().find_map(|one| if let RouteAttribute::Oif(port) = one { Some(*port) } else { None });
-    port.ok_or_else(|| NoRoute::Answer("a route without an interface".into()))
+    let router = route.attributes.iter().find_map(|one| match one {
+        RouteAttribute::Gateway(RouteAddress::Inet(router)) | RouteAttribute::Via(RouteVia::Inet(router)) => {
+            Some(IpAddr::from(*router))
+        }
+        RouteAttribute::Gateway(RouteAddress::Inet6(router)) | RouteAttribute::Via(RouteVia::Inet6(router)) => {
+            Some(IpAddr::from(*router))
+        }
+        _ => None,
+    });
+    let port = port.ok_or_else(|| NoRoute::Answer("a route without an interface".into()))?;
+    Ok(Hop { port, router })
 }
 
-/// Hears that routes may have changed.
+/// Hears that routes, or interfaces, may have changed.
 #[derive(Debug)]
 pub struct Changes(Socket);
 
@@ -142,11 +176,23 @@ impl Changes {
     /// # Errors
     /// The kernel's.
     pub fn open() -> io::Result<Self> {
+        Self::of(&GROUPS)
+    }
+
+    /// The same of interfaces: that one comes, goes or changes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of_links() -> io::Result<Self> {
+        Self::of(&[libc::RTNLGRP_LINK])
+    }
+
+    fn of(groups: &[u32]) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
         // A kernel without one of them, for want of IPv6, say, has nothing to tell there.
-        GROUPS.iter().for_each(|group| drop(socket.add_membership(*group)));
+        groups.iter().for_each(|group| drop(socket.add_membership(*group)));
         Ok(Self(socket))
     }
 

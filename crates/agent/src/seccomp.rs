@@ -44,7 +44,7 @@ const CALLS: &[c_long] = &[
     libc::SYS_sendfile,
     libc::SYS_write,
     libc::SYS_writev,
-    // files: certificates, /proc/net/tcp, the board and the counters
+    // files: certificates, the list of TCP connections, the board and the counters
     libc::SYS_close,
     libc::SYS_fchmod,
     libc::SYS_fcntl,

@@ -27,6 +27,20 @@ const LEAST_OF_A_USER: usize = 4;
 /// Offers that are read of one connection before others have their turn: more than a socket holds at a time.
 const OFFERS_IN_A_TURN: usize = 4096;
 
+/// Whether a user with `own` of `all` connections gets another: no user has more than are left for others.
+fn may_have_one_more(own: usize, all: usize, limit: usize) -> bool {
+    own < limit.saturating_sub(all).max(LEAST_OF_A_USER)
+}
+
+/// Reads until there is no more, or it is others' turn: a server may offer without end.
+fn for_a_turn(mut read: impl FnMut() -> bool) {
+    for _ in 0..OFFERS_IN_A_TURN {
+        if !read() {
+            return;
+        }
+    }
+}
+
 /// What a connection turned out to be.
 pub(crate) enum Role {
     /// It has not said yet.
@@ -90,8 +104,7 @@ impl Agent {
     fn add_caller(&mut self, socket: OwnedFd, caller: Caller) {
         let uid = caller.credentials.uid;
         let own = self.servers.iter().filter(|(_, server)| server.caller.credentials.uid == uid).count();
-        let left = self.config.limits.servers.saturating_sub(self.servers.len());
-        if own >= left.max(LEAST_OF_A_USER) {
+        if !may_have_one_more(own, self.servers.len(), self.config.limits.servers) {
             self.counts.servers_refused += 1;
             if self.refusals.may_speak(self.now) {
                 tracing::warn!(
@@ -268,19 +281,13 @@ impl Agent {
         let Some(index) = maker.filter(|index| self.servers[*index].takes_offers()) else {
             return;
         };
-        let mut left = OFFERS_IN_A_TURN;
-        while left > 0 && !self.offers.contains(number) && self.read_server(index) {
-            left -= 1;
-        }
+        for_a_turn(|| !self.offers.contains(number) && self.read_server(index));
     }
 
     pub(crate) fn drain_all_offers(&mut self) {
         let all = self.servers.iter().filter(|(_, server)| server.takes_offers()).map(|(index, _)| index);
         for index in all.collect::<Vec<_>>() {
-            let mut left = OFFERS_IN_A_TURN;
-            while left > 0 && self.read_server(index) {
-                left -= 1;
-            }
+            for_a_turn(|| self.read_server(index));
         }
     }
 
@@ -374,5 +381,37 @@ impl Server {
             Role::Control { counters, .. } | Role::Offers { counters } => Some(counters),
             Role::Unknown => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many a user gets that asks without end, where others have some already.
+    fn taken(others: usize, limit: usize) -> usize {
+        (0..).find(|own| !may_have_one_more(*own, others + own, limit)).expect("an end")
+    }
+
+    #[test]
+    fn a_user_gets_as_many_connections_as_are_left_for_others() {
+        assert_eq!((taken(0, 1024), taken(512, 1024)), (512, 256));
+        assert_eq!((taken(1020, 1024), taken(1024, 1024)), (LEAST_OF_A_USER, LEAST_OF_A_USER));
+    }
+
+    #[test]
+    fn a_server_that_offers_without_end_leaves_others_their_turn() {
+        let mut read = 0;
+        for_a_turn(|| {
+            read += 1;
+            true
+        });
+        assert_eq!(read, OFFERS_IN_A_TURN);
+        let mut left = 3;
+        for_a_turn(|| {
+            left -= 1;
+            left > 0
+        });
+        assert_eq!(left, 0, "until there is no more");
     }
 }

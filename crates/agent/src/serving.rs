@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use shunt_handoff::payload::Payload;
+use shunt_handoff::reading::{Done, Owner};
 use shunt_wire::TraceId;
 use shunt_wire::local::Reason;
 use shunt_wire::peer;
@@ -38,17 +39,22 @@ enum Turn {
     Done,
     /// The reader takes no more now, or others are to have their turn.
     Later,
+    /// What is next is not in memory, and is being read.
+    Reading,
 }
 
 impl Agent {
     pub(crate) fn serve_fetch(&mut self, mut incoming: Incoming, fetch: &peer::Fetch) {
         self.counts.fetches_in += 1;
         match self.claim_for_fetch(&incoming, fetch) {
-            Ok((peer, payload)) => {
+            Ok((peer, mut payload)) => {
                 let transport = &mut incoming.transport;
                 peer::Fetched { length: payload.remaining().into() }.emit(transport.output());
                 let (transport, deadline) = (incoming.transport, self.now + PATIENCE);
-                let index = self.fetches_in.insert(FetchIn { transport, peer, payload, trace: fetch.trace, deadline });
+                let entry = self.fetches_in.vacant_entry();
+                let index = entry.key();
+                payload.read_by(&self.reads, Owner::Fetch(index));
+                entry.insert(FetchIn { transport, peer, payload, trace: fetch.trace, deadline });
                 self.note_fetch(peer);
                 self.on_fetch_in(index);
             }
@@ -78,11 +84,24 @@ impl Agent {
         };
         match serving.turn() {
             Ok(Turn::Done) => drop(self.fetches_in.remove(index)),
+            // Its deadline is the disk's as well.
+            Ok(Turn::Reading) => {}
             Ok(Turn::Later) => {
                 serving.deadline = self.now + PROGRESS;
                 let socket = serving.transport.descriptor();
                 let _ = self.poll.set(socket, Source::FetchIn(index), Interest::WritableOnce);
             }
+            Err(reason) => self.reset_fetch(index, reason),
+        }
+    }
+
+    pub(crate) fn on_fetch_read(&mut self, index: usize, done: Done) {
+        let Some(serving) = self.fetches_in.get_mut(index) else {
+            return;
+        };
+        match serving.payload.take_read(done) {
+            Ok(true) => self.on_fetch_in(index),
+            Ok(false) => {}
             Err(reason) => self.reset_fetch(index, reason),
         }
     }
@@ -117,7 +136,10 @@ impl FetchIn {
             let start = output.len();
             output.resize(start + CHUNK_BYTES, 0);
             let bytes = self.payload.read(&mut output[start..])?;
-            output.truncate(start + bytes);
+            output.truncate(start + bytes.unwrap_or(0));
+            if bytes.is_none() {
+                return Ok(Turn::Reading);
+            }
         }
         Ok(Turn::Later)
     }

@@ -13,6 +13,7 @@ use crate::agent::Agent;
 use crate::board::WorkerCounters;
 use crate::counters::SERVERS;
 use crate::limits::Closings;
+use crate::log::LOG;
 use crate::packets;
 
 /// What happened in this agent since it started.
@@ -79,7 +80,7 @@ pub struct Counts {
     /// Connections of programs to other machines' stores that could not be made.
     pub stores_unreached: u64,
     /// Handoffs and fetches that ended without success, by [`Reason`].
-    pub ended: [u64; 16],
+    pub ended: [u64; Reason::ALL.len() + 1],
     /// Counters of servers that are gone.
     gone: [u64; COUNTERS],
 }
@@ -117,7 +118,7 @@ impl Default for Counts {
             routes_changed: 0,
             routes_lost: 0,
             stores_unreached: 0,
-            ended: [0; 16],
+            ended: [0; Reason::ALL.len() + 1],
             gone: [0; COUNTERS],
         }
     }
@@ -203,6 +204,7 @@ impl Agent {
             "servers_silent": counts.servers_silent,
             "servers_refused": counts.servers_refused,
             "rings_exhausted": counts.rings_exhausted,
+            "log_lines_lost": LOG.lost(),
             "unread": counts.unread,
             "offers": counts.offers,
             "offers_to_strangers": counts.offers_to_strangers,
@@ -216,6 +218,8 @@ impl Agent {
             "declined": counts.declined,
             "stalled": counts.stalled,
             "regions_watched": self.losses.len(),
+            "reads": self.reads.made(),
+            "reads_pending": self.reads.pending(),
             "digests": self.digests.made(),
             "proven": counts.proven,
             "unproven": counts.unproven,
@@ -225,11 +229,12 @@ impl Agent {
             "fetches_limited": counts.fetches_limited,
             "routes_changed": counts.routes_changed,
             "routes_lost": counts.routes_lost,
-            "ended": ended.into_iter().collect::<Map<_, _>>(),
-            "now": self.use_now(),
-            "limit": self.limits_now(),
-            "limited": self.limited(),
+            "interfaces_attached": self.ports.attached.load(Ordering::Relaxed),
         });
+        stats["ended"] = ended.into_iter().collect::<Map<_, _>>().into();
+        stats["now"] = self.use_now();
+        stats["limit"] = self.limits_now();
+        stats["limited"] = self.limited();
         if let Some(senders) = &self.senders {
             let counts = senders.counts();
             stats["senders"] = json!({

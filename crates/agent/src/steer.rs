@@ -3,23 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 use shunt_handoff::bpf::{MAX_FLOWS, MAX_RINGS};
-use shunt_handoff::frontend::{ActiveRegion, Collected, FlowKey, Spacing, SteerPeer};
+use shunt_handoff::frontend::{ActiveRegion, Collected, Delivery, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
-use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError};
+use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError, TcPrograms};
 use shunt_sys::cgroup;
 use shunt_wire::local::{BoardHead, Handoff};
 use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
 use crate::alone::{self, Alone};
+use crate::census::Census;
 use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
+use crate::incoming::Seldom;
 use crate::interfaces::{self, InterfaceError};
 use crate::store;
 
@@ -32,6 +35,8 @@ const GARBAGE_EVERY: Duration = Duration::from_secs(10);
 const CROWDED: u64 = MAX_FLOWS as u64 / 2;
 const CROWDED_QUIET: Duration = Duration::from_secs(2);
 const CROWDED_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at whether the kernel has refused handoffs for a full table.
+const FULL_EVERY: Duration = Duration::from_secs(1);
 
 /// Why steering could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +99,7 @@ impl Place {
         Ok(Self {
             cgroup,
             netns_cookie: host::netns_cookie().map_err(host("asking for the network namespace's cookie"))?,
-            interfaces: interfaces::indices(names)?,
+            interfaces: interfaces::present(names)?,
         })
     }
 }
@@ -107,10 +112,20 @@ pub struct FrontendSteering {
     peers: BTreeMap<u32, SteerPeer>,
     /// The last look at all flows, how many there were after it, and how many handoffs had begun.
     looked: Option<(Instant, u64, u64)>,
-    /// The next one that asks the kernel which connections live.
+    /// Which connections live, and when to ask for that again.
+    census: Census,
     next_census: Instant,
     /// How long a flow stays after its last packet: both ends may still retransmit (RFC 9293, 3.6.1).
     quiet: Duration,
+    full: Full,
+}
+
+/// What is known of refusals for want of room among the flows.
+#[derive(Default)]
+struct Full {
+    /// The last look, and how many there were.
+    looked: Option<(Instant, u64)>,
+    said: Seldom,
 }
 
 impl FrontendSteering {
@@ -123,8 +138,22 @@ impl FrontendSteering {
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
         let (free_rings, peers) = ((0..RINGS).collect(), BTreeMap::new());
-        let next_census = Instant::now();
-        Ok(Self { programs, free_rings, peers, looked: None, next_census, quiet: frontend.flow_quiet })
+        let (census, next_census, quiet) = (Census::new(), Instant::now(), frontend.flow_quiet);
+        let full = Full::default();
+        Ok(Self { programs, free_rings, peers, looked: None, census, next_census, quiet, full })
+    }
+
+    /// Has a thread find out which connections live.
+    ///
+    /// # Errors
+    /// Where it cannot be made.
+    pub fn start_census(&mut self) -> io::Result<()> {
+        self.census.start()
+    }
+
+    /// What belongs on the interfaces that clients come in on.
+    pub fn tc_programs(&self) -> Arc<TcPrograms> {
+        self.programs.tc_programs()
     }
 
     /// A ring for a worker of that user, and its number; `None` where all are taken.
@@ -223,6 +252,16 @@ impl FrontendSteering {
         }
     }
 
+    /// The peer at `index` says that a client has acknowledged all of its payload.
+    pub fn set_delivered(&self, index: u32, word: &peer::Delivered) {
+        let flow = key_of(word.client(), word.server());
+        match self.programs.set_delivered(&Delivery { flow, peer: index, handoff: word.handoff.get() }) {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(peer = index, "a word about a payload that is not the peer's, or is over"),
+            Err(error) => tracing::error!(%error, "cannot note that a payload is delivered"),
+        }
+    }
+
     /// Whether the kernel knows a handoff as its server describes it: on that connection, to that peer, and complete by the
     /// server's own ring. Another server's connection would be another's response.
     pub fn knows(&self, handoff: &Handoff, ring: u32) -> bool {
@@ -264,25 +303,22 @@ impl FrontendSteering {
     /// Now and then, and more often where there are many: forgets flows whose connections are gone. `handoffs`: so many
     /// have begun, each of which may have made a flow.
     pub fn tend(&mut self, now: Instant, handoffs: u64) {
+        self.tell_full(now);
         let is_crowded = self.looked.is_some_and(|(_, flows, then)| flows + handoffs.saturating_sub(then) > CROWDED);
         let every = if is_crowded { CROWDED_EVERY } else { GARBAGE_EVERY.min(self.quiet) };
-        if self.looked.is_some_and(|(then, ..)| now < then + every) {
+        let list = self.census.take();
+        if list.is_none() && self.looked.is_some_and(|(then, ..)| now < then + every) {
             return;
         }
         let quiet = if is_crowded { CROWDED_QUIET.min(self.quiet) } else { self.quiet };
-        let is_census = now >= self.next_census;
-        if is_census {
+        if now >= self.next_census && self.looked.is_none_or(|(_, flows, _)| flows > 0) {
             self.next_census = now + GARBAGE_EVERY.min(self.quiet);
+            self.census.ask(now);
         }
-        let mut connections = None;
-        let collected = self.programs.collect_garbage(quiet, |key| {
-            if !is_census {
-                return true;
-            }
-            // Read once, and only where a flow is quiet. Where it cannot be read, every flow is alive.
-            let connections = connections.get_or_insert_with(|| host::connections().ok());
-            connections.as_ref().is_none_or(|all| all.contains(&ends(key)))
-        });
+        // A list does not know what began after it; but that is not quiet for so long.
+        let living = list.filter(|(_, asked)| now.duration_since(*asked) < quiet);
+        let is_alive = |key: &FlowKey| living.as_ref().is_none_or(|(all, _)| all.contains(&ends(key)));
+        let collected = self.programs.collect_garbage(quiet, is_alive);
         match collected {
             Ok(Collected { forgotten, left }) => {
                 self.looked = Some((now, left as u64, handoffs));
@@ -294,6 +330,22 @@ impl FrontendSteering {
                 self.looked = Some((now, 0, handoffs));
                 tracing::error!(error = chain(&error), "cannot look through the flows");
             }
+        }
+    }
+
+    /// Connections without a flow are relayed to: only their servers notice, and they cannot tell why.
+    fn tell_full(&mut self, now: Instant) {
+        if self.full.looked.is_some_and(|(then, _)| now < then + FULL_EVERY) {
+            return;
+        }
+        let Ok(refused) = self.programs.refused_full() else { return };
+        let before = self.full.looked.replace((now, refused)).map_or(refused, |(_, before)| before);
+        if refused > before && self.full.said.may_speak(now) {
+            tracing::warn!(
+                flows = MAX_FLOWS,
+                refused = refused - before,
+                "the flow table is full: connections that have no flow yet are relayed to, until others end"
+            );
         }
     }
 
@@ -339,6 +391,16 @@ impl BackendSteering {
         Ok(Self(Backend::load(&BackendConfig { pin_dir, netns_cookie, cgroup, interfaces, ports })?))
     }
 
+    /// What belongs on the interfaces that payloads leave by.
+    pub fn tc_programs(&self) -> Arc<TcPrograms> {
+        self.0.tc_programs()
+    }
+
+    /// Readable where an end that a frontend waits for has been acknowledged.
+    pub fn reports(&self) -> BorrowedFd<'_> {
+        self.0.reports()
+    }
+
     /// What the programs counted.
     pub fn counters(&self) -> Value {
         let mut counters = named(self.0.counters());
@@ -363,6 +425,18 @@ impl SenderTable for BackendSteering {
     fn remove(&mut self, key: &SenderKey) {
         self.0.remove(key);
     }
+
+    fn await_end(&mut self, index: u32, end: u32) {
+        self.0.await_end(index, end);
+    }
+
+    fn acked(&self, index: u32) -> u32 {
+        self.0.acked(index)
+    }
+
+    fn take_reports(&mut self) -> Vec<SenderKey> {
+        self.0.take_reports()
+    }
 }
 
 fn named(counters: Result<Vec<Counter>, SteeringError>) -> Map<String, Value> {
@@ -374,7 +448,7 @@ fn named(counters: Result<Vec<Counter>, SteeringError>) -> Map<String, Value> {
 }
 
 /// An error with everything behind it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -41,14 +41,23 @@ pub enum TransportError {
     #[error("the peer sent a frame that is refused: {0}")]
     Refused(Reason),
     /// The peer refuses this agent.
-    #[error("the peer's agent refuses this one: {0} (its log says more)")]
+    #[error("the peer's agent refuses this one: {}", refusal(*.0))]
     RefusedBy(Reason),
     /// No certificate that fits, at either end, or not TLS at all.
-    #[error("TLS: {0}")]
+    #[error("TLS: {}", credentials::in_words(.0))]
     Tls(#[from] rustls::Error),
     /// The network's.
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+/// Why a peer's agent refuses this one, and what to do.
+fn refusal(reason: Reason) -> String {
+    match reason {
+        Reason::Version => "it speaks another version; install the same on both machines".into(),
+        Reason::NotAllowed => "it has no [[peer]] of this name, or should dial itself; its log says which".into(),
+        reason => format!("{reason} (its log says more)"),
+    }
 }
 
 /// A connection, non-blocking, with frames collected in both directions.
@@ -135,6 +144,14 @@ impl Transport {
     /// The kernel's.
     pub fn local(&self) -> io::Result<IpAddr> {
         Ok(self.stream.local_addr()?.ip().to_canonical())
+    }
+
+    /// The other end's address.
+    ///
+    /// # Errors
+    /// The kernel's: it is gone.
+    pub fn remote(&self) -> io::Result<IpAddr> {
+        Ok(self.stream.peer_addr()?.ip().to_canonical())
     }
 
     /// To poll it.

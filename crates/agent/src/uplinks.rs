@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -22,8 +22,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use crate::agent::Agent;
 use crate::host::interface_name;
 use crate::poll::{Interest, Poll, Source};
-use crate::privileges;
 use crate::routes::{Changes, NoRoute, Routes};
+use crate::threads;
 
 /// After a change, until the next look: some are told of before they hold, and many come together.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -87,17 +87,8 @@ impl Uplinks {
             wake_agent: Arc::clone(&wake_agent),
             watched: Vec::new(),
         };
-        let begun = Arc::new(Barrier::new(2));
-        let begins = Arc::clone(&begun);
-        std::thread::Builder::new().name("routes".into()).stack_size(256 << 10).spawn(move || {
-            let harmless = privileges::give_up_all();
-            begins.wait();
-            match harmless {
-                Ok(()) => watcher.run(),
-                Err(error) => tracing::error!(%error, "routes are not asked for: all clients are relayed"),
-            }
-        })?;
-        begun.wait();
+        let work = vec![move || watcher.run()];
+        threads::start("routes", "routes are not asked for: all clients are relayed", work)?;
         Ok(Self { asked: BTreeMap::new(), watches, news, wake_thread, wake_agent })
     }
 
@@ -228,7 +219,9 @@ impl Agent {
             match frontend.set_port(news.peer, news.address, port) {
                 Ok(true) => self.say_route(&news),
                 Ok(false) => {} // it has said another address since
-                Err(error) => tracing::error!(%error, "cannot steer to a peer"),
+                Err(error) => {
+                    tracing::error!(%error, peer = self.peers[news.peer as usize].name, "cannot steer to a peer");
+                }
             }
         }
         self.look_at_limits(); // a peer without a route is told to offer nothing

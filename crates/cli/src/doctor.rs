@@ -1,13 +1,14 @@
 //! `shunt doctor`: what is wrong with a setup, and what to do.
 
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
 use shunt_agent::config::Config;
-use shunt_agent::doctor::{Finding, Servers, Verdict, examine};
+use shunt_agent::doctor::{Finding, Servers, Trial, Verdict, examine};
 use shunt_lab::report::Paint;
 use shunt_lab::{Stats, agent_stats};
 
@@ -30,6 +31,14 @@ pub struct DoctorCommand {
     /// say whether that took the shortcut, or why not
     #[arg(long, value_name = "SECONDS")]
     handoff: Option<u64>,
+    /// Fetch this file, of 256 KiB or more, through this frontend, and say whether that took the
+    /// shortcut, or why not: http://ADDRESS[:PORT]/PATH. It takes --client
+    #[arg(long, value_name = "URL", requires = "client", conflicts_with = "handoff")]
+    fetch: Option<String>,
+    /// Address of the client that fetches it, in a network namespace of its own: one that nobody has,
+    /// of a network between this machine and the backend
+    #[arg(long, value_name = "ADDRESS", requires = "fetch")]
+    client: Option<IpAddr>,
     /// Write the findings as JSON
     #[arg(long)]
     json: bool,
@@ -39,6 +48,8 @@ impl DoctorCommand {
     /// Whether all is well.
     pub fn run(self) -> Result<bool> {
         let config = Config::read(&self.config)?;
+        let trial = self.fetch.zip(self.client).map(|(url, client)| Trial::of(&url, client));
+        let trial = trial.transpose().map_err(anyhow::Error::msg)?;
         let stats = agent_stats(&config.socket).map(|stats| stats.0).map_err(|error| format!("{error:#}"));
         let servers = match (self.no_nginx, self.nginx_conf) {
             (true, _) => Servers::Nowhere,
@@ -47,6 +58,10 @@ impl DoctorCommand {
         };
         let mut findings = examine(&config, &stats, &servers);
         findings.extend(self.handoff.map(|seconds| handoff(&config.socket, Duration::from_secs(seconds))));
+        findings.extend(trial.map(|trial| fetched(&config, &trial)));
+        if !findings.iter().any(|finding| finding.area == "handoff") && config.frontend.is_some() {
+            findings.push(not_tried());
+        }
         let text = match self.json {
             true => format!("{}\n", serde_json::to_string_pretty(&findings)?),
             false => show(&findings, Paint::of(&std::io::stdout())),
@@ -87,6 +102,54 @@ fn handoff(socket: &Path, patience: Duration) -> Finding {
             "none took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}",
             why.join(", ")
         ),
+    }))
+}
+
+/// Times that the doctor's client fetches its file: the first response of a connection may have no proof yet.
+const FETCHES: usize = 2;
+/// Bodies that are shorter may be relayed.
+const LONG: u64 = 256 << 10;
+/// Until servers have counted what has come to its end.
+const COUNTED: Duration = Duration::from_secs(5);
+
+fn not_tried() -> Finding {
+    let why = "not tried: `--fetch URL --client ADDRESS` fetches a file from a spare address, `--handoff SECONDS` waits for \
+               a client elsewhere";
+    Finding { area: "handoff", about: "one real shortcut".into(), verdict: Verdict::Skipped(why.into()) }
+}
+
+/// One real handoff, for a client of the doctor's own.
+fn fetched(config: &Config, trial: &Trial) -> Finding {
+    let about = format!("{} of {} for a client at {}", trial.path, trial.server, trial.client);
+    let finding = |verdict| Finding { area: "handoff", about, verdict };
+    let before = match agent_stats(&config.socket) {
+        Ok(before) => before,
+        Err(error) => return finding(Verdict::Fault(format!("{error:#}"))),
+    };
+    let fetched = trial.run(config, FETCHES);
+    let mut now = before.clone();
+    let deadline = Instant::now() + if fetched.is_ok() { COUNTED } else { Duration::ZERO };
+    loop {
+        now = agent_stats(&config.socket).unwrap_or(now);
+        let took_it = now.count("servers.shortcut_bytes") > before.count("servers.shortcut_bytes");
+        if took_it && fetched.is_ok() {
+            return finding(Verdict::Ok);
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    let ways = match other_ways(&before, &now) {
+        none if none.is_empty() => "; `shunt stats` at the backend says why (servers.relayed_*)".into(),
+        some => format!("; docs/counters.md and docs/nginx.md say what to do about: {}", some.join(", ")),
+    };
+    finding(Verdict::Fault(match fetched {
+        Err(why) => format!("{why}{ways}"),
+        Ok(short @ ..LONG) => {
+            format!("it has {short} bytes, which may be too few for a shortcut: name a longer one{ways}")
+        }
+        Ok(_) => format!("it came whole, and not by the shortcut{ways}"),
     }))
 }
 

@@ -45,6 +45,13 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } sender_slots SEC(".maps");
 
+/* Payloads whose end has been acknowledged, by their sender's key: what the agent is to pass on. A
+ * ring of each agent's own. */
+struct {
+    __uint(type, BPF_MAP_TYPE_RINGBUF);
+    __uint(max_entries, WORDS_BYTES);
+} words SEC(".maps");
+
 /* On a segment that comes back to its own socket, as a reset. */
 #define ORPHAN_MARK 0x53490000
 
@@ -183,8 +190,11 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
     return store_sack(skb, p, e, &sack);
 }
 
-/* An ACK number in the socket's own space. A parked socket's late ACK of an older payload lies in
- * front of the header between. */
+/*
+ * An ACK number in the socket's own space. A parked socket's late ACK of an older payload lies in
+ * front of the header between. In a payload of more than 2 GiB, `start` would come to lie ahead of
+ * what is new: note_acked has it follow.
+ */
 static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
 {
     return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
@@ -216,6 +226,19 @@ static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u3
     return slot->sent;
 }
 
+/* No ACK of a client's is older than the largest window, which is 2^30 (RFC 7323, 2.3). */
+#define OLD_MAX (1u << 30)
+
+static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
+{
+    if (!is_before(slot->acked, own))
+        return;
+    slot->acked = own;
+    __u32 oldest = own + slot->seq_delta - OLD_MAX;
+    if (is_before(slot->start, oldest))
+        slot->start = oldest;
+}
+
 static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct packet *p,
                                          struct sender_slot *slot)
 {
@@ -227,8 +250,7 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
         slot->ack = p->seq;
     slot->window = p->window;
     __u32 ack = ack_for_sender(slot, p->ack);
-    if (is_before(slot->acked, ack))
-        slot->acked = ack;
+    note_acked(slot, ack);
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
@@ -240,6 +262,18 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
         return sums_follow(skb, p, &e);
     count(BE_STRIPPED);
     return cut_payload(skb, p, &e) == 0;
+}
+
+/* Of an ACK that is the socket's. One that comes again is told again: the agent knows. */
+static __noinline int tell_delivered(const struct packet *p)
+{
+    struct sender_key key = {.client_port = p->source_port, .port = p->destination_port};
+
+    __builtin_memcpy(key.client_address, p->source, sizeof(key.client_address));
+    count(BE_DELIVERED);
+    if (bpf_ringbuf_output(&words, &key, sizeof(key), 0))
+        count(BE_DELIVERED_LOST);
+    return 0;
 }
 
 /*
@@ -314,6 +348,8 @@ int be_in(struct __sk_buff *skb)
         return TC_ACT_SHOT;
     }
     count(BE_IN_STEERED);
+    if (slot->live & SENDER_WORD && !is_before(slot->acked, slot->end))
+        tell_delivered(&p);
     return PASS;
 }
 

@@ -10,6 +10,10 @@
  * knows, and drops what acknowledges more (be_in). So what is noted here are claims. The newest one
  * counts, and not the highest: a stranger's may lie ahead of the client's, but the client says more
  * than he does, and answers where it is asked.
+ *
+ * Claims may be walked forward by a window at a time. So only a payload of 1 MiB at most, within
+ * the room that the client had when it began, is complete by a claim. A longer one needs the word
+ * of its backend's agent, too, that its socket has had that ACK (fe_delivered), before or after.
  */
 #ifndef CLAIMS_H
 #define CLAIMS_H
@@ -17,6 +21,10 @@
 /* What a backend's segments offer the client, whose packets the frontend's kernel judges: RCV_WND
  * of crates/handoff/src/sender/connection.rs. */
 #define SENDER_WINDOW 65535
+
+/* How far before the server's newest ACK the last region may have begun: sequence numbers compare
+ * over less than 2^31. */
+#define UPLOADED_MAX (1U << 30)
 
 static __always_inline __u32 later(__u32 a, __u32 b)
 {
@@ -48,6 +56,16 @@ static __always_inline bool is_acceptable(const struct flow *flow, const struct 
     return !is_before(p->seq + p->payload_bytes + 1, least) && !is_before(edge, p->seq);
 }
 
+/* The server's kernel has acknowledged so much. Where the client has uploaded very much since the
+ * last region, all its packets would seem to lie before that one's. */
+static __always_inline void note_server_ack(struct flow *flow, __u32 ack)
+{
+    if (is_before(flow->server_ack, ack))
+        flow->server_ack = ack;
+    if (!is_open(&flow->spaces))
+        flow->rcv_nxt = later(flow->rcv_nxt, flow->server_ack - UPLOADED_MAX);
+}
+
 /* Whether a packet acknowledges what nobody can have sent: its client had no room for that. */
 static __always_inline bool claims_too_much(const struct flow *flow, const struct packet *p,
                                             const struct sack *sack)
@@ -58,12 +76,40 @@ static __always_inline bool claims_too_much(const struct flow *flow, const struc
     return is_before(flow->edge, p->ack);
 }
 
-/* An ACK that is older than a window is none of the client's (RFC 5961, 5.2). */
+/* An ACK that is older than a window is none of the client's (RFC 5961, 5.2), but where it has been
+ * asked: a stranger's claims may have gone on by more. */
 static __always_inline bool is_believed(const struct flow *flow, const struct packet *p)
 {
     __s32 back = flow->client_ack - p->ack;
 
-    return back <= (__s64) (flow->edge - flow->client_ack);
+    return back <= (__s64) (flow->edge - flow->client_ack) || flow->asked != flow->answered;
+}
+
+/* A client that wants to claim much offers much room. Payloads of more bytes always need a word,
+ * which is nothing beside what it costs to send them. */
+#define CLAIM_MAX (1u << 20)
+
+/* END_* of a region that begins. */
+static __always_inline __u32 end_of_new_region(const struct flow *flow, __u64 length)
+{
+    __u32 room = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
+
+    return length > room || length > CLAIM_MAX ? END_WORD : 0;
+}
+
+static __always_inline bool is_delivered(const struct flow_break *b)
+{
+    return b->end & END_CLAIMED && (!(b->end & END_WORD) || b->end & END_DELIVERED);
+}
+
+/* Of a packet that acknowledges all of a region: whether that completes it. */
+static __always_inline bool claims_end(struct flow *flow)
+{
+    struct flow_break *b = newest_break(&flow->spaces);
+
+    flow->spaces.acked = b->length;
+    b->end |= END_CLAIMED;
+    return is_delivered(b);
 }
 
 static __always_inline void note_timestamps(struct flow *flow, const struct packet *p)
@@ -83,11 +129,13 @@ static __always_inline void note_client(struct flow *flow, const struct packet *
     __u32 window = (__u32) p->window << flow->snd_wscale;
     bool is_news = is_believed(flow, p);
 
-    flow->edge = later(flow->edge, p->ack + window);
+    if (is_news)
+        flow->edge = later(flow->edge, p->ack + window);
     if (p->flags & TH_FIN)
         flow->flags |= FLOW_CLIENT_FIN;
     if (!is_news)
         return;
+    flow->answered = flow->asked;
     flow->client_ack = p->ack;
     flow->client_window = p->window;
     flow->flags |= FLOW_SEEN_IN;

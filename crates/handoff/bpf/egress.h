@@ -103,6 +103,7 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
         /* A keepalive probe: let the next ACK through, or the kernel takes its client for dead. */
         translate(flow, p->seq, end, d);
         flow->flags &= ~FLOW_START_ACKED;
+        flow->asked++;
     } else {
         d->fate = may_acknowledge(flow, p->ack) ? ACK_MOVED : ACK_HELD;
         d->seq = client_edge(flow);
@@ -113,8 +114,8 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, st
 {
     __u32 end = p->seq + p->payload_bytes;
 
-    if (p->flags & TH_ACK && is_before(flow->server_ack, p->ack))
-        flow->server_ack = p->ack;
+    if (p->flags & TH_ACK)
+        note_server_ack(flow, p->ack);
     note_segment(flow, end);
     if (p->flags & TH_ACK)
         flow->server_edge =

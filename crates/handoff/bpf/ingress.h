@@ -9,7 +9,9 @@
  *   first ACK past the start                 yes, clamped to it         yes
  *   later pure ACKs inside                   no                         yes, each that it needs
  *   of these, probes                         yes, clamped: it answers   yes
- *   ACK at the end                           yes, new delta: complete   yes
+ *   ACK at the end                           yes: complete, where its   yes
+ *                                            backend's word is not
+ *                                            needed, or there (claims.h)
  *   ACK past the end, or past what the       nobody: nobody sent that   no
  *   client had room for (claims.h)
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
@@ -66,6 +68,7 @@ static __always_inline int break_index(const struct spaces *s, __u32 n)
 static __always_inline void end_region(struct flow *flow, struct route *r, __u32 status, __u32 kind)
 {
     flow->spaces.status = status;
+    flow->ahead = 0;
     r->event.kind = kind;
     r->event.handoff = flow->handoff;
     r->event.acked = flow->spaces.acked;
@@ -189,8 +192,7 @@ static __always_inline void route_active(struct flow *flow, const struct packet 
         return;
     r->copy = break_index(s, 0);
     note_passed(flow, p, at, now);
-    if (at == length) {
-        s->acked = at;
+    if (at == length && claims_end(flow)) {
         end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
         return;
     }
@@ -226,6 +228,22 @@ static __always_inline void route_ack(struct flow *flow, const struct packet *p,
 }
 
 /* ---- to the frontend's stack ---- */
+
+/*
+ * Of a region that its server has taken (SHUNT_TAKE), the client may have bytes behind a hole, and
+ * once that is filled, its ACK is ahead of what the frontend's kernel has sent, which would drop it
+ * (RFC 9293, 3.10.7.4): it is one of all that has been sent. As be_in does it for a backend that
+ * goes on for another.
+ */
+static __always_inline __u32 known_to_server(const struct flow *flow, __u32 ack)
+{
+    __u32 local = to_local(&flow->spaces, ack);
+    __u32 sent = flow->server_end + !!(flow->flags & FLOW_SERVER_FIN);
+    bool is_ahead = flow->ahead && !is_open(&flow->spaces) &&
+                    !is_before(flow->start + flow->ahead, ack) && is_before(sent, local);
+
+    return is_ahead ? sent : local;
+}
 
 static __noinline int sack_to_local(struct __sk_buff *skb, const struct packet *p,
                                     struct flow *flow, struct edit *e)
@@ -416,7 +434,7 @@ static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct
         route_ack(flow, p, &sack, now, &r);
     }
     if (p->flags & TH_ACK)
-        r.ack = to_local(&flow->spaces, p->ack);
+        r.ack = known_to_server(flow, p->ack);
     if (p->flags & TH_ACK && !(p->flags & TH_RST) && is_queueing(flow))
         r.window = window_before(flow, r.ack, p->window);
     bpf_spin_unlock(&flow->lock);

@@ -10,7 +10,8 @@
  *   handshake   a SYN at fe_in and its SYN-ACK at fe_out, under the socket's addresses and ports,
  *               whose initial sequence numbers are the socket's (RFC 9293, 3.4). Kept for the ports
  *               that handoffs are asked for on, so that a connection's first response can be
- *               handed off.
+ *               handed off, and for HANDSHAKE_SECONDS: one that never became a flow says nothing
+ *               of a later connection with the same addresses and ports.
  *   packets     of a connection that has a flow: the client's newest ACK number at fe_in, and the
  *               newest segment at fe_out, lie in what the socket has outstanding. A connection
  *               whose handshake nobody has seen gets a flow when a handoff is refused, and may be
@@ -59,15 +60,20 @@ static __always_inline bool is_watched(__be16 port)
     return watched && *watched;
 }
 
+static __always_inline bool is_fresh(const struct handshake *seen)
+{
+    return bpf_ktime_get_ns() - seen->begun_ns < HANDSHAKE_SECONDS * 1000000000ULL;
+}
+
 /* A SYN at fe_in. One that comes again changes nothing: its SYN-ACK may have passed already. */
 static __noinline int note_syn(const struct flow_key *key, const struct packet *p)
 {
     if (p->flags & TH_ACK || !is_watched(p->destination_port))
         return 0;
     struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
-    if (seen && seen->client_isn == p->seq)
+    if (seen && seen->client_isn == p->seq && is_fresh(seen))
         return 0;
-    struct handshake begun = {.client_isn = p->seq};
+    struct handshake begun = {.client_isn = p->seq, .begun_ns = bpf_ktime_get_ns()};
     bpf_map_update_elem(&handshakes, key, &begun, BPF_ANY);
     return 0;
 }
@@ -98,7 +104,7 @@ static __always_inline bool was_seen_to_begin(const struct flow_key *key,
 {
     struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
 
-    return seen && seen->answered &&
+    return seen && seen->answered && is_fresh(seen) &&
            seen->client_isn + 1 + (__u32) tcp->bytes_received == tcp->rcv_nxt &&
            seen->server_isn + 1 + (__u32) tcp->bytes_acked == tcp->snd_una;
 }
@@ -118,6 +124,7 @@ static __always_inline bool is_proven(const struct flow *flow, const struct bpf_
 static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_sock *tcp)
 {
     flow->flags &= ~(FLOW_SEEN_IN | FLOW_SEEN_OUT);
+    flow->rcv_nxt = tcp->rcv_nxt;
     flow->server_ack = tcp->rcv_nxt;
 }
 

@@ -28,6 +28,40 @@ int fe_spacing(struct __sk_buff *skb)
     return its_own ? PASS : TC_ACT_SHOT;
 }
 
+/* A struct delivery. Before the client's own claim it completes nothing. */
+SEC("tc")
+int fe_delivered(struct __sk_buff *skb)
+{
+    struct delivery *delivery = (void *) (long) skb->data + sizeof(struct ethhdr);
+    if ((void *) (delivery + 1) > (void *) (long) skb->data_end)
+        return TC_ACT_SHOT;
+    struct flow_key key = delivery->flow;
+    __u32 peer = delivery->peer;
+    __u64 handoff = delivery->handoff;
+    struct route r = {.copy = NO_BREAK};
+    struct flow *flow = bpf_map_lookup_elem(&flows, &key);
+    if (!flow)
+        return TC_ACT_SHOT;
+    bpf_spin_lock(&flow->lock);
+    struct flow_break *b = newest_break(&flow->spaces);
+    bool is_its_own = flow->spaces.made && flow->spaces.status == SHUNT_REGION_ACTIVE &&
+                      flow->handoff == handoff && b->peer == peer;
+    if (is_its_own) {
+        b->end |= END_DELIVERED;
+        if (is_delivered(b)) {
+            flow->spaces.acked = b->length;
+            end_region(flow, &r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
+        }
+    }
+    bpf_spin_unlock(&flow->lock);
+    if (!is_its_own)
+        return TC_ACT_SHOT;
+    count(FE_DELIVERED);
+    if (r.event.kind)
+        report(&r);
+    return PASS;
+}
+
 /* A struct cancelling: who still tries to send on that connection resets it. */
 SEC("tc")
 int fe_cancel(struct __sk_buff *skb)

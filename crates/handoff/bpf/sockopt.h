@@ -246,6 +246,7 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     b->start = start;
     b->length = begin->length;
     b->peer = begin->peer;
+    b->end = 0;
     s->acked = 0;
     s->status = SHUNT_REGION_ACTIVE;
 
@@ -253,8 +254,12 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
     note_handoff(flow, begin->handoff, begin->ring, start, a);
     flow->ahead = 0;
     flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
+    /* A server that writes on waits for the ACK of the end, which opens the window (behind.h). A
+     * client that makes it up loses its own bytes, and nobody keeps a record of those. */
     if (is_appended)
         flow->flags |= FLOW_QUEUES;
+    else
+        b->end = end_of_new_region(flow, begin->length);
     if (tcp->snd_una == local)
         flow->flags |= FLOW_START_ACKED;
     return FE_BEGUN;
@@ -298,6 +303,12 @@ static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 h
     return FE_UNDONE;
 }
 
+/* Of a sender that is lost the client may have bytes up to where it had room. */
+static __always_inline void note_ahead(struct flow *flow)
+{
+    flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
+}
+
 /* Under the flow's lock. */
 static __always_inline enum steer_counter
 move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
@@ -310,14 +321,15 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
     if (move->from >= b->length)
         return FE_REFUSED_ARGUMENT;
     b->peer = move->peer;
+    b->end &= END_WORD;
     flow->ack_spacing = 0;
     note_handoff(flow, move->handoff, move->ring, b->start + (__u32) move->from, a);
-    flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
+    note_ahead(flow);
     return FE_MOVED;
 }
 
 /* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
-static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff)
+static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, bool whole)
 {
     struct spaces *s = &flow->spaces;
 
@@ -325,9 +337,13 @@ static __always_inline enum steer_counter take_region(struct flow *flow, __u64 h
         flow->handoff != handoff || is_queueing(flow))
         return FE_REFUSED_ENDED;
     struct flow_break *b = newest_break(s);
+    if (whole && s->acked != b->length)
+        return FE_REFUSED_ENDED;
     b->length = s->acked;
     if (!b->length)
         b->peer = 0;
+    flow->start = b->start + (__u32) s->acked;
+    note_ahead(flow);
     s->status = SHUNT_REGION_COMPLETE;
     return FE_TAKEN;
 }
@@ -362,6 +378,11 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
     state->snd_wscale = flow->snd_wscale;
     state->rcv_wscale = flow->rcv_wscale;
     state->options = flow->options;
+    if (newest_break(&flow->spaces)->end & END_WORD)
+        state->options |= SHUNT_OPTION_WORD;
+    state->answered = flow->answered;
+    state->shut = flow->spaces.acked < newest_break(&flow->spaces)->length &&
+                  (__u32) flow->client_window << flow->snd_wscale < flow->mss;
     bpf_spin_unlock(&flow->lock);
 }
 
@@ -374,14 +395,28 @@ static __always_inline void report_state(void *ring, const struct flow_key *key,
         count(FE_EVENT_LOST);
 }
 
-/* The connections to come are watched from the beginning. */
-static __always_inline void report_unproven(void *ring, const struct flow_key *key, __u64 handoff)
+/* Of a refused SHUNT_BEGIN; none: another one on that connection will do no better. */
+static __always_inline __u32 status_of(enum steer_counter refusal)
+{
+    if (refusal == FE_REFUSED_UNPROVEN)
+        return SHUNT_REGION_UNPROVEN;
+    if (refusal == FE_REFUSED_UNSENT)
+        return SHUNT_REGION_UNSENT;
+    if (refusal == FE_REFUSED_PEER)
+        return SHUNT_REGION_NO_PEER;
+    if (refusal == FE_REFUSED_FAMILY)
+        return SHUNT_REGION_FAMILY;
+    return SHUNT_REGION_NONE;
+}
+
+static __always_inline void report_refusal(void *ring, __u64 handoff, enum steer_counter refusal)
 {
     struct shunt_state state = {.handoff = handoff,
                                 .kind = SHUNT_EVENT_STATE,
-                                .status = SHUNT_REGION_UNPROVEN};
+                                .status = status_of(refusal)};
 
-    watch_port(key->server_port);
+    if (state.status == SHUNT_REGION_NONE)
+        return;
     if (bpf_ringbuf_output(ring, &state, sizeof(state), BPF_RB_NO_WAKEUP))
         count(FE_EVENT_LOST);
 }
@@ -398,8 +433,11 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     struct shunt_begin begin = *value;
     if (begin.length == 0 || begin.length >= LENGTH_MAX)
         return FE_REFUSED_ARGUMENT;
-    if (!load_asked(sk, begin.ring, begin.peer, &asked, &result))
+    if (!load_asked(sk, begin.ring, begin.peer, &asked, &result)) {
+        if (asked.ring && !is_appended)
+            report_refusal(asked.ring, begin.handoff, result);
         return result;
+    }
     struct flow *flow = find_or_insert(&asked);
     if (!flow)
         return FE_REFUSED_FULL;
@@ -412,8 +450,10 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     bpf_spin_unlock(&flow->lock);
     if (result == FE_BEGUN)
         report_state(asked.ring, &asked.key, flow);
-    else if (result == FE_REFUSED_UNPROVEN)
-        report_unproven(asked.ring, &asked.key, begin.handoff);
+    else if (result == FE_REFUSED_UNPROVEN || !is_appended)
+        report_refusal(asked.ring, begin.handoff, result);
+    if (result == FE_REFUSED_UNPROVEN)
+        watch_port(asked.key.server_port); /* connections to come are watched from the beginning */
     return result;
 }
 
@@ -466,12 +506,13 @@ static __always_inline enum steer_counter take(struct bpf_sockopt *ctx, struct b
     if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
         return FE_REFUSED_ARGUMENT;
     __u64 handoff = value->handoff;
+    bool whole = value->whole;
     void *ring = ring_of_caller(value->ring);
     struct flow *flow = bpf_map_lookup_elem(&flows, &key);
     if (!ring || !flow)
         return FE_REFUSED_ARGUMENT;
     bpf_spin_lock(&flow->lock);
-    enum steer_counter result = take_region(flow, handoff);
+    enum steer_counter result = take_region(flow, handoff, whole);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_TAKEN)
         report_state(ring, &key, flow);

@@ -144,6 +144,7 @@ static __always_inline void move_anchor(struct spaces *s, __u32 local, __u32 cli
     b->start = client;
     b->length = 0;
     b->peer = 0;
+    b->end = 0;
 }
 
 #endif

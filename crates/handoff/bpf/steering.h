@@ -12,17 +12,19 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 8
+#define STEERING_LAYOUT 10
 
-#define MAX_FLOWS      65536
-#define MAX_SENDERS    65536
-#define MAX_PEERS      64 /* SHUNT_BOARD_PEERS */
-#define MAX_RINGS      512
-#define MAX_HANDSHAKES 65536
-#define PORTS          65536
-#define RING_BYTES     262144 /* 8,192 completions between two looks of a worker */
+#define MAX_FLOWS         65536
+#define MAX_SENDERS       65536
+#define MAX_PEERS         64 /* SHUNT_BOARD_PEERS */
+#define MAX_RINGS         512
+#define MAX_HANDSHAKES    65536
+#define PORTS             65536
+#define HANDSHAKE_SECONDS 60     /* how long a handshake proves something */
+#define RING_BYTES        262144 /* 8,192 completions between two looks of a worker */
+#define WORDS_BYTES       262144 /* the same of payloads, between two looks of a backend's agent */
 /* Payloads whose sequence numbers are remembered for late segments and ACKs. A power of two. */
-#define BREAKS         4
+#define BREAKS            4
 
 /* A client connection, as the frontend sees it. */
 struct flow_key {
@@ -48,8 +50,12 @@ struct flow_break {
     __u32 start;  /* CLIENT sequence number of the payload's first byte */
     __u64 length; /* payload bytes: may exceed 2^32 */
     __u32 peer;   /* who sends it */
-    __u32 pad;
+    __u32 end;    /* END_* */
 };
+/* What is known of a payload's last byte (claims.h). */
+#define END_WORD      1 /* its backend's word is needed */
+#define END_CLAIMED   2 /* the client has acknowledged it */
+#define END_DELIVERED 4 /* to the backend, which had sent it */
 
 /* How the two sequence spaces of a flow map onto each other. */
 struct spaces {
@@ -92,7 +98,11 @@ struct flow {
     __u8 snd_wscale;
     __u8 rcv_wscale;
     __u32 ack_spacing; /* payload bytes between ACKs that its backend needs, 0: it needs each */
-    __u32 ahead;       /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE) */
+    __u32 ahead;       /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE,
+                          SHUNT_TAKE) */
+    __u16 asked;       /* probes of the frontend's kernel while a region was active */
+    __u16 answered;    /* `asked`, when the client said something last */
+    __u32 pad;
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -108,6 +118,8 @@ struct handshake {
     __u32 client_isn; /* of the SYN at fe_in */
     __u32 server_isn; /* of the SYN-ACK at fe_out */
     __u32 answered;   /* 1: there was one */
+    __u32 pad;
+    __u64 begun_ns; /* CLOCK_MONOTONIC of the SYN */
 };
 
 /* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.
@@ -127,6 +139,13 @@ struct spacing {
     struct flow_key flow;
     __u32 peer; /* who says so; only the newest region's sender may */
     __u32 bytes;
+};
+
+/* A backend's word that a client has acknowledged all of a payload: argument of fe_delivered. */
+struct delivery {
+    struct flow_key flow;
+    __u32 peer; /* whose word it is */
+    __u64 handoff;
 };
 
 /* A handoff that nobody sends, and whose server is gone: argument of fe_cancel. */
@@ -152,20 +171,24 @@ struct sender_key {
 struct sender_slot {
     __u8 server_address[16]; /* the frontend's, as the client knows it */
     __be16 server_port;
-    __u16 live;      /* 0: drop whatever matches */
+    __u16 live;      /* SENDER_*; 0: drop whatever matches */
     __u32 start;     /* CLIENT sequence number of the region: ACKs before it say no more than it */
     __u32 seq_delta; /* CLIENT minus the socket's own sequence numbers */
     __u32 ts_delta;  /* what to add to the socket's TSval */
     __u32 rcv_nxt;   /* the socket's own, constant: it never receives data */
     __u32 ack;       /* newest rcv_nxt of the frontend: what our segments acknowledge */
-    __u32 snd_cwnd;  /* for the sockops program: initial window, 0: leave it */
+    __u32 end;       /* where its payload ends, with SENDER_WORD */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
     __u32 sent;      /* where the socket's own sequence numbers have got to */
     __u32 edge;      /* the same, or where those of a sender before it may have got to */
     __u32 acked;     /* of `sent`, what the client has acknowledged to it */
     __u16 window;    /* window field of the sender's newest ACK */
-    __u16 pad;       /* a cache line each; the elements of an array map lie multiples of 8 apart */
+    /* for the sockops program: initial window, 0: leave it. A cache line each; the elements of an
+     * array map lie multiples of 8 apart. */
+    __u16 snd_cwnd;
 };
+#define SENDER_LIVE 1
+#define SENDER_WORD 2 /* the agent is told when the payload's end is acknowledged */
 
 /* Counters: per-CPU array, index by enum steer_counter, names in `shunt stats` by build.rs. */
 #define STEER_COUNTER_LIST(X)                                                                     \
@@ -198,6 +221,7 @@ struct sender_slot {
     X(FE_UNDONE, "regions taken back, because nobody had sent any of them")                       \
     X(FE_MOVED, "regions that another backend goes on with")                                      \
     X(FE_TAKEN, "regions ended early: their server goes on by itself")                            \
+    X(FE_DELIVERED, "words of backends that a region's end was acknowledged")                     \
     X(FE_COMPLETED, "regions complete")                                                           \
     X(FE_CANCELLED, "regions cancelled")                                                          \
     X(FE_CLIENT_RESET, "regions ended by the client's reset")                                     \
@@ -215,6 +239,8 @@ struct sender_slot {
     X(BE_IN_STEERED, "steered ACKs delivered to a sender")                                        \
     X(BE_IN_AHEAD, "of those: acknowledged more than their sender has sent, another had before")  \
     X(BE_IN_TOO_BIG, "steered reports of a smaller path MTU delivered to a sender")               \
+    X(BE_DELIVERED, "ACKs of a payload's end that its agent is told of")                          \
+    X(BE_DELIVERED_LOST, "of those: not told, for the agent does not read")                       \
     X(BE_DROP_STRAY_IN, "dropped: a steered packet for no live sender")                           \
     X(BE_DROP_UNSENT, "dropped: a steered packet that acknowledges what has not been sent")       \
     X(BE_DROP_STRANGE, "dropped: a steered packet with a sequence number far from the last")      \

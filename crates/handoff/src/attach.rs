@@ -1,37 +1,26 @@
 //! Programs to their hooks, so that they stay when the agent ends, and a newer program takes an older one's place
 //! without a packet in between.
 //!
-//! * tc: the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically.
+//! * tc: the clsact qdisc of an interface, at a priority of ours. `TcHook` replaces atomically. Each program is pinned beside
+//!   the maps, which says whose it is (ownership.rs).
 //! * cgroup: a link, pinned beside the maps. A link's program is replaced atomically too.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use libbpf_rs::query::LinkTypeInfo;
-use libbpf_rs::{Link, PrintLevel, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
+use libbpf_rs::{Link, PrintLevel, Program, ProgramMut, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook};
 use libbpf_rs::{TcHookBuilder, set_print};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
 use crate::error::SteeringError;
-use crate::ownership::{Loaded, maps_pinned_in};
+use crate::ownership::{Owned, Tc, pinned_program};
+use crate::pins::MAPS;
 
 const HANDLE: u32 = 1;
-const MAPS: [&str; 10] = [
-    "counters",
-    "flows",
-    "handshakes",
-    "layout",
-    "peers",
-    "ring_owners",
-    "rings",
-    "sender_slots",
-    "senders",
-    "watched_ports",
-];
 const LINKS: [&str; 2] = [FE_SETSOCKOPT, BE_CONNECTED];
 
 /// Names of the cgroup programs, and of the files that their links are pinned as.
@@ -40,7 +29,7 @@ pub(crate) const BE_CONNECTED: &str = "be_connected";
 
 /// Where a tc program goes. Each program passes on what is not its own, so their order does not matter; the priority
 /// says whose filter it is.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct TcPlace {
     pub program: &'static str,
     point: TcAttachPoint,
@@ -88,51 +77,149 @@ fn hook(fd: impl AsFd, ifindex: u32, place: TcPlace) -> TcHook {
         .hook(place.point)
 }
 
-/// Attaches a tc program to exactly these interfaces of this network namespace. Its maps are pinned in `pin_dir`.
+/// A tc program as a descriptor, to be put on an interface that comes later.
+#[derive(Debug)]
+pub(crate) struct TcProgram {
+    fd: OwnedFd,
+    id: u32,
+    place: TcPlace,
+}
+
+/// The tc programs of one role.
+#[derive(Debug)]
+pub struct TcPrograms(pub(crate) Vec<TcProgram>);
+
+impl TcPrograms {
+    /// Those of the frontend whose agent's pins are in `pin_dir`.
+    ///
+    /// # Errors
+    /// They are not there, or not for this process.
+    pub fn of_frontend(pin_dir: &Path) -> Result<Self, SteeringError> {
+        let pinned = |place: TcPlace| {
+            let [pin, _] = pins_of(pin_dir, place.program);
+            let failed =
+                |source| SteeringError::Attach { program: place.program, target: pin.display().to_string(), source };
+            let fd = Program::fd_from_pinned_path(&pin).map_err(failed)?;
+            let id = Program::id_from_fd(fd.as_fd()).map_err(failed)?;
+            Ok(TcProgram { fd, id, place })
+        };
+        Ok(Self(vec![pinned(FE_IN)?, pinned(FE_OUT)?]))
+    }
+
+    /// Puts on an interface of this thread's network namespace whichever of them are not there: whether any was not. It
+    /// takes CAP_NET_ADMIN, and CAP_BPF where bpf(2) is for the privileged.
+    ///
+    /// # Errors
+    /// The kernel's, or that another's program is there.
+    pub fn keep_on(&self, ifindex: u32) -> Result<bool, SteeringError> {
+        let mut is_new = false;
+        for TcProgram { fd, id, place } in &self.0 {
+            match filter_at(ifindex, *place) {
+                Some(there) if there == *id => continue,
+                Some(other) => {
+                    let (interface, program) = (interface_name(ifindex), Tc(other).name());
+                    return Err(SteeringError::Taken { interface, program, pins: None });
+                }
+                None => put(fd, ifindex, *place, false)?,
+            }
+            is_new = true;
+        }
+        Ok(is_new)
+    }
+}
+
+fn put(fd: impl AsFd, ifindex: u32, place: TcPlace, in_place_of_another: bool) -> Result<(), SteeringError> {
+    let target = || format!("interface \"{}\" (tc)", interface_name(ifindex));
+    let failed = |source| SteeringError::Attach { program: place.program, target: target(), source };
+    let hook = hook(fd, ifindex, place).create();
+    hook.and_then(|mut hook| hook.replace(in_place_of_another).attach()).map(drop).map_err(failed)
+}
+
+/// Attaches a tc program to exactly these interfaces of this network namespace. Its maps are pinned in `pin_dir`, and so is
+/// the program itself from here on.
 ///
 /// # Errors
 /// The kernel's, or that another's program is at one of them.
 pub(crate) fn attach_tc(
-    program: &ProgramMut<'_>,
+    program: &mut ProgramMut<'_>,
     place: TcPlace,
     interfaces: &[u32],
     pin_dir: &Path,
-) -> Result<(), SteeringError> {
-    let ours = maps_pinned_in(pin_dir);
+) -> Result<TcProgram, SteeringError> {
+    let ours = Owned::by(pin_dir);
     for &ifindex in interfaces {
-        if let Some(other) = filter_at(ifindex, place).filter(|filter| !filter.uses(&ours)) {
+        if let Some(other) = filter_at(ifindex, place).map(Tc).filter(|there| !ours.has(there)) {
             let (interface, pins) = (interface_name(ifindex), other.pins_beside(pin_dir));
-            return Err(SteeringError::Taken { interface, program: other.name, pins });
+            return Err(SteeringError::Taken { interface, program: other.name(), pins });
         }
     }
+    // The old one and the new one are ours by their pins until the old one is nowhere any more.
+    let [pin, next] = pins_of(pin_dir, place.program);
+    remove(&next)?;
+    let failed = |source| SteeringError::Attach { program: place.program, target: next.display().to_string(), source };
+    program.pin(&next).map_err(failed)?;
     for &ifindex in interfaces {
-        let target = || format!("interface \"{}\" (tc)", interface_name(ifindex));
-        let failed = |source| SteeringError::Attach { program: place.program, target: target(), source };
-        hook(program.as_fd(), ifindex, place).create().and_then(|mut hook| hook.attach()).map_err(failed)?;
+        put(program.as_fd(), ifindex, place, true)?;
     }
     for ifindex in all_interfaces()? {
         if !interfaces.contains(&ifindex) {
             detach_tc(ifindex, place, &ours);
         }
     }
-    Ok(())
+    fs::rename(&next, &pin).map_err(|source| SteeringError::Path { call: "rename", path: next, source })?;
+    let lost = |source: std::io::Error| SteeringError::Path { call: "dup", path: pin.clone(), source };
+    let fd = program.as_fd().try_clone_to_owned().map_err(lost)?;
+    let id = pinned_program(&pin).ok_or_else(|| lost(ErrorKind::NotFound.into()))?;
+    Ok(TcProgram { fd, id, place })
 }
 
-/// What is at that place, if it is a program.
-fn filter_at(ifindex: u32, place: TcPlace) -> Option<Loaded> {
+/// Files of a program: as it is, and before it is at all interfaces. (In names of a BPF file system there is no dot.)
+fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
+    [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
+}
+
+/// Number of the program at that place.
+fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
     // Looking a filter up takes no program; the hook wants some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
-    Loaded::numbered(hook(&any, ifindex, place).query().ok()?)
+    hook(&any, ifindex, place).query().ok()
 }
 
-/// Takes our filter off an interface, if it is there and uses our maps.
-fn detach_tc(ifindex: u32, place: TcPlace, ours: &BTreeSet<u32>) {
-    let is_ours = filter_at(ifindex, place).is_some_and(|filter| filter.name == place.program && filter.uses(ours));
+/// Takes our filter off an interface, if it is there.
+fn detach_tc(ifindex: u32, place: TcPlace, ours: &Owned) {
+    let is_ours = filter_at(ifindex, place).map(Tc).is_some_and(|there| ours.has(&there));
     let Ok(any) = socket(AddressFamily::UNIX, SocketType::DGRAM, None) else { return };
     if is_ours && let Err(error) = hook(&any, ifindex, place).detach() {
         let interface = interface_name(ifindex);
         tracing::warn!(%error, interface, program = place.program, "cannot take a program off an interface");
     }
+}
+
+/// What is at the places of a role's programs on an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// All of them, and they are those of this agent.
+    Ours,
+    /// These are not there.
+    Lacking(Vec<&'static str>),
+    /// This one is another's.
+    Others(String),
+}
+
+/// What is at the places of a role's programs on an interface of this thread's network namespace, where the agent's pins
+/// are in `pin_dir`.
+pub fn attached(ifindex: u32, is_frontend: bool, pin_dir: &Path) -> Attached {
+    let places = if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] };
+    let mut lacking = Vec::new();
+    for place in places {
+        let pinned = pins_of(pin_dir, place.program).map(|pin| pinned_program(&pin));
+        match filter_at(ifindex, place) {
+            there @ Some(_) if pinned.contains(&there) => {}
+            Some(other) => return Attached::Others(Tc(other).name()),
+            None => lacking.push(place.program),
+        }
+    }
+    if lacking.is_empty() { Attached::Ours } else { Attached::Lacking(lacking) }
 }
 
 /// For an operator: its number where it has no name any more.
@@ -208,7 +295,7 @@ fn remove(path: &Path) -> Result<(), SteeringError> {
 /// Where a pinned file cannot be removed.
 pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
     log_libbpf();
-    let ours = maps_pinned_in(pin_dir);
+    let ours = Owned::by(pin_dir);
     for ifindex in all_interfaces()? {
         for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
             detach_tc(ifindex, place, &ours);
@@ -216,6 +303,9 @@ pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
     }
     for name in LINKS.iter().chain(&MAPS) {
         remove(&pin_dir.join(name))?;
+    }
+    for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
+        pins_of(pin_dir, place.program).iter().try_for_each(|pin| remove(pin))?;
     }
     match fs::remove_dir(pin_dir) {
         Err(error) if error.kind() != ErrorKind::NotFound => {

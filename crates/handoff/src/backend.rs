@@ -2,18 +2,23 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use shunt_sys::mapped::MappedArray;
-use zerocopy::IntoBytes;
+use shunt_sys::ringbuf::RingBuffer;
+use shunt_wire::{Address, Endpoint};
+use zerocopy::{FromBytes, IntoBytes};
 
-use crate::attach::{self, BE_CONNECTED, BE_IN, BE_OUT};
+use crate::attach::{self, BE_CONNECTED, BE_IN, BE_OUT, TcPrograms};
 use crate::bpf::backend::BackendSkelBuilder;
-use crate::bpf::{MAX_SENDERS, SenderKey as KeyBytes, SenderSlot};
+use crate::bpf::{MAX_SENDERS, SENDER_LIVE, SENDER_WORD, SenderKey as KeyBytes, SenderSlot};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
 use crate::pins;
@@ -41,6 +46,9 @@ pub struct Backend {
     senders: MapHandle,
     counters: MapHandle,
     slots: MappedArray<SenderSlot>,
+    tc: Arc<TcPrograms>,
+    words: MapHandle,
+    reports: RingBuffer,
 }
 
 impl Backend {
@@ -69,20 +77,27 @@ impl Backend {
         }
         let maps = &open.maps;
         pins::check_layout(&config.pin_dir, [&maps.senders, &maps.sender_slots, &maps.counters])?;
-        let loaded = open.load().map_err(load)?;
+        let mut loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
 
         let handle = |map, name| MapHandle::try_from(map).map_err(SteeringError::map("dup", name));
         let slots = handle(&*loaded.maps.sender_slots, "sender_slots")?;
-        let backend = Self {
+        let words = handle(&*loaded.maps.words, "words")?;
+        let reports = RingBuffer::new(words.as_fd());
+        let mut backend = Self {
             senders: handle(&*loaded.maps.senders, "senders")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
             slots: MappedArray::new(&slots, MAX_SENDERS as usize)
                 .map_err(|source| SteeringError::map("mmap", "sender_slots")(source.into()))?,
+            tc: Arc::new(TcPrograms(Vec::new())),
+            reports: reports.map_err(|source| SteeringError::map("mmap", "words")(source.into()))?,
+            words,
         };
         backend.forget_senders()?;
-        attach::attach_tc(&loaded.progs.be_out, BE_OUT, &config.interfaces, &config.pin_dir)?;
-        attach::attach_tc(&loaded.progs.be_in, BE_IN, &config.interfaces, &config.pin_dir)?;
+        backend.tc = Arc::new(TcPrograms(vec![
+            attach::attach_tc(&mut loaded.progs.be_out, BE_OUT, &config.interfaces, &config.pin_dir)?,
+            attach::attach_tc(&mut loaded.progs.be_in, BE_IN, &config.interfaces, &config.pin_dir)?,
+        ]));
         attach::attach_cgroup(&loaded.progs.be_connected, BE_CONNECTED, &config.cgroup, &config.pin_dir)?;
         Ok(backend)
     }
@@ -93,6 +108,16 @@ impl Backend {
             self.senders.delete(&key).map_err(SteeringError::map("delete", "senders"))?;
         }
         Ok(())
+    }
+
+    /// What belongs on the interfaces that lead to clients and frontends.
+    pub fn tc_programs(&self) -> Arc<TcPrograms> {
+        Arc::clone(&self.tc)
+    }
+
+    /// Readable where [`SenderTable::take_reports`] has something.
+    pub fn reports(&self) -> BorrowedFd<'_> {
+        self.words.as_fd()
     }
 
     /// How many senders the programs know: those of this agent, and no others.
@@ -138,6 +163,33 @@ impl SenderTable for Backend {
             tracing::warn!(%error, ?key, "cannot remove a sender");
         }
     }
+
+    fn await_end(&mut self, index: u32, end: u32) {
+        self.slots.write_field(index as usize, offset_of!(SenderSlot, end), end);
+        fence(Ordering::Release);
+        self.slots.write_field(index as usize, offset_of!(SenderSlot, live), (SENDER_LIVE | SENDER_WORD) as u16);
+        // The ACK may pass just now: the program looks at `live` after it has written `acked`, and the caller the other
+        // way round.
+        fence(Ordering::SeqCst);
+    }
+
+    fn acked(&self, index: u32) -> u32 {
+        self.slots.read(index as usize).acked
+    }
+
+    fn take_reports(&mut self) -> Vec<SenderKey> {
+        let mut reports = Vec::new();
+        self.reports
+            .drain(|record| reports.extend(KeyBytes::read_from_prefix(record).map(|(key, _)| SenderKey::from(key))));
+        reports
+    }
+}
+
+impl From<KeyBytes> for SenderKey {
+    fn from(key: KeyBytes) -> Self {
+        let client = Endpoint { address: Address(key.client_address), port_be: key.client_port.to_ne_bytes() };
+        Self { client, port: u16::from_be(key.port) }
+    }
 }
 
 impl From<&SenderKey> for KeyBytes {
@@ -155,19 +207,19 @@ impl From<&Slot> for SenderSlot {
         Self {
             server_address: slot.server.address.0,
             server_port: u16::from_ne_bytes(slot.server.port_be),
-            live: slot.live.into(),
+            live: if slot.live { SENDER_LIVE as u16 } else { 0 },
             start: slot.start,
             seq_delta: slot.seq_delta,
             ts_delta: slot.ts_delta,
             rcv_nxt: slot.rcv_nxt,
             ack: slot.ack,
-            snd_cwnd: slot.snd_cwnd,
+            end: 0,
+            snd_cwnd: slot.snd_cwnd.try_into().unwrap_or(u16::MAX),
             ts_recent: slot.ts_recent,
             sent: slot.start.wrapping_sub(slot.seq_delta),
             edge: slot.start.wrapping_sub(slot.seq_delta).wrapping_add(slot.ahead),
             acked: slot.start.wrapping_sub(slot.seq_delta),
             window: 0,
-            pad: 0,
         }
     }
 }
@@ -183,5 +235,6 @@ mod tests {
         let key = KeyBytes::from(&SenderKey { client: client.into(), port: 258 });
         assert_eq!(key.as_bytes()[10..16], [0xff, 0xff, 10, 7, 0, 1]);
         assert_eq!(key.as_bytes()[16..], [1, 187, 1, 2]);
+        assert_eq!(SenderKey::from(key), SenderKey { client: client.into(), port: 258 });
     }
 }

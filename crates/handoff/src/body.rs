@@ -52,6 +52,14 @@ impl Body {
         }
     }
 
+    /// The same, for what it reads.
+    pub(crate) fn payload_mut(&mut self) -> &mut Payload {
+        match self {
+            Self::Plain(payload) => payload,
+            Self::Sealed(sealed) => sealed.payload_mut(),
+        }
+    }
+
     /// See [`Payload::is_unchanged`].
     pub(crate) fn is_unchanged(&self) -> bool {
         match self {

@@ -25,14 +25,26 @@ pub(crate) fn read(map: &MapHandle, prefix: &str) -> Result<Vec<Counter>, Steeri
         if !name.starts_with(prefix) {
             continue;
         }
-        let per_cpu = map
-            .lookup_percpu(&(index as u32).to_ne_bytes(), MapFlags::ANY)
-            .map_err(SteeringError::map("lookup", "counters"))?
-            .unwrap_or_default();
-        let value = per_cpu.iter().map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes)).sum();
-        counters.push(Counter { name, meaning, value });
+        counters.push(Counter { name, meaning, value: sum(map, index as u32)? });
     }
     Ok(counters)
+}
+
+fn sum(map: &MapHandle, index: u32) -> Result<u64, SteeringError> {
+    let per_cpu = map
+        .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+        .map_err(SteeringError::map("lookup", "counters"))?
+        .unwrap_or_default();
+    Ok(per_cpu.iter().map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_ne_bytes)).sum())
+}
+
+/// One counter by its name, as it is in [`COUNTERS`].
+///
+/// # Panics
+/// Where there is no such counter.
+pub(crate) fn read_one(map: &MapHandle, name: &str) -> Result<u64, SteeringError> {
+    let index = COUNTERS.iter().position(|(of, _)| *of == name).expect("a counter of bpf/steering.h") as u32;
+    sum(map, index)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -11,7 +12,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT};
+use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
 use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::bpf::{
     BREAKS, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS, MAX_RINGS, RING_BYTES,
@@ -39,6 +40,18 @@ pub struct Spacing {
     pub bytes: u32,
 }
 
+/// A backend's word that a client has acknowledged all of a payload: `struct delivery` of bpf/steering.h.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Delivery {
+    /// Which flow.
+    pub flow: FlowKey,
+    /// Whose word it is: only the newest region's sender's counts.
+    pub peer: u32,
+    /// That region's name.
+    pub handoff: u64,
+}
+
 /// What [`Frontend::collect_garbage`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collected {
@@ -62,7 +75,7 @@ pub struct ActiveRegion {
     pub peer: u32,
     /// Payload bytes that the client has acknowledged.
     pub acked: u64,
-    /// The client takes no whole segment more: it is not the sender who makes it wait.
+    /// The client takes no whole segment more of what is left: it is not the sender who makes it wait.
     pub is_shut: bool,
     /// Of the connection when the region began.
     pub round_trip: Duration,
@@ -83,7 +96,7 @@ impl ActiveRegion {
             handoff: flow.handoff,
             peer: newest.peer,
             acked: flow.spaces.acked,
-            is_shut: window < u32::from(flow.mss),
+            is_shut: window < u32::from(flow.mss) && flow.spaces.acked < newest.length,
             round_trip: Duration::from_micros(flow.srtt_us.into()),
             quiet: Duration::from_nanos(monotonic_ns().saturating_sub(flow.last_seen_ns)),
             queues: u32::from(flow.flags) & FLOW_QUEUES != 0,
@@ -115,8 +128,10 @@ pub struct Frontend {
     ring_owners: MapHandle,
     counters: MapHandle,
     fe_spacing: OwnedFd,
+    fe_delivered: OwnedFd,
     fe_forget: OwnedFd,
     fe_cancel: OwnedFd,
+    tc: Arc<TcPrograms>,
 }
 
 impl Frontend {
@@ -153,28 +168,37 @@ impl Frontend {
                 &maps.watched_ports,
             ],
         )?;
-        let loaded = open.load().map_err(load)?;
+        let mut loaded = open.load().map_err(load)?;
         pins::write_layout(&loaded.maps.layout)?;
 
         let program = |program: BorrowedFd<'_>, name| {
             program.try_clone_to_owned().map_err(|source| SteeringError::map("dup", name)(source.into()))
         };
         let handle = |map, name| MapHandle::try_from(map).map_err(SteeringError::map("dup", name));
-        let frontend = Self {
+        let mut frontend = Self {
             flows: handle(&*loaded.maps.flows, "flows")?,
             peers: handle(&*loaded.maps.peers, "peers")?,
             rings: handle(&*loaded.maps.rings, "rings")?,
             ring_owners: handle(&*loaded.maps.ring_owners, "ring_owners")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
             fe_spacing: program(loaded.progs.fe_spacing.as_fd(), "fe_spacing")?,
+            fe_delivered: program(loaded.progs.fe_delivered.as_fd(), "fe_delivered")?,
             fe_forget: program(loaded.progs.fe_forget.as_fd(), "fe_forget")?,
             fe_cancel: program(loaded.progs.fe_cancel.as_fd(), "fe_cancel")?,
+            tc: Arc::new(TcPrograms(Vec::new())),
         };
         // Packets first: a handoff may begin as soon as the socket option is there.
-        attach::attach_tc(&loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?;
-        attach::attach_tc(&loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?;
+        frontend.tc = Arc::new(TcPrograms(vec![
+            attach::attach_tc(&mut loaded.progs.fe_in, FE_IN, &config.interfaces, &config.pin_dir)?,
+            attach::attach_tc(&mut loaded.progs.fe_out, FE_OUT, &config.interfaces, &config.pin_dir)?,
+        ]));
         attach::attach_cgroup(&loaded.progs.fe_setsockopt, FE_SETSOCKOPT, &config.cgroup, &config.pin_dir)?;
         Ok(frontend)
+    }
+
+    /// What belongs on the interfaces that clients come in on.
+    pub fn tc_programs(&self) -> Arc<TcPrograms> {
+        Arc::clone(&self.tc)
     }
 
     /// Says where a backend is. `up` of 0 refuses new handoffs to it; those that are active go on.
@@ -194,6 +218,14 @@ impl Frontend {
     /// The kernel's.
     pub fn set_spacing(&self, spacing: &Spacing) -> io::Result<bool> {
         ask(&self.fe_spacing, spacing.as_bytes())
+    }
+
+    /// A backend says that all of a payload is acknowledged; `false` where that is not its own, or over already.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_delivered(&self, delivery: &Delivery) -> io::Result<bool> {
+        ask(&self.fe_delivered, delivery.as_bytes())
     }
 
     /// Ends a region whose sender is gone: whoever sends on its connection resets it. `false` where it has ended already.
@@ -314,6 +346,14 @@ impl Frontend {
     pub fn counters(&self) -> Result<Vec<Counter>, SteeringError> {
         counters::read(&self.counters, "fe_")
     }
+
+    /// How many handoffs the kernel has refused because the flow table is full.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn refused_full(&self) -> Result<u64, SteeringError> {
+        counters::read_one(&self.counters, "fe_refused_full")
+    }
 }
 
 /// Runs a program of bpf/requests.h: what it answers to `request`.
@@ -366,7 +406,7 @@ mod tests {
         assert!(ActiveRegion::of(FlowKey::default(), &flow).is_none(), "nothing has begun");
         flow.spaces.made = BREAKS + 1;
         (flow.spaces.status, flow.spaces.acked) = (ACTIVE, 77);
-        flow.spaces.breaks[0].peer = 9;
+        (flow.spaces.breaks[0].peer, flow.spaces.breaks[0].length) = (9, 78);
         let region = ActiveRegion::of(FlowKey::default(), &flow).unwrap();
         assert_eq!((region.peer, region.acked, region.is_shut), (9, 77, false));
         flow.last_seen_ns = u64::MAX;
@@ -375,6 +415,8 @@ mod tests {
         assert!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().quiet >= Duration::from_secs(3));
         flow.client_window = 1;
         assert!(ActiveRegion::of(FlowKey::default(), &flow).unwrap().is_shut);
+        flow.spaces.acked = 78;
+        assert!(!ActiveRegion::of(FlowKey::default(), &flow).unwrap().is_shut, "there is nothing that it could take");
         flow.spaces.status = 2;
         assert!(ActiveRegion::of(FlowKey::default(), &flow).is_none(), "complete");
     }

@@ -2,8 +2,12 @@
 //! unless the file was written to within one tick of its file system's clock.
 
 use std::fs::Metadata;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, Statx, StatxFlags, makedev, statx};
+use rustix::io::Errno;
 
 /// One state of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +37,36 @@ impl FileIdentity {
         }
     }
 
+    /// The file's, as far as the kernel knows: neither a program (fuse(8)) nor another machine (NFS) is asked.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn at_hand(file: impl AsFd) -> Result<Self, Errno> {
+        Self::ask(file, AtFlags::STATX_DONT_SYNC)
+    }
+
+    /// The file's. May wait for a program or another machine.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn now(file: impl AsFd) -> Result<Self, Errno> {
+        Self::ask(file, AtFlags::STATX_SYNC_AS_STAT)
+    }
+
+    fn ask(file: impl AsFd, sync: AtFlags) -> Result<Self, Errno> {
+        let found: Statx = statx(file, c"", AtFlags::EMPTY_PATH | sync, StatxFlags::BASIC_STATS)?;
+        let ns = |time: rustix::fs::StatxTimestamp| {
+            time.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.into())
+        };
+        Ok(Self {
+            device: makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            size: found.stx_size,
+            mtime_ns: ns(found.stx_mtime),
+            ctime_ns: ns(found.stx_ctime),
+        })
+    }
+
     /// Whether the file has been as it is for so long.
     pub fn is_older_than(&self, age: Duration, now: SystemTime) -> bool {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i64);
@@ -47,6 +81,14 @@ mod tests {
 
     fn identity(file: &std::fs::File) -> FileIdentity {
         FileIdentity::of(&file.metadata().unwrap())
+    }
+
+    #[test]
+    fn all_ways_to_ask_find_the_same() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"x").unwrap();
+        let found = identity(&file);
+        assert_eq!((FileIdentity::now(&file), FileIdentity::at_hand(&file)), (Ok(found), Ok(found)));
     }
 
     #[test]

@@ -1,41 +1,70 @@
-//! Ownership of the programs on an interface. Each agent pins its maps in a directory of its own, and its programs use those: a
-//! filter that uses none of them is another agent's, or other software's, and is left alone.
+//! Ownership of the programs on an interface. Each agent pins its maps and its programs in a directory of its own: a filter
+//! that is no such program, and uses none of these maps, is another agent's, or other software's, and is left alone.
+//!
+//! A program that is pinned is known by its number. The maps of one that is not, of an agent that ended in between, are told
+//! to CAP_SYS_ADMIN alone.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore, MapHandle};
+use libbpf_rs::{MapCore, MapHandle, Program};
 
-/// Numbers of the maps that are pinned in a directory.
-pub(crate) fn maps_pinned_in(directory: &Path) -> BTreeSet<u32> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let maps = entries.filter_map(|entry| MapHandle::from_pinned_path(entry.path()).ok());
-    maps.filter_map(|map| Some(map.info().ok()?.info.id)).collect()
-}
+use crate::pins::MAPS;
 
-/// A loaded program.
+/// Objects that an agent has pinned, by their numbers.
 #[derive(Debug)]
-pub(crate) struct Loaded {
-    pub(crate) name: String,
-    maps: Vec<u32>,
+pub(crate) struct Owned {
+    programs: BTreeSet<u32>,
+    maps: BTreeSet<u32>,
 }
 
-impl Loaded {
-    pub(crate) fn numbered(id: u32) -> Option<Self> {
-        let options = ProgInfoQueryOptions::default().include_map_ids(true);
-        let found = ProgInfoIter::with_query_opts(options).find(|program| program.id == id)?;
-        Some(Self { name: found.name.to_string_lossy().into_owned(), maps: found.map_ids })
+impl Owned {
+    /// Reads a directory of pins.
+    pub(crate) fn by(directory: &Path) -> Self {
+        let maps = MAPS.iter().filter_map(|name| MapHandle::from_pinned_path(directory.join(name)).ok());
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        Self {
+            maps: maps.filter_map(|map| Some(map.info().ok()?.info.id)).collect(),
+            programs: entries.filter_map(|entry| pinned_program(&entry.path())).collect(),
+        }
     }
 
-    pub(crate) fn uses(&self, maps: &BTreeSet<u32>) -> bool {
-        self.maps.iter().any(|map| maps.contains(map))
+    pub(crate) fn has(&self, program: &Tc) -> bool {
+        self.programs.contains(&program.0) || program.uses(&self.maps)
+    }
+}
+
+/// Number of the program that is pinned there, if that is one.
+pub(crate) fn pinned_program(path: &Path) -> Option<u32> {
+    Program::id_from_fd(Program::fd_from_pinned_path(path).ok()?.as_fd()).ok()
+}
+
+/// A program at an interface, by its number.
+#[derive(Debug)]
+pub(crate) struct Tc(pub(crate) u32);
+
+impl Tc {
+    /// Its name, as far as the kernel tells.
+    pub(crate) fn name(&self) -> String {
+        self.told(|name, _| name).unwrap_or_else(|| format!("number {}", self.0))
+    }
+
+    fn uses(&self, maps: &BTreeSet<u32>) -> bool {
+        self.told(|_, used| used.iter().any(|map| maps.contains(map))).unwrap_or(false)
+    }
+
+    fn told<T>(&self, what: impl Fn(String, Vec<u32>) -> T) -> Option<T> {
+        let options = ProgInfoQueryOptions::default().include_map_ids(true);
+        let found = ProgInfoIter::with_query_opts(options).find(|program| program.id == self.0)?;
+        Some(what(found.name.to_string_lossy().into_owned(), found.map_ids))
     }
 
     /// The directory of the agent whose program it is, beside ours.
     pub(crate) fn pins_beside(&self, ours: &Path) -> Option<PathBuf> {
         let entries = fs::read_dir(ours.parent()?).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).find(|directory| directory != ours && self.uses(&maps_pinned_in(directory)))
+        entries.map(|entry| entry.path()).find(|directory| directory != ours && Owned::by(directory).has(self))
     }
 }

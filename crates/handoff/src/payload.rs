@@ -1,17 +1,29 @@
 //! The bytes of a handoff: a range of an offered file, and what the file was when its header was made; or ranges of what
 //! somebody keeps for as long as they are sent.
 
+mod ahead;
+mod source;
+#[cfg(test)]
+mod tests;
+
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
-use rustix::io::{Errno, pread, preadv};
+use rustix::io::{Errno, preadv};
+use rustix::net::SendFlags;
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::local::{Offer, Reason};
+use zerocopy::FromZeros;
 
 use crate::identity::FileIdentity;
+use crate::in_memory;
+use crate::reading::{Done, Owner, READ_BYTES, Reads};
+use ahead::Ahead;
+use source::{Range, Source};
 
 /// Bytes under a descriptor that stay there while the value lives, unless others change them.
 pub trait Kept: AsFd + Debug + Send {
@@ -39,86 +51,15 @@ impl Kept for SharedMemory {
     }
 }
 
-#[derive(Debug)]
-enum Source {
-    /// An offer's, with the modification time and the size that its header told the client. `None`: what is in front of the
-    /// range may be written to.
-    Offered {
-        file: File,
-        mtime_ns: Option<i64>,
-        size: u64,
-        /// As the first look found it.
-        first: Cell<Option<FileIdentity>>,
-        /// A later look found it otherwise: replaced by another, as a rule.
-        has_changed: Cell<bool>,
-        /// What it must be, where others rely on its bytes.
-        proven: Option<FileIdentity>,
-    },
-    Kept(Box<dyn Kept>),
-}
-
-impl AsFd for Source {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Offered { file, .. } => file.as_fd(),
-            Self::Kept(kept) => kept.as_fd(),
-        }
-    }
-}
-
-impl Source {
-    fn is_unchanged(&self) -> bool {
-        let (file, mtime_ns, size, first, has_changed, proven) = match self {
-            Self::Offered { file, mtime_ns, size, first, has_changed, proven } => {
-                (file, mtime_ns, size, first, has_changed, proven)
-            }
-            Self::Kept(kept) => return kept.is_unchanged(),
-        };
-        let Ok(meta) = file.metadata() else {
-            return false;
-        };
-        let now = FileIdentity::of(&meta);
-        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
-        first.set(first.get().or(Some(now)));
-        let as_told = now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
-        as_told && proven.is_none_or(|proven| proven == now)
-    }
-}
-
-/// What is left to send of one range.
-#[derive(Debug)]
-struct Range {
-    source: Source,
-    offset: u64,
-    end: u64,
-}
-
-impl Range {
-    fn remaining(&self) -> u64 {
-        self.end - self.offset
-    }
-
-    /// Some of it.
-    fn send_to(&mut self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
-        let most = usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30);
-        match &self.source {
-            Source::Offered { file, .. } => rustix::fs::sendfile(socket, file, Some(&mut self.offset), most),
-            Source::Kept(kept) => {
-                let sent = kept.send(self.offset, most, socket);
-                let sent = sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                self.offset += sent as u64;
-                Ok(sent)
-            }
-        }
-    }
-}
-
 /// What is left to send of a payload.
 #[derive(Debug)]
 pub struct Payload {
     ranges: Vec<Range>,
     /// Which of them is next.
     next: usize,
+    /// Who reads what is not in memory; `None`: whoever calls, and waits.
+    reader: Option<(Reads, Owner)>,
+    ahead: Ahead,
 }
 
 impl Payload {
@@ -131,8 +72,10 @@ impl Payload {
     pub fn proven(file: File, offer: &Offer, proven: Option<FileIdentity>) -> Self {
         let (first, has_changed) = (Cell::new(None), Cell::new(false));
         let (mtime_ns, size) = ((offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns), offer.size);
-        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven };
-        Self { ranges: vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }], next: 0 }
+        let file = Arc::new(OwnedFd::from(file));
+        let may_wait = Cell::new(false);
+        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven, may_wait };
+        Self::of(vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }])
     }
 
     /// Of bytes that are kept, each from an offset on, so many.
@@ -144,7 +87,50 @@ impl Payload {
             let end = offset.checked_add(length).expect("a range of a descriptor");
             Range { source: Source::Kept(kept), offset, end }
         };
-        Self { ranges: kept.into_iter().map(range).collect(), next: 0 }
+        Self::of(kept.into_iter().map(range).collect())
+    }
+
+    fn of(ranges: Vec<Range>) -> Self {
+        Self { ranges, next: 0, reader: None, ahead: Ahead::Nothing }
+    }
+
+    /// From here on nothing waits for a disk: what is not in memory is read by `reads`, and what ends there for `owner`
+    /// belongs to [`Payload::take_read`].
+    pub fn read_by(&mut self, reads: &Reads, owner: Owner) {
+        self.reader = Some((reads.clone(), owner));
+    }
+
+    /// Whether it comes no further until a read has ended.
+    pub fn is_reading(&self) -> bool {
+        matches!(self.ahead, Ahead::Asked(..))
+    }
+
+    /// A read has ended: whether it was this payload's, and can be gone on with.
+    ///
+    /// # Errors
+    /// [`Reason::FileChanged`] as [`Payload::send_to`], [`Reason::Socket`] where the file cannot be read.
+    pub fn take_read(&mut self, done: Done) -> Result<bool, Reason> {
+        let &Ahead::Asked(ref ticket, range, at) = &self.ahead else { return Ok(false) };
+        if !ticket.is_of(&done) {
+            return Ok(false);
+        }
+        self.ahead = Ahead::Nothing;
+        let (bytes, now) = done.read.map_err(reason_of)?;
+        if bytes.is_empty() || !self.ranges[range].source.is_as_told(now) {
+            return Err(Reason::FileChanged);
+        }
+        self.ahead = Ahead::Here(range, at, bytes);
+        Ok(true)
+    }
+
+    /// Has another thread read, of a range from `at` on.
+    fn ask(&mut self, range: usize, at: u64) -> Result<(), Reason> {
+        let (Some((reads, owner)), Range { source, end, .. }) = (&self.reader, &self.ranges[range]) else {
+            return Ok(());
+        };
+        let bytes = usize::try_from(end - at).unwrap_or(usize::MAX).min(READ_BYTES);
+        self.ahead = Ahead::Asked(reads.ask(*owner, source.wanted(at, bytes)?)?, range, at);
+        Ok(())
     }
 
     /// Bytes that the kernel does not have yet.
@@ -156,19 +142,40 @@ impl Payload {
     /// the bytes that it had.
     ///
     /// A file that was replaced by another (rename) is the same file under this descriptor, and its bytes are right. So are
-    /// those of a body behind a header that is rewritten ([`Offer::BODY`]): then the size alone is compared.
+    /// those of a body behind a header that is rewritten ([`Offer::BODY`]): then the size alone is compared. A file that has
+    /// grown is one that something was appended to.
     pub fn is_unchanged(&self) -> bool {
         self.ranges.iter().all(|range| range.source.is_unchanged())
     }
 
     /// The file that all of it is of, as it was at the first look; `None` where there is none, or it has changed since.
-    pub fn file(&self) -> Option<(&File, FileIdentity)> {
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, FileIdentity)> {
         match &self.ranges[..] {
             [Range { source: Source::Offered { file, first, has_changed, .. }, .. }] if !has_changed.get() => {
-                Some((file, first.get()?))
+                Some((file.as_fd(), first.get()?))
             }
             _ => None,
         }
+    }
+
+    /// The offer that all of it is of, as it was made, and its file, whatever has been sent: but for its number, tag, peer and
+    /// trace, which are the claim's. `None` where it is of none.
+    pub fn into_offer(mut self, length: u64) -> Option<(Offer, File, Option<FileIdentity>)> {
+        let [Range { source: Source::Offered { file, mtime_ns, size, proven, .. }, end, .. }] =
+            <[Range; 1]>::try_from(std::mem::take(&mut self.ranges)).ok()?
+        else {
+            return None;
+        };
+        let mut offer = Offer::new_zeroed();
+        (offer.offset, offer.length, offer.size) = (end.checked_sub(length)?, length, size);
+        match mtime_ns {
+            Some(mtime_ns) => offer.mtime_ns = mtime_ns,
+            None => offer.flags = Offer::BODY,
+        }
+        offer.header = Offer::HEADER;
+        // A read that was asked for has it, too.
+        let file = Arc::try_unwrap(file).or_else(|shared| shared.try_clone()).ok()?;
+        Some((offer, file.into(), proven))
     }
 
     /// Where it ends in its last file, in bytes.
@@ -177,22 +184,26 @@ impl Payload {
     }
 
     /// The range that is next, if anything is left.
-    fn next(&mut self) -> Option<&mut Range> {
+    fn next(&mut self) -> Option<usize> {
         while self.ranges.get(self.next)?.remaining() == 0 {
             self.next += 1;
         }
-        self.ranges.get_mut(self.next)
+        Some(self.next)
     }
 
-    /// Gives the socket what it takes: `true` when it has everything.
+    /// Gives the socket what it takes: `true` when it has everything; `false` also where a read has to end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
     pub fn send_to(&mut self, socket: impl AsFd) -> Result<bool, Reason> {
         while let Some(range) = self.next() {
-            match range.send_to(socket.as_fd()) {
-                Ok(0) => return Err(Reason::FileChanged),
-                Ok(_) => {}
+            match self.send_some(range, socket.as_fd()) {
+                Ok(Some(0)) => return Err(Reason::FileChanged),
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    self.ask(range, self.ranges[range].offset)?;
+                    return self.still_good(false);
+                }
                 Err(Errno::AGAIN) => return self.still_good(false),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(reason_of(errno)),
@@ -201,53 +212,114 @@ impl Payload {
         self.still_good(true)
     }
 
+    /// How many bytes of the range the socket took; `None`: none are in memory.
+    fn send_some(&mut self, index: usize, socket: BorrowedFd<'_>) -> Result<Option<usize>, Errno> {
+        let Self { ranges, reader, ahead, .. } = self;
+        let range = &mut ranges[index];
+        if let Some(bytes) = ahead.bytes(index, range.offset, range.most()) {
+            let sent = rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+            range.offset += sent as u64;
+            return Ok(Some(sent));
+        }
+        ahead.go_on(index, range.offset);
+        let most = range.most();
+        let most = reader.as_ref().map_or(most, |(reads, _)| range.source.in_memory(range.offset, most, reads));
+        if most == 0 {
+            return Ok(None);
+        }
+        range.send_to(socket, most).map(Some)
+    }
+
     /// Reads the next bytes into `buffer`, for a way that the kernel cannot send on by itself: how many, 0 at the end.
+    /// `None`: a read has to end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] as [`Payload::send_to`].
-    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Reason> {
-        let bytes = match self.next() {
-            None => 0,
-            Some(range) => {
-                let most = buffer.len().min(usize::try_from(range.remaining()).unwrap_or(usize::MAX));
-                let bytes = read_at(&range.source, range.offset, &mut buffer[..most])?;
-                range.offset += bytes as u64;
-                bytes
-            }
+    pub fn read(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Reason> {
+        let Some(index) = self.next() else {
+            return self.still_good(true).map(|_| Some(0));
         };
+        let range = &self.ranges[index];
+        let most = buffer.len().min(range.most());
+        self.ahead.go_on(index, range.offset);
+        let bytes = self.read_some(index, range.offset, &mut [IoSliceMut::new(&mut buffer[..most])])?;
+        match bytes {
+            Some(bytes) => self.ranges[index].offset += bytes as u64,
+            None => self.ask(index, self.ranges[index].offset)?,
+        }
         self.still_good(true).map(|_| bytes)
     }
 
-    /// Reads bytes of what is left to send, from its byte `at` on, into one slice after the other.
+    /// Reads bytes of what is left to send, from its byte `at` on, into one slice after the other. `false`: a read has to
+    /// end first.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] where the file ends before, [`Reason::Socket`] where it cannot be read.
-    pub fn read_exactly(&self, at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
+    pub fn read_exactly(&mut self, at: u64, slices: Vec<&mut [u8]>) -> Result<bool, Reason> {
         if let [range] = &self.ranges[..] {
-            return read_all(&range.source, range.offset + at, slices);
+            let from = range.offset + at;
+            self.ahead.go_on(0, from);
+            let is_read = self.read_all(from, slices)?;
+            return if is_read { Ok(true) } else { self.ask(0, from).map(|()| false) };
         }
         let mut at = at;
         for mut slice in slices {
             while !slice.is_empty() {
-                let (source, offset, left) = self.find(at).ok_or(Reason::FileChanged)?;
+                let (index, offset, left) = self.find(at).ok_or(Reason::FileChanged)?;
+                self.ahead.go_on(index, offset);
                 let most = slice.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                let bytes = read_at(source, offset, &mut slice[..most])?;
+                let Some(bytes) = self.read_some(index, offset, &mut [IoSliceMut::new(&mut slice[..most])])? else {
+                    return self.ask(index, offset).map(|()| false);
+                };
                 (slice, at) = (&mut slice[bytes..], at + bytes as u64);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Where the byte `at` of what is left is, and how many follow it there.
-    fn find(&self, mut at: u64) -> Option<(&Source, u64, u64)> {
-        for range in &self.ranges {
+    /// Where the byte `at` of what is left is: in which range, where in its file, and how many follow it there.
+    fn find(&self, mut at: u64) -> Option<(usize, u64, u64)> {
+        for (index, range) in self.ranges.iter().enumerate() {
             let here = range.remaining();
             if at < here {
-                return Some((&range.source, range.offset + at, here - at));
+                return Some((index, range.offset + at, here - at));
             }
             at -= here;
         }
         None
+    }
+
+    /// One slice after the other, of the first range, by as few calls as may be; `false`: not all are in memory.
+    fn read_all(&self, mut at: u64, slices: Vec<&mut [u8]>) -> Result<bool, Reason> {
+        let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
+        let mut slices = slices.as_mut_slice();
+        while !slices.is_empty() {
+            let Some(bytes) = self.read_some(0, at, slices)? else { return Ok(false) };
+            IoSliceMut::advance_slices(&mut slices, bytes);
+            at += bytes as u64;
+        }
+        Ok(true)
+    }
+
+    /// Of a range, at least one byte; `None`: it is not in memory.
+    fn read_some(&self, index: usize, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Reason> {
+        let source = &self.ranges[index].source;
+        if let Some(bytes) = self.ahead.bytes(index, at, usize::MAX) {
+            return Ok(Some(copy(bytes, slices)));
+        }
+        let read = match &self.reader {
+            None => read_waiting(source, at, slices),
+            Some((reads, _)) => match in_memory::read(source, slices, at) {
+                Err(Errno::OPNOTSUPP) if source.is_memory(reads) => read_waiting(source, at, slices),
+                other => other,
+            },
+        };
+        match read {
+            Ok(0) => Err(Reason::FileChanged),
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) if self.reader.is_some() => Ok(None),
+            Err(errno) => Err(reason_of(errno)),
+        }
     }
 
     /// Bytes that were queued from a file that has changed since may be neither the old nor the new ones: then the
@@ -257,34 +329,38 @@ impl Payload {
     }
 }
 
-/// At least one byte, if `into` has room for it.
-fn read_at(source: &Source, at: u64, into: &mut [u8]) -> Result<usize, Reason> {
-    loop {
-        match pread(source, &mut *into, at) {
-            Ok(0) if !into.is_empty() => return Err(Reason::FileChanged),
-            Ok(bytes) => return Ok(bytes),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(reason_of(errno)),
+impl Drop for Payload {
+    /// Files are closed where others may wait, too.
+    fn drop(&mut self) {
+        let Some((reads, _)) = &self.reader else { return };
+        for range in self.ranges.drain(..) {
+            if let Source::Offered { file, may_wait, .. } = range.source
+                && may_wait.get()
+            {
+                reads.close(file);
+            }
         }
     }
 }
 
-/// One slice after the other, by as few calls as may be.
-fn read_all(source: &Source, mut at: u64, slices: Vec<&mut [u8]>) -> Result<(), Reason> {
-    let mut slices: Vec<IoSliceMut<'_>> = slices.into_iter().map(IoSliceMut::new).collect();
-    let mut slices = slices.as_mut_slice();
-    while !slices.is_empty() {
+/// Fills one slice after the other: how many bytes.
+fn copy(mut from: &[u8], slices: &mut [IoSliceMut<'_>]) -> usize {
+    let all = from.len();
+    for slice in slices {
+        let bytes = slice.len().min(from.len());
+        slice[..bytes].copy_from_slice(&from[..bytes]);
+        from = &from[bytes..];
+    }
+    all - from.len()
+}
+
+fn read_waiting(source: &Source, at: u64, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+    loop {
         match preadv(source, slices, at) {
-            Ok(0) => return Err(Reason::FileChanged),
-            Ok(bytes) => {
-                IoSliceMut::advance_slices(&mut slices, bytes);
-                at += bytes as u64;
-            }
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(reason_of(errno)),
+            other => return other,
         }
     }
-    Ok(())
 }
 
 /// What the kernel's answer to a send means for a handoff.
@@ -294,190 +370,5 @@ pub(crate) fn reason_of(errno: Errno) -> Reason {
         Errno::TIMEDOUT => Reason::NoProgress,
         // A disk that cannot be read (EIO) is among these: what was read is right, and another backend may have the rest.
         _ => Reason::Socket,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::os::unix::fs::MetadataExt;
-    use std::os::unix::net::UnixStream;
-    use zerocopy::FromZeros;
-
-    fn payload(file: &File, offset: u64, length: u64) -> Payload {
-        let meta = file.metadata().unwrap();
-        let mut offer = Offer::new_zeroed();
-        (offer.offset, offer.length, offer.size) = (offset, length, meta.len());
-        offer.mtime_ns = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
-        Payload::new(file.try_clone().unwrap(), &offer)
-    }
-
-    fn file_of(bytes: &[u8]) -> File {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        file
-    }
-
-    fn memory_of(bytes: &[u8]) -> SharedMemory {
-        let memory = SharedMemory::create("kept", bytes.len()).unwrap();
-        memory.write(0, bytes);
-        memory
-    }
-
-    #[test]
-    fn sends_just_its_range() {
-        let file = file_of(b"0123456789");
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        assert_eq!(payload(&file, 2, 5).send_to(&ours), Ok(true));
-        drop(ours);
-        let mut got = Vec::new();
-        theirs.read_to_end(&mut got).unwrap();
-        assert_eq!(got, b"23456");
-    }
-
-    #[test]
-    fn ranges_come_one_after_the_other() {
-        let whole = || {
-            let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(memory_of(bytes)) };
-            Payload::of_kept([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
-        };
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut payload = whole();
-        assert_eq!((payload.remaining(), payload.send_to(&ours), payload.remaining()), (9, Ok(true), 0));
-        drop(ours);
-        let mut got = Vec::new();
-        theirs.read_to_end(&mut got).unwrap();
-        assert_eq!(got, b"23456abcy");
-        for at in 0..=9 {
-            let (mut first, mut second) = ([0; 2], vec![0; 9usize.saturating_sub(at + 2)]);
-            let read = whole().read_exactly(at as u64, vec![&mut first, &mut second]);
-            assert_eq!(read.is_ok(), at <= 7, "from {at}");
-            assert!(read.is_err() || [&first[..], &second].concat() == got[at..]);
-        }
-    }
-
-    #[test]
-    fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let sends = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut reads, _) = listener.accept().unwrap();
-        let memory = memory_of(&[b'a'; 40_000]);
-        let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
-        let mut payload = Payload::of_kept([(Box::new(memory) as Box<dyn Kept>, 0, 40_000)]);
-        sends.set_nonblocking(true).unwrap();
-        assert_eq!(payload.send_to(&sends), Ok(true));
-        std::os::unix::fs::FileExt::write_all_at(&file, &[b'b'; 40_000], 0).unwrap();
-        let mut got = vec![0; 40_000];
-        std::io::Read::read_exact(&mut reads, &mut got).unwrap();
-        assert!(got.iter().all(|byte| *byte == b'a'));
-    }
-
-    /// Kept in a file of so many bytes, as long as it has them.
-    #[derive(Debug)]
-    struct InFile(File, u64);
-
-    impl AsFd for InFile {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            self.0.as_fd()
-        }
-    }
-
-    impl Kept for InFile {
-        fn send(&self, mut offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
-            Ok(rustix::fs::sendfile(socket, &self.0, Some(&mut offset), bytes)?)
-        }
-
-        fn is_unchanged(&self) -> bool {
-            self.0.metadata().is_ok_and(|now| now.len() == self.1)
-        }
-    }
-
-    #[test]
-    fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
-        let mut file = file_of(b"0123456789");
-        let kept = |file: &File| {
-            let kept: Box<dyn Kept> = Box::new(InFile(file.try_clone().unwrap(), 10));
-            Payload::of_kept([(kept, 2, 5)])
-        };
-        let (ours, mut theirs) = UnixStream::pair().unwrap();
-        assert_eq!(kept(&file).send_to(&ours), Ok(true));
-        let mut got = [0; 5];
-        theirs.read_exact(&mut got).unwrap();
-        assert_eq!(&got, b"23456");
-        file.write_all(b"x").unwrap();
-        assert_eq!(kept(&file).send_to(&ours), Err(Reason::FileChanged));
-        assert_eq!(kept(&file).read(&mut got), Err(Reason::FileChanged));
-        assert!(!kept(&file).is_unchanged());
-    }
-
-    #[test]
-    fn reads_just_its_range_and_notices_a_change() {
-        let file = file_of(b"0123456789");
-        let (mut whole, mut buffer) = (payload(&file, 2, 5), [0; 3]);
-        let mut got = Vec::new();
-        while let bytes @ 1.. = whole.read(&mut buffer).unwrap() {
-            got.extend_from_slice(&buffer[..bytes]);
-        }
-        assert_eq!(got, b"23456");
-        let mut cut = payload(&file, 2, 5);
-        file.set_len(4).unwrap();
-        assert_eq!(cut.read(&mut buffer), Err(Reason::FileChanged));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_read_is_told_from_one_that_has_changed() {
-        // Nothing is mapped at 0: EIO.
-        let mut unreadable = payload(&File::open("/proc/self/mem").unwrap(), 0, 5);
-        assert_eq!(unreadable.read(&mut [0; 5]), Err(Reason::Socket));
-        assert_eq!(unreadable.read_exactly(0, vec![&mut [0; 5]]), Err(Reason::Socket));
-    }
-
-    #[test]
-    fn a_truncated_file_is_noticed() {
-        let file = file_of(&[7; 1 << 20]);
-        let mut payload = payload(&file, 0, 1 << 20);
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        assert_eq!(payload.send_to(&ours), Ok(false));
-        file.set_len(10).unwrap();
-        assert!(!payload.is_unchanged());
-        assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
-    }
-
-    #[test]
-    fn a_file_written_in_place_is_noticed() {
-        let mut file = file_of(b"0123456789");
-        let mut payload = payload(&file, 0, 10);
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        file.write_all(b"x").unwrap();
-        file.set_len(10).unwrap();
-        let (ours, _theirs) = UnixStream::pair().unwrap();
-        assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
-    }
-
-    /// As nginx does with the files of its cache when it revalidates.
-    #[test]
-    fn a_body_behind_a_header_that_is_rewritten_is_whole() {
-        let file = file_of(b"header, body");
-        let body = || {
-            let mut offer = Offer::new_zeroed();
-            (offer.offset, offer.length, offer.size, offer.flags) = (8, 4, 12, Offer::BODY);
-            Payload::new(file.try_clone().unwrap(), &offer)
-        };
-        let (mut begun, mut buffer) = (body(), [0; 4]);
-        assert!(begun.is_unchanged());
-        std::os::unix::fs::FileExt::write_all_at(&file, b"HEADER", 0).unwrap();
-        assert_eq!((begun.is_unchanged(), begun.read(&mut buffer), &buffer), (true, Ok(4), b"body"));
-        file.set_len(13).unwrap();
-        assert_eq!(body().read(&mut buffer), Err(Reason::FileChanged));
-    }
-
-    #[test]
-    fn a_peer_that_is_gone_is_told_from_a_bad_file() {
-        let file = file_of(b"0123456789");
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        drop(theirs);
-        assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
     }
 }

@@ -12,6 +12,20 @@ use crate::error::SteeringError;
 
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
+/// Files of the maps.
+pub(crate) const MAPS: [&str; 10] = [
+    "counters",
+    "flows",
+    "handshakes",
+    "layout",
+    "peers",
+    "ring_owners",
+    "rings",
+    "sender_slots",
+    "senders",
+    "watched_ports",
+];
+
 /// Makes the directory where it is missing.
 ///
 /// # Errors

@@ -13,9 +13,11 @@
 //!
 //! Whoever owns the [`Senders`] owns their sockets; nothing here blocks and nothing here reads a clock.
 
+mod answers;
 mod connection;
 mod load;
 mod table;
+mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -24,15 +26,17 @@ use std::time::{Duration, Instant};
 
 use shunt_sys::repair::close_silently;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Claim, Spacing};
+use shunt_wire::peer::{Claim, Delivered, Spacing};
 use shunt_wire::{Endpoint, TraceId};
 
 use crate::body::Body;
 use crate::identity::FileIdentity;
 use crate::payload::Payload;
+use crate::reading::{Done, Owner, Reads};
 use crate::tls13::stream::Workbench;
 use connection::{Digest, Sender, State, Verdict, first_slot};
 
+pub use answers::{FirstAnswer, Unsent};
 pub use load::Load;
 pub use table::{SenderKey, SenderTable, Slot};
 
@@ -88,7 +92,7 @@ pub struct FileNews<'a> {
     /// Whom to tell.
     pub claimant: Claimant,
     /// Which file all of it is of, and in which state; `None`: of none, or that has changed.
-    pub file: Option<(&'a std::fs::File, FileIdentity)>,
+    pub file: Option<(BorrowedFd<'a>, FileIdentity)>,
     /// Where in it the payload begins.
     pub offset: u64,
 }
@@ -100,6 +104,8 @@ pub enum Progress {
     Queued,
     /// The socket takes no more now: call [`Senders::resume`] with this index when it is writable.
     Blocked(usize),
+    /// What is next is not in memory, and is being read: [`Senders::take_read`] goes on.
+    Reading,
 }
 
 /// All senders of one agent.
@@ -110,13 +116,18 @@ pub struct Senders<T> {
     by_key: HashMap<SenderKey, usize>,
     counts: SenderCounts,
     advice: Vec<(u32, Spacing)>,
+    words: Vec<(u32, Delivered)>,
     /// Senders whose frontends should be told which file they send.
     news: Vec<usize>,
+    answers: Vec<FirstAnswer>,
+    unsent: Vec<Unsent>,
     /// Where the next sweep begins.
     swept: usize,
     /// Senders that are not parked: each has its payload's file beside its socket.
     busy: usize,
     workbench: Workbench,
+    /// Who reads what is not in memory; `None`: whoever calls, and waits.
+    reads: Option<Reads>,
 }
 
 /// A sweep looks at so many slots at least, and at a tenth of all.
@@ -152,11 +163,20 @@ impl<T: SenderTable> Senders<T> {
             by_key: Default::default(),
             counts: Default::default(),
             advice: Vec::new(),
+            words: Vec::new(),
             news: Vec::new(),
+            answers: Vec::new(),
+            unsent: Vec::new(),
             swept: 0,
             busy: 0,
             workbench: Workbench::default(),
+            reads: None,
         }
+    }
+
+    /// From here on nothing waits for a disk.
+    pub fn read_by(&mut self, reads: Reads) {
+        self.reads = Some(reads);
     }
 
     /// Every payload that is being sent, with the index of its peer.
@@ -225,7 +245,7 @@ impl<T: SenderTable> Senders<T> {
         if !payload.is_unchanged() {
             return Err(Reason::FileChanged);
         }
-        let body = Body::of(payload, claim)?;
+        let mut body = Body::of(payload, claim)?;
         let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
         let key = SenderKey { client, port: local.port() };
         let index = match self.parked(&key, claim)? {
@@ -238,6 +258,9 @@ impl<T: SenderTable> Senders<T> {
             self.advise(index);
         }
         self.busy += usize::from(self.slots[index].is_parked());
+        if let Some(reads) = &self.reads {
+            body.payload_mut().read_by(reads, Owner::Sender(index));
+        }
         self.slots[index].begin(body, claim, now);
         self.resume(index, now).map_err(|failure| failure.reason)
     }
@@ -250,11 +273,27 @@ impl<T: SenderTable> Senders<T> {
         let (sent, outcome) = self.slots[index].send(&mut self.workbench, now);
         self.counts.queued_bytes += sent;
         match outcome {
-            Ok(true) => Ok(Progress::Queued),
+            Ok(true) => {
+                self.await_end(index);
+                Ok(Progress::Queued)
+            }
             Ok(false) => {
                 self.advise(index);
-                Ok(Progress::Blocked(index))
+                Ok(if self.slots[index].is_reading() { Progress::Reading } else { Progress::Blocked(index) })
             }
+            Err(reason) => Err(self.fail(index, reason)),
+        }
+    }
+
+    /// Goes on with the sender at `index` after a read has ended, where it is that sender's.
+    ///
+    /// # Errors
+    /// As [`Self::resume`].
+    pub fn take_read(&mut self, index: usize, done: Done, now: Instant) -> Result<Option<Progress>, Failure> {
+        let taken = self.slots.get_mut(index).map_or(Ok(false), |sender| sender.take_read(done));
+        match taken {
+            Ok(true) => self.resume(index, now).map(Some),
+            Ok(false) => Ok(None),
             Err(reason) => Err(self.fail(index, reason)),
         }
     }
@@ -311,15 +350,35 @@ impl<T: SenderTable> Senders<T> {
             };
             let was_parked = sender.is_parked();
             let verdict = sender.look(now, &self.limits);
-            self.busy -= usize::from(sender.is_parked() && !was_parked);
+            let is_parked_now = sender.is_parked() && !was_parked;
+            self.busy -= usize::from(is_parked_now);
+            if is_parked_now && matches!(verdict, Verdict::Keep) {
+                self.give_word(self.swept);
+            }
+            let sender = &self.slots[self.swept];
             match verdict {
-                Verdict::Keep if sender.has_news(now) => self.news.push(self.swept),
-                Verdict::Keep => {}
+                Verdict::Keep => {
+                    if sender.has_news(now) {
+                        self.news.push(self.swept);
+                    }
+                    failures.extend(self.hear(self.swept, now));
+                }
                 Verdict::Close => self.discard(self.swept),
                 Verdict::Fail(reason) => failures.push(self.fail(self.swept, reason)),
             }
         }
         failures
+    }
+
+    /// Whether a claim's connection has a sender already, at that port of ours.
+    pub fn has(&self, claim: &Claim, port: u16) -> bool {
+        let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
+        claim.first == 0 && self.by_key.contains_key(&SenderKey { client, port })
+    }
+
+    /// Whether there is room for one more; parked ones are closed for it.
+    pub fn has_room(&mut self) -> bool {
+        self.slots.len() < self.limits.senders || self.evict_parked(EVICTED_AT_ONCE) > 0
     }
 
     /// A sender for this flow that can send at once. One that cannot is discarded: its connection is over, or its
@@ -361,7 +420,7 @@ impl<T: SenderTable> Senders<T> {
         local: SocketAddr,
         now: Instant,
     ) -> Result<usize, Reason> {
-        if self.slots.len() >= self.limits.senders && self.evict_parked(EVICTED_AT_ONCE) == 0 {
+        if !self.has_room() {
             return Err(Reason::Limit);
         }
         let buffer_bytes = self.buffer_bytes();
@@ -372,7 +431,7 @@ impl<T: SenderTable> Senders<T> {
         // it is there: until then, what has these ports is the socket of an agent that has ended, which may still
         // repeat bytes that have their places in other sequence numbers.
         self.table.write_slot(index as u32, &Slot { live: false, ..slot });
-        self.table.insert(&key, index as u32).map_err(|_| Reason::Limit)?;
+        self.table.insert(&key, index as u32).map_err(|_| Reason::Socket)?;
         let sender = match Sender::restore(key, &slot, claim, claimant, local, now) {
             Ok(sender) => sender,
             Err(error) => {
@@ -440,13 +499,18 @@ impl<T: SenderTable> Senders<T> {
         Failure { claimant, reason }
     }
 
-    /// Steering first, so that nothing of the socket's end reaches the client.
     fn discard(&mut self, index: usize) {
+        drop(self.withdraw(index));
+    }
+
+    /// Steering first, so that nothing of the socket's end reaches the client. What was being sent is given back.
+    fn withdraw(&mut self, index: usize) -> State {
         let sender = self.slots.remove(index);
         self.busy -= usize::from(!sender.is_parked());
         self.table.remove(&sender.key);
         self.by_key.remove(&sender.key);
         close_silently(sender.socket);
+        sender.state
     }
 }
 
@@ -488,6 +552,16 @@ mod tests {
 
         fn remove(&mut self, _: &SenderKey) {
             self.0.push("remove");
+        }
+
+        fn await_end(&mut self, _: u32, _: u32) {}
+
+        fn acked(&self, _: u32) -> u32 {
+            0
+        }
+
+        fn take_reports(&mut self) -> Vec<SenderKey> {
+            Vec::new()
         }
     }
 

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn open(segments: u32) -> CongestionWindow {
-        CongestionWindow { segments, mss: 1448, open: true, retransmitted: 0 }
+        CongestionWindow { segments, mss: 1448, open: true, retransmitted: 0, in_flight: 0 }
     }
 
     #[test]

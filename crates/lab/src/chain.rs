@@ -70,6 +70,12 @@ impl ShuntPart {
         Self { module: module.into(), http, location }
     }
 
+    /// Says that the tier before this one knows nothing of Shunt, and that bodies may go past it.
+    pub fn trust_plain(&mut self) {
+        let trust = self.http.iter_mut().filter(|directive| directive.starts_with("shunt_trust "));
+        trust.for_each(|directive| directive.push_str(" plain"));
+    }
+
     /// Where the lab's agents listen for their host's servers.
     #[must_use]
     pub fn agent_socket(host: &Host) -> PathBuf {

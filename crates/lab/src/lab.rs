@@ -9,6 +9,7 @@ use crate::builder::LabBuilder;
 use crate::files;
 use crate::host::{Host, Role};
 use crate::link::Cable;
+use crate::links;
 use crate::placement::{Cores, Placement};
 use crate::wire::Wire;
 use shunt_testbed::{LabId, Watchdog};
@@ -167,6 +168,22 @@ impl Lab {
         let state = if drops { "0" } else { "3" };
         bridge.args(["link", "set", "dev", self.switch_device(host, device)?, "state", state]);
         self.switch.check(bridge).map(drop)
+    }
+
+    /// Deletes a host's port, with its cable and its addresses.
+    ///
+    /// # Errors
+    /// When the host has no such device, or the kernel refuses.
+    pub fn delete_port(&self, host: &Host, device: &str) -> Result<()> {
+        links::delete(host, device)
+    }
+
+    /// Makes a port that was deleted: another device of the same name and addresses.
+    ///
+    /// # Errors
+    /// As [`Self::delete_port`].
+    pub fn make_port(&self, host: &Host, device: &str) -> Result<()> {
+        links::make(host, device, &self.switch, self.switch_device(host, device)?)
     }
 
     /// The switch's end of a host's cable.

@@ -160,16 +160,31 @@ fn tap_settings(device: &str, link: Link) -> String {
 
 /// Sets up the ends in a host, with their addresses.
 fn host_links(host: &Host, link: Option<Link>) -> String {
-    let mut batch = "link set lo up\n".to_owned();
-    for Port { device, address, ipv6 } in host.ports() {
-        batch.extend(link.map(|link| tap_settings(device, link)));
-        let Some(address) = address else { continue };
-        let _ = writeln!(batch, "link set {device} address {}", link_address(*address));
-        let _ = writeln!(batch, "addr add {address}/24 dev {device}");
-        batch.extend(ipv6.map(|address| format!("addr add {address}/64 dev {device} nodad\n")));
-        let _ = writeln!(batch, "link set {device} up");
-    }
+    host.ports().iter().fold("link set lo up\n".to_owned(), |batch, port| batch + &port_links(port, link))
+}
+
+fn port_links(Port { device, address, ipv6 }: &Port, link: Option<Link>) -> String {
+    let mut batch: String = link.map(|link| tap_settings(device, link)).into_iter().collect();
+    let Some(address) = address else { return batch };
+    let _ = writeln!(batch, "link set {device} address {}", link_address(*address));
+    let _ = writeln!(batch, "addr add {address}/24 dev {device}");
+    batch.extend(ipv6.map(|address| format!("addr add {address}/64 dev {device} nodad\n")));
+    let _ = writeln!(batch, "link set {device} up");
     batch
+}
+
+/// Deletes a port of a host that is joined by a bridge.
+pub(crate) fn delete(host: &Host, device: &str) -> Result<()> {
+    ip_batch(Some(host), &format!("link del {device}\n"))
+}
+
+/// Makes one that was deleted.
+pub(crate) fn make(host: &Host, device: &str, switch: &Host, switch_device: &str) -> Result<()> {
+    let namespace = host.namespace();
+    let pair = format!("link add {switch_device} type veth peer name {device} netns {namespace}\n");
+    ip_batch(Some(switch), &(pair + &format!("link set {switch_device} master bridge up\n")))?;
+    let port = host.ports().iter().find(|port| port.device == device).context("a port of this host")?;
+    ip_batch(Some(host), &(port_links(port, None) + &host_routes(host)))
 }
 
 /// The network that a host has no address in is on its link all the same.

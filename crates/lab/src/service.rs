@@ -126,7 +126,8 @@ impl<'lab> Service<'lab> {
         if options.shunt {
             let module = module_file()?;
             service.start_agents(&options)?;
-            chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min));
+            let plain = !lab.intermediates().is_empty();
+            chain = chain.shunt(move |host| shunt_part(host, &module, options.offer_min, plain));
         }
         if let Some(on_demand) = options.on_demand {
             let program = shunt_program()?;
@@ -302,12 +303,16 @@ fn tls_listeners<'lab>(lab: &'lab Lab, settings: &Settings) -> Result<BTreeMap<&
     lab.hosts_of(Role::Frontend).map(of).collect()
 }
 
-/// A tier's part. Intermediates are left plain: nginx passes header fields that it does not know.
-fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>) -> Option<ShuntPart> {
+/// A tier's part. Intermediates are left plain: nginx passes header fields that it does not know, and the backends are told
+/// that bodies may go past it.
+fn shunt_part(host: &Host, module: &Path, offer_min: Option<u64>, plain: bool) -> Option<ShuntPart> {
     if host.role() == Role::Intermediate {
         return None;
     }
     let mut part = ShuntPart::of(host, PathBuf::from(module));
+    if plain && host.role() == Role::Backend {
+        part.trust_plain();
+    }
     match (host.role(), offer_min) {
         (Role::Backend, Some(bytes)) => part.location.push(format!("shunt_offer_min_length {bytes}")),
         (Role::Frontend, Some(_)) => {

@@ -14,6 +14,8 @@ pub struct TcpSocket {
     pub remote: SocketAddr,
     /// As in include/net/tcp_states.h.
     pub state: u8,
+    /// Bytes that the program has written and the other end has not acknowledged.
+    pub unacknowledged_bytes: u64,
     /// Bytes that the program has not read; of a listener, connections that it has not accepted.
     pub unread_bytes: u64,
     /// 0 where no program has it open.
@@ -32,6 +34,7 @@ impl TcpSocket {
             local: address(fields.get(1)?)?,
             remote: address(fields.get(2)?)?,
             state: hex(fields.get(3)?)? as u8,
+            unacknowledged_bytes: hex(fields.get(4)?.split_once(':')?.0)?,
             unread_bytes: hex(fields.get(4)?.split_once(':')?.1)?,
             inode: fields.get(9)?.parse().ok()?,
         })

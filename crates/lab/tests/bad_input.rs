@@ -22,7 +22,8 @@ fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
     }
     start(1, |service| {
         let mut forging = Fetch::new(service.service.chain().server());
-        let consent = "Shunt-Consent: 1; frontend=frontend; nonce=00000000000000000000000000000000; tiers=1";
+        let consent = "Shunt-Consent: 1; frontend=frontend; nonce=00000000000000000000000000000000; \
+                       to=0000000000000000; tiers=1";
         let payload = "Shunt-Payload: 1; backend=backend; offer=0000000100000001; length=65536; \
                        tag=00000000000000000000000000000000";
         forging.headers = vec![consent.into(), payload.into(), "shunt-anything: 1".into()];

@@ -2,14 +2,20 @@
 
 mod service;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
+use service::impostor::Listening;
 use service::{FILES, Running, may_run, start_on};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, Role, fetch, shunt_program, shuntd_program};
+use shunt_testbed::eventually;
+use shunt_wire::local::Reason;
+use shunt_wire::peer::{Examined, Refused};
 
 /// A host's configuration, and what its nginx says.
 struct Setup<'a> {
@@ -52,8 +58,15 @@ impl<'a> Setup<'a> {
 
     /// What the doctor finds. Its exit status must agree.
     fn faults(&self) -> Result<Faults> {
+        self.faults_by(&[])
+    }
+
+    /// The same of a doctor that another program starts.
+    fn faults_by(&self, starter: &[&str]) -> Result<Faults> {
         let (config, nginx) = self.write()?;
-        let mut command = Command::new(shunt_program()?);
+        let words: Vec<OsString> = starter.iter().map(OsString::from).chain([shunt_program()?.into()]).collect();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.args(["doctor", "--json"]).arg("--config").arg(config).arg("--nginx-conf").arg(nginx);
         let output = self.host.output(command)?;
         let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
@@ -294,5 +307,197 @@ fn mistakes_of_the_other_machine() -> Result<()> {
             bail!("its agent is gone: {faults:#?}");
         }
         service.service.restart_agent(backend)
+    })
+}
+
+/// What the doctor says of a file that its own client fetches.
+fn own_client(frontend: &Host, path: &str) -> Result<Value> {
+    let (config, nginx) = Setup::of(frontend)?.write()?;
+    let mut command = Command::new(shunt_program()?);
+    command.args(["doctor", "--json", "--client", "10.77.1.250", "--fetch", &format!("http://10.77.0.1{path}")]);
+    command.arg("--config").arg(config).arg("--nginx-conf").arg(nginx);
+    let output = frontend.output(command)?;
+    let findings: Vec<Value> =
+        serde_json::from_slice(&output.stdout).with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    findings.into_iter().find(|finding| finding["area"] == "handoff").context("no handoff")
+}
+
+#[test]
+fn the_doctors_own_client_takes_the_shortcut_and_leaves_nothing() -> Result<()> {
+    if !may_run("the_doctors_own_client_takes_the_shortcut_and_leaves_nothing") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        let links = || {
+            let mut ip = Command::new("ip");
+            ip.args(["-o", "link"]);
+            frontend.check(ip).map(|text| text.lines().count())
+        };
+        let before = links()?;
+        let good = own_client(frontend, "/7m")?;
+        ensure!(good["verdict"] == "ok", "{good}{}", service.service.explain());
+        let short = own_client(frontend, "/1k")?;
+        ensure!(short["verdict"]["fault"].as_str().is_some_and(|advice| advice.contains("1024 bytes")), "{short}");
+        let nobody = own_client(frontend, "/nobody")?;
+        ensure!(nobody["verdict"]["fault"].as_str().is_some_and(|advice| advice.contains("404")), "{nobody}");
+        service.service.kill_agent(backend)?;
+        let relayed = own_client(frontend, "/7m")?;
+        let advice = relayed["verdict"]["fault"].as_str().unwrap_or_default();
+        ensure!(advice.contains("not by the shortcut"), "{relayed}");
+        service.service.restart_agent(backend)?;
+        ensure!(links()? == before, "it leaves an interface");
+        Ok(())
+    })
+}
+
+#[test]
+fn programs_that_are_not_the_agents_are_found_from_either_machine() -> Result<()> {
+    if !may_run("programs_that_are_not_the_agents_are_found_from_either_machine") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        let all_is_well = |host: &Host| {
+            eventually(|| {
+                let faults = Setup::of(host)?.faults()?;
+                ensure!(faults.is_empty(), "{}: {faults:?}", host.name());
+                Ok(())
+            })
+        };
+        let filter = "dev service0 egress prio 21314 handle 1 protocol all bpf";
+        // The agent puts back what is taken off: now and then the doctor is faster.
+        eventually(|| {
+            run(backend, &format!("tc filter del {filter}"))?;
+            found("programs taken off", &Setup::of(backend)?, "programs", "be_out not there")
+        })?;
+        all_is_well(backend)?;
+        // Another program has the place of this one: it is left alone, and said.
+        let config = Setup::of(backend)?.config;
+        let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
+        run(backend, &format!("tc filter replace {filter} da object-pinned {pins}/be_in").replace('"', ""))?;
+        found("another's program", &Setup::of(backend)?, "programs", "the program be_in of another")?;
+        eventually(|| found("the other machine's", &Setup::of(frontend)?, "programs", "one of its `interfaces`"))?;
+        run(backend, &format!("tc filter del {filter}"))?;
+        all_is_well(backend)?;
+        all_is_well(frontend)
+    })
+}
+
+#[test]
+fn a_backend_that_sends_elsewhere_or_filters_is_found_from_the_frontend() -> Result<()> {
+    if !may_run("a_backend_that_sends_elsewhere_or_filters_is_found_from_the_frontend") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+        run(
+            backend,
+            "ip link add spare0 type veth peer name spare1
+ip addr add 198.51.100.1/24 dev spare0
+ip link set spare0 up
+             ip link set spare1 up
+ip route replace default via 198.51.100.2 dev spare0
+             echo 1 > /proc/sys/net/ipv4/conf/service0/rp_filter",
+        )?;
+        eventually(|| found("default route", &Setup::of(frontend)?, "route", "[backend] interfaces does not name"))?;
+        eventually(|| found("rp_filter", &Setup::of(frontend)?, "rp_filter", "drops their ACKs"))
+    })
+}
+
+/// What the doctor finds where the backend's agent is one that answers so.
+fn answered(service: &mut Running<'_>, answer: impl FnOnce() -> Vec<u8> + Send, area: &str, says: &str) -> Result<()> {
+    let (frontend, backend) = (service.lab.frontend(), backend(service)?);
+    service.service.kill_agent(backend)?;
+    let listening = Listening::at(service.lab, backend)?;
+    let outcome = std::thread::scope(|scope| {
+        let answering = scope.spawn(move || {
+            let mut connection = listening.accept()?;
+            connection.frame()?.context("no question")?;
+            connection.send(&answer())?;
+            Ok::<_, anyhow::Error>(connection.rest())
+        });
+        let outcome = Setup::of(frontend).and_then(|setup| found("another's answer", &setup, area, says));
+        answering.join().map_err(|_| anyhow::anyhow!("the answering thread panicked"))??;
+        outcome
+    });
+    service.service.restart_agent(backend)?;
+    outcome
+}
+
+#[test]
+fn a_clock_that_differs_and_another_version_are_found() -> Result<()> {
+    if !may_run("a_clock_that_differs_and_another_version_are_found") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let an_hour_ahead = || {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let time_ns = (now + Duration::from_secs(3600)).as_nanos() as u64;
+            let roles = Examined::BACKEND.into();
+            let (mut bytes, none) = (Vec::new(), 0.into());
+            Examined { time_ns: time_ns.into(), roles, may: u32::MAX.into(), faults: none }.emit(&mut bytes);
+            bytes
+        };
+        answered(service, an_hour_ahead, "clock", "have both follow NTP")?;
+        let another_version = || {
+            let mut bytes = Vec::new();
+            Refused { reason: (Reason::Version as u32).into() }.emit(&mut bytes);
+            bytes
+        };
+        answered(service, another_version, "peer", "another version")
+    })
+}
+
+/// What the doctor finds where another program starts it.
+fn started_by(host: &Host, starter: &[&str], area: &str, says: &str) -> Result<()> {
+    let faults = Setup::of(host)?.faults_by(starter)?;
+    let is_there = faults.iter().any(|(found, advice)| found == area && advice.contains(says));
+    ensure!(is_there, "{starter:?}: no {area} with {says:?} in {faults:#?}");
+    Ok(())
+}
+
+#[test]
+fn an_old_kernel_and_missing_capabilities_are_found() -> Result<()> {
+    if !may_run("an_old_kernel_and_missing_capabilities_are_found") {
+        return Ok(());
+    }
+    with_service(|service| {
+        let frontend = service.lab.frontend();
+        // To this process the kernel is a Linux 2.6 (personality(2), UNAME26).
+        started_by(frontend, &["setarch", "--uname-2.6"], "kernel", "Linux 5.15 or newer")?;
+        started_by(frontend, &["setpriv", "--bounding-set", "-bpf"], "capabilities", "CAP_BPF")
+    })
+}
+
+#[test]
+fn a_certificate_out_of_its_time_fails_the_check() -> Result<()> {
+    if !may_run("a_certificate_out_of_its_time_fails_the_check") {
+        return Ok(());
+    }
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    with_service(|service| {
+        let frontend = service.lab.frontend();
+        let now = SystemTime::now();
+        for (what, begin, end, says) in [
+            ("expired", now - 3 * DAY, now - 2 * DAY, "has expired"),
+            ("early", now + DAY, now + 2 * DAY, "not good yet"),
+        ] {
+            let setup = Setup::of(frontend)?;
+            let key = setup.config.lines().find(|line| line.starts_with("key = ")).context("no key")?;
+            let directory =
+                Path::new(key.trim_start_matches("key = ").trim_matches('"')).parent().context("its directory")?;
+            let authority = Authority::open(directory);
+            let request = Request { name: "frontend".into(), addresses: Vec::new(), days: 1 };
+            let files = authority.files_of("frontend");
+            // The authority overwrites nothing. The agent has read its own.
+            std::fs::remove_file(&files.certificate)?;
+            std::fs::remove_file(&files.key)?;
+            authority.issue_between(&request, begin, end)?;
+            found(what, &setup, "certificate", says)?;
+            let said = setup.checked()?;
+            ensure!(said.as_ref().is_some_and(|said| said.contains(says)), "--check, {what}: {said:?}");
+        }
+        Ok(())
     })
 }

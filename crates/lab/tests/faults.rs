@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use service::{Running, may_run, start};
 use shunt_lab::faults::Client;
-use shunt_lab::{Ending, Fetch, Fetched, fetch, file_sha256};
+use shunt_lab::{Ending, Fetch, Fetched, Host, TcpSocket, fetch, file_sha256};
+use shunt_testbed::eventually;
 
 fn good(service: &Running<'_>, fetched: &[Fetched]) -> Result<()> {
     for one in fetched {
@@ -39,8 +40,7 @@ fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
         let client = service.lab.client();
         let outcome = std::thread::scope(|scope| {
             let reader = scope.spawn(|| slow(service).run(client, &["/7m"]));
-            std::thread::sleep(Duration::from_millis(300));
-            let changed = change(&file);
+            let changed = service.until_sending(true).and_then(|()| change(&file));
             (changed, reader.join())
         });
         outcome.0?;
@@ -64,6 +64,35 @@ fn a_file_overwritten_in_flight_resets() -> Result<()> {
     spoil("a_file_overwritten_in_flight_resets", |file| Ok(file.write_all_at(&[0x55; 4096], 6 << 20)?))
 }
 
+/// A log, a recording, an upload: the client gets what the header told, as from plain nginx.
+#[test]
+fn a_file_that_grows_in_flight_is_sent_as_far_as_it_was() -> Result<()> {
+    if !may_run("a_file_that_grows_in_flight_is_sent_as_far_as_it_was") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let path = service.files.join("7m");
+        let (old, client) = (file_sha256(&path)?, service.lab.client());
+        let mut file = OpenOptions::new().append(true).open(&path)?;
+        let outcome = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| slow(service).run(client, &["/7m"]));
+            let mut grow = || -> Result<()> {
+                service.until_sending(true)?;
+                while !reader.is_finished() {
+                    file.write_all(b"one more line\n")?;
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Ok(())
+            };
+            (grow(), reader.join())
+        });
+        outcome.0?;
+        let Ok(fetched) = outcome.1 else { bail!("the reader panicked") };
+        ensure!(fetched?[0].sha256 == old, "other bytes");
+        service.no_fallback()
+    })
+}
+
 #[test]
 fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     if !may_run("a_file_replaced_in_flight_is_sent_as_it_was") {
@@ -74,11 +103,12 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
         let client = service.lab.client();
         let fetched = std::thread::scope(|scope| {
             let reader = scope.spawn(|| slow(service).run(client, &["/7m"]));
-            std::thread::sleep(Duration::from_millis(300));
-            let other = service.files.join("other");
-            let replaced = File::create(&other).and_then(|mut file| file.write_all(&[1; 100_000]));
-            let renamed = std::fs::rename(&other, service.files.join("7m"));
-            (replaced.and(renamed), reader.join())
+            let replaced = service.until_sending(true).and_then(|()| {
+                let other = service.files.join("other");
+                std::fs::write(&other, [1; 100_000])?;
+                Ok(std::fs::rename(&other, service.files.join("7m"))?)
+            });
+            (replaced, reader.join())
         });
         fetched.0?;
         let Ok(Ok(fetched)) = fetched.1 else { bail!("the reader failed") };
@@ -101,6 +131,18 @@ fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     service.lab.client().check(tc).map(drop)
 }
 
+/// Waits until what `of` says of a host's sockets has been the same for ten looks in a row.
+fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
+    let (mut last, mut same) = (u64::MAX, 0);
+    eventually(|| {
+        let now = of(&host.tcp_sockets()?);
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+        ensure!(same >= 10, "{now} bytes, and still changing");
+        Ok(())
+    })
+}
+
 /// The client's last ACKs are lost, then the backend with all that it could send again: nothing draws an ACK from the
 /// client any more, and it has more than the frontend knows when that resets it.
 fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Result<()> {
@@ -120,11 +162,11 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
         signal_agent(service, Signal::STOP)?;
         client.ask("/7m", "7m", 7 << 20);
         client.read_until(0, Duration::from_secs(10))?;
-        std::thread::sleep(Duration::from_millis(200)); // for the ACK of the header
+        until_settled(lab.frontend(), |sockets| sockets.iter().map(|socket| socket.unacknowledged_bytes).sum())?;
         client_is_heard(service, false)?;
         signal_agent(service, Signal::CONT)?;
     }
-    std::thread::sleep(Duration::from_millis(300)); // for what comes, and is not read
+    until_settled(lab.client(), |sockets| sockets.iter().map(|socket| socket.unread_bytes).sum())?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL);
     service.service.kill_agent(lab.backend())?;
@@ -132,11 +174,11 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     service.service.start_agent(lab.backend())?;
     client_is_heard(service, true)?;
     // Without reading, for that might open the window, and tell of it.
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0) {
-        ensure!(Instant::now() < deadline, "the client still has its connection");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually(|| {
+        let is_open = lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0);
+        ensure!(!is_open, "the client still has its connection");
+        Ok(())
+    })?;
     let ending = client.finish(Duration::from_secs(1))?;
     ensure!(matches!(ending, Ending::Reset(_)), "{ending}");
     service.service.chain_mut().restart(lab.backend())?;
@@ -273,15 +315,16 @@ fn reload_and_quit_let_bodies_finish() -> Result<()> {
         let slow = slow(service);
         let fetched = std::thread::scope(|scope| {
             let reader = scope.spawn(|| slow.run(client, &["/7m"]));
-            std::thread::sleep(Duration::from_millis(300));
+            let sends = service.until_sending(true);
             for host in lab.tiers() {
                 if let Some(nginx) = service.service.chain_mut().process(host.name()) {
                     nginx.signal(Signal::HUP);
                 }
             }
-            reader.join()
+            (sends, reader.join())
         });
-        match fetched {
+        fetched.0?;
+        match fetched.1 {
             Ok(fetched) => good(service, &fetched?)?,
             Err(_) => bail!("the reader panicked"),
         }
@@ -305,9 +348,7 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
                 Ok(()) // closes with unread bytes: the client's kernel resets
             })??;
         }
-        std::thread::sleep(Duration::from_millis(1500));
-        let backend = service.service.stats(service.lab.backend())?;
-        ensure!(backend.count("agent.senders.now") == 0, "senders are left: {}", backend.under("agent"));
+        service.until_sending(false).context("senders are left")?;
         good(service, &fetch(client, server, &["/64k", "/1m"])?)
     })
 }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::{Running, may_run, start_on};
 use shunt_lab::{Lab, Options, Settings, fetch};
+use shunt_testbed::eventually;
 
 const ADDRESS: &str = "127.0.0.1:9440";
 
@@ -142,10 +143,21 @@ fn an_agent_that_was_stopped_answers_when_it_goes_on() -> Result<()> {
         let mut stream = frontend.run(|| TcpStream::connect(ADDRESS))??;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n")?;
-        std::thread::sleep(Duration::from_millis(200)); // a thread waits for the rest
-        for signal in [Signal::STOP, Signal::CONT] {
-            service.service.agent_process(frontend)?.context("an agent")?.signal(signal);
-            std::thread::sleep(Duration::from_millis(200));
+        // A thread has read that, and waits for the rest.
+        eventually(|| {
+            let unread = frontend.tcp_sockets()?.iter().map(|socket| socket.unread_bytes).sum::<u64>();
+            ensure!(unread == 0, "{unread} bytes are unread");
+            Ok(())
+        })?;
+        let agent = service.service.agent_process(frontend)?.context("an agent")?;
+        for (signal, state) in [(Signal::STOP, "T"), (Signal::CONT, "S")] {
+            agent.signal(signal);
+            eventually(|| {
+                let stat = std::fs::read_to_string(format!("/proc/{}/stat", agent.pid()))?;
+                let now = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').next());
+                ensure!(now == Some(state), "the agent is {now:?} and not {state}");
+                Ok(())
+            })?;
         }
         stream.write_all(b"Host: x\r\n\r\n")?;
         let mut answer = String::new();

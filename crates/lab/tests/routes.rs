@@ -134,8 +134,8 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
     }
     let families = Families { clients: Family::V6, tiers: Family::V4, dual_stack: false };
     let lab = Lab::builder().ipv6().backends(2);
-    // What is fetched says nothing of what its connection brings: every long body is to be offered.
-    let settings = Settings { http: ALONE, ..Settings::default() };
+    // Every long body is to be offered, though the other backend's have to be fetched.
+    let settings = Settings { http: &["shunt_alone_length 0", "shunt_mean_length 0"], ..Settings::default() };
     service::start_prepared(
         lab,
         FILES,
@@ -147,7 +147,7 @@ fn where_only_some_backends_have_the_clients_ip_version_the_others_bodies_are_fe
                 fetch_all(service)?;
             }
             let stats = service.frontend_stats()?;
-            let (shortcuts, fetched) = (stats.count("servers.shortcuts"), stats.count("servers.fetched_begin"));
+            let (shortcuts, fetched) = (stats.count("servers.shortcuts"), stats.count("servers.fetched_family"));
             ensure!(shortcuts + fetched == 4 * LONG && shortcuts > 0 && fetched > 0, "{}", stats.under("servers"));
             let refused = stats.count("frontend.fe_refused_family");
             ensure!(refused == fetched, "{refused} refusals for {fetched} fetches: {}", stats.under("servers"));

@@ -7,8 +7,14 @@ use service::may_run;
 use shunt_lab::report::Progress;
 use shunt_lab::silence::{Manner, Part, run_rows};
 
-const SAMPLE: &[(Part, Manner)] =
-    &[(Part::BackendAgent, Manner::Stopped), (Part::Link, Manner::Blackholed), (Part::Intermediate, Manner::Slow)];
+const SAMPLE: &[(Part, Manner)] = &[
+    (Part::BackendAgent, Manner::Stopped),
+    (Part::FrontendAgent, Manner::Blackholed),
+    (Part::Disk, Manner::Stopped),
+    (Part::Disk, Manner::Slow),
+    (Part::Link, Manner::Blackholed),
+    (Part::Intermediate, Manner::Slow),
+];
 
 #[test]
 fn who_has_nothing_to_do_with_a_silence_waits_for_nobody() -> Result<()> {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::held::Held;
-use service::{Running, may_run, start};
-use shunt_lab::{Host, Stats, fetch};
+use service::{FILES, Running, may_run, start, start_on};
+use shunt_lab::{Host, Lab, Options, Role, Stats, fetch};
 
 /// Until everybody has found everybody again, and has counted.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,5 +98,42 @@ fn a_handoff_of_an_agent_that_is_killed_goes_on_without_it() -> Result<()> {
         held.finish(service)?;
         service.service.restart_agent(frontend)?;
         recovers(service)
+    })
+}
+
+/// Longer than the client has room for, and all in the sender's socket at once.
+const QUEUED: (&str, u64) = ("500k", 500 << 10);
+const QUEUED_BYTES: &str = "agent.senders.queued_bytes";
+
+/// Its frontend waits for the word of the backend's agent, which nobody says or nobody hears.
+#[test]
+fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so() -> Result<()> {
+    if !may_run("a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so") {
+        return Ok(());
+    }
+    let files = [FILES, &[QUEUED]].concat();
+    start_on(Lab::builder(), &files, Options::shunt(), |service| {
+        service.still_good()?;
+        for role in [Role::Backend, Role::Frontend] {
+            let (client, backend) = (service.lab.client(), service.lab.backend());
+            let queued =
+                |service: &Running<'_>| Ok::<_, anyhow::Error>(service.service.stats(backend)?.count(QUEUED_BYTES));
+            let before = queued(service)?;
+            let held = client.run(|| Held::ask(service, QUEUED.0, ""))??;
+            let deadline = Instant::now() + PATIENCE;
+            while queued(service)? < before + QUEUED.1 {
+                ensure!(Instant::now() < deadline, "the payload is not all in its socket");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let host = service.lab.hosts_of(role).next().context("a host")?;
+            signal(service, host, Signal::STOP)?;
+            held.finish_and_ask_again(service, "1k").with_context(|| format!("{role:?} stopped"))?;
+            signal(service, host, Signal::CONT)?;
+            service.good_again()?;
+        }
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("servers.aborted") == 0, "{}", stats.under("servers"));
+        ensure!(stats.count("frontend.fe_taken") == 2, "{}", stats.under("frontend"));
+        Ok(())
     })
 }

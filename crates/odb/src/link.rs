@@ -370,8 +370,8 @@ fn receive_welcome(socket: &OwnedFd) -> io::Result<(Welcome, Descriptors)> {
 /// Whether a reason says that not a byte was sent.
 #[must_use]
 pub fn is_refusal(reason: Reason) -> bool {
-    use Reason::{Busy, Limit, Malformed, NotAllowed, UnknownOffer};
-    matches!(reason, UnknownOffer | Limit | Malformed | Busy | NotAllowed)
+    use Reason::{Busy, Limit, Malformed, NotAllowed, UnknownOffer, Unreachable};
+    matches!(reason, UnknownOffer | Limit | Malformed | Busy | NotAllowed | Unreachable)
 }
 
 const _: () = assert!(align_of::<AtomicU32>() == 4 && size_of::<BoardHead>().is_multiple_of(4));

@@ -57,6 +57,20 @@ impl<T: FromBytes + IntoBytes + Immutable + Copy> MappedArray<T> {
         // write makes no assumption about what they do.
         unsafe { self.base.as_ptr().add(index).write_volatile(*value) }
     }
+
+    /// Writes a field of one element, `offset` bytes into it. The rest may be changed by programs meanwhile, and is not
+    /// touched.
+    ///
+    /// # Panics
+    /// Where that is out of bounds, or not aligned.
+    pub fn write_field<F: IntoBytes + Immutable + Copy>(&mut self, index: usize, offset: usize, field: F) {
+        assert!(index < self.entries, "index {index} of {}", self.entries);
+        let is_inside = offset.checked_add(size_of::<F>()).is_some_and(|end| end <= size_of::<T>());
+        assert!(is_inside && offset.is_multiple_of(align_of::<F>()), "no field at {offset}");
+        // SAFETY: inside the element, which is inside the mapping, and aligned: elements are a multiple of 8 bytes. Other
+        // writers are the kernel's programs, and a volatile write makes no assumption about what they do.
+        unsafe { self.base.as_ptr().add(index).byte_add(offset).cast::<F>().write_volatile(field) }
+    }
 }
 
 impl<T> Drop for MappedArray<T> {

@@ -5,12 +5,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// Where iproute2 keeps named namespaces.
 pub const NAMED: &str = "/run/netns";
@@ -26,6 +26,26 @@ impl Netns {
     /// That of open(2).
     pub fn named(name: &str) -> io::Result<Self> {
         Self::at(Self::path_of(name))
+    }
+
+    /// Makes a namespace without a name. It ends with the last descriptor, thread and process.
+    ///
+    /// # Errors
+    /// Those of unshare(2) and of making a thread.
+    pub fn anonymous() -> io::Result<Self> {
+        let make = || {
+            // SAFETY: the thread's own network namespace alone; it shares no memory or descriptors less.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+            Self::at("/proc/thread-self/ns/net")
+        };
+        let thread = std::thread::Builder::new().name("netns".into()).spawn(make)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Where other processes find it while this one keeps it open.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }
 
     /// Opens the namespace bound at `path`, such as `/proc/PID/ns/net`.

@@ -101,6 +101,8 @@ pub struct CongestionWindow {
     pub open: bool,
     /// Segments that were sent again, since the connection began.
     pub retransmitted: u32,
+    /// Segments that were sent and are not acknowledged.
+    pub in_flight: u32,
 }
 
 /// The first part of `struct tcp_info` (linux/tcp.h), as long as it is needed here.
@@ -112,7 +114,9 @@ struct TcpInfo {
     counts_and_options: [u8; 6],
     rto_and_ato: [u32; 2],
     snd_mss: u32,
-    others: [u32; 15],
+    rcv_mss: u32,
+    unacked: u32,
+    others: [u32; 13],
     snd_cwnd: u32,
     more_others: [u32; 4],
     total_retrans: u32,
@@ -129,6 +133,7 @@ pub fn congestion_window(socket: impl AsFd) -> io::Result<CongestionWindow> {
         mss: info.snd_mss,
         open: info.ca_state == 0,
         retransmitted: info.total_retrans,
+        in_flight: info.unacked,
     })
 }
 

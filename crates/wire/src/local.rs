@@ -101,11 +101,13 @@ pub enum Reason {
     ClientGone = 14,
     #[error("not allowed by the agent's configuration")]
     NotAllowed = 15,
+    #[error("the backend's payload does not reach that client (its agent's log says why)")]
+    Unreachable = 16,
 }
 
 impl Reason {
     /// Every reason, in the order of its number.
-    pub const ALL: [Reason; 15] = [
+    pub const ALL: [Reason; 16] = [
         Reason::UnknownOffer,
         Reason::Expired,
         Reason::Tag,
@@ -121,6 +123,7 @@ impl Reason {
         Reason::Busy,
         Reason::ClientGone,
         Reason::NotAllowed,
+        Reason::Unreachable,
     ];
 
     /// From its number on the wire.
@@ -237,6 +240,8 @@ impl Handoff {
     pub const WSCALE: u8 = 4;
     /// `SHUNT_OPTION_DIGEST`.
     pub const DIGEST: u8 = 8;
+    /// `SHUNT_OPTION_WORD`.
+    pub const WORD: u8 = 16;
 
     /// As a message with the parts that it is of.
     pub fn emit_with(&self, parts: &Parts) -> Vec<u8> {
@@ -406,6 +411,7 @@ pub struct BoardHead {
     pub families: u32,
     pub beat: u32,
     pub peers: u32,
+    pub netns: u64,
     pub name: [u8; NAME_BYTES],
 }
 
@@ -480,7 +486,9 @@ pub struct State {
     pub snd_wscale: u8,
     pub rcv_wscale: u8,
     pub options: u8,
-    pub pad: [u8; 3],
+    pub answered: u8,
+    pub shut: u8,
+    pub pad: u8,
 }
 
 with_ends!(Handoff, Ask, State);

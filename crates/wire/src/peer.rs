@@ -56,6 +56,7 @@ pub mod kind {
     pub const DIGEST: u16 = 26;
     pub const EXAMINE: u16 = 27;
     pub const EXAMINED: u16 = 28;
+    pub const DELIVERED: u16 = 29;
 }
 
 /// First in every frame.
@@ -108,6 +109,8 @@ body!(
         name: [u8; NAME_BYTES],
         /// Key of the tags of its offers to this peer in this session.
         offer_key: [u8; 16],
+        /// Milliseconds after which it wants to hear something, whatever the other's own heartbeat is.
+        heartbeat_ms: U32,
     }
 );
 body!(
@@ -242,6 +245,22 @@ body!(
     }
 );
 body!(
+    /// Backend's agent to frontend's: the client has acknowledged all of a claim with [`Handoff::WORD`], which has been
+    /// sent.
+    Delivered, kind::DELIVERED, {
+        /// From the claim.
+        handoff: U64,
+        /// The client's end.
+        client_address: Address,
+        /// The frontend's end, as the client knows it.
+        server_address: Address,
+        /// Network order.
+        client_port: [u8; 2],
+        /// Network order.
+        server_port: [u8; 2],
+    }
+);
+body!(
     /// Frontend's agent to backend's, before a claim: which file is behind this offer? Answered by DIGEST.
     Prove, kind::PROVE, {
         /// Returned in DIGEST: the frontend's worker.
@@ -345,6 +364,8 @@ body!(
         roles: U32,
         /// A bit for each of the servers that were asked about, the lowest first: payload may be sent as that.
         may: U32,
+        /// What is wrong there, for payload on behalf of whoever asks: [`Examined::NO_ROUTE`] and so on.
+        faults: U32,
     }
 );
 body!(
@@ -370,6 +391,7 @@ pub enum Frame {
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
+    Delivered(Delivered),
     Ping(Ping),
     Closed(Closed),
     /// As which servers the sender sends payloads for the receiver. Follows HELLO.
@@ -414,6 +436,7 @@ impl Frame {
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
+            kind::DELIVERED => exactly::<Delivered>(body)?.checked().map(Frame::Delivered),
             kind::PING => exactly(body).map(Frame::Ping),
             kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
             kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
@@ -498,6 +521,15 @@ impl Examined {
     pub const FRONTEND: u32 = 1;
     /// It sends payload.
     pub const BACKEND: u32 = 2;
+
+    /// No route leads from there to whoever asks.
+    pub const NO_ROUTE: u32 = 1;
+    /// Payload leaves there by an interface that is not listed.
+    pub const PAYLOAD_ELSEWHERE: u32 = 2;
+    /// Clients' ACKs are dropped there by a strict rp_filter.
+    pub const FILTERED: u32 = 4;
+    /// An interface there is missing, or lacks its steering programs.
+    pub const WITHOUT_PROGRAMS: u32 = 8;
 
     /// Whether it sends payload.
     pub fn is_backend(&self) -> bool {
@@ -618,11 +650,17 @@ impl Claim {
     }
 }
 
-with_ends!(Claim, Ask, Spacing);
+with_ends!(Claim, Ask, Spacing, Delivered);
 
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {
         if self.has_ends() && self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
+impl Delivered {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.has_ends() { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 
@@ -671,6 +709,7 @@ mod tests {
             sender_ipv6: Address::NONE,
             name: padded_name(name),
             offer_key: [7; 16],
+            heartbeat_ms: 250.into(),
         }
     }
 

@@ -148,6 +148,8 @@ fn the_c_header_has_the_same_layout() {
             snd_wscale,
             rcv_wscale,
             options,
+            answered,
+            shut,
             pad,
         ]
     );

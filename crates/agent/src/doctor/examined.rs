@@ -1,5 +1,7 @@
-//! Answers for a peer's doctor: the time here, and the addresses that this agent would send as.
+//! Answers for a peer's doctor: the time here, the addresses that this agent would send as, and how this machine sees the
+//! ways to that peer and to clients.
 
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use shunt_wire::local::Reason;
@@ -11,20 +13,28 @@ use crate::incoming::Incoming;
 impl Agent {
     /// One question and one answer; then the connection ends.
     pub(crate) fn examine(&mut self, incoming: Incoming, examine: &Examine) {
-        let peer = self.config.peers.iter().find(|peer| incoming.transport.is_of(&peer.name));
-        let Some(peer) = peer else {
+        let index = self.config.peers.iter().position(|peer| incoming.transport.is_of(&peer.name));
+        let Some(index) = index else {
             return self.refuse(incoming, Reason::NotAllowed);
         };
+        let peer = &self.config.peers[index];
         let may = |(index, server)| u32::from(peer.speaks_for(server)) << index;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let examined = Examined {
             time_ns: (now.as_nanos() as u64).into(),
             roles: self.roles().into(),
             may: examine.servers().enumerate().map(may).sum::<u32>().into(),
+            faults: self.faults_towards(index).into(),
         };
         let mut transport = incoming.transport;
         examined.emit(transport.output());
         let _ = transport.finish();
+    }
+
+    /// As they were seen last, a few seconds ago at most.
+    fn faults_towards(&self, peer: usize) -> u32 {
+        let are_whole = self.ports.are_whole.load(Ordering::Relaxed);
+        self.seen[peer].load(Ordering::Relaxed) | if are_whole { 0 } else { Examined::WITHOUT_PROGRAMS }
     }
 
     fn roles(&self) -> u32 {

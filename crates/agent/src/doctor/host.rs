@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use caps::{CapSet, Capability};
 use rustix::fs::statfs;
 use serde_json::Value;
-use shunt_handoff::probe;
+use shunt_handoff::{Attached, attached, probe};
 use shunt_sys::cgroup;
 
 use super::Finding;
@@ -67,6 +67,34 @@ fn is_up(role: &str, name: &str) -> Finding {
     Finding::of("interface", about, advice)
 }
 
+/// Checks that the agent that runs has its programs on each interface.
+pub(super) fn programs(config: &Config) -> Vec<Finding> {
+    let frontend = config.frontend.iter().flat_map(|frontend| frontend.interfaces.iter().map(|name| (true, name)));
+    let backend = config.backend.iter().flat_map(|backend| backend.interfaces.iter().map(|name| (false, name)));
+    let of = |(is_frontend, name): (bool, &String)| {
+        let role = if is_frontend { "frontend" } else { "backend" };
+        let about = format!("the {role}'s steering programs on {name}");
+        let index = crate::host::interface_index(name).ok()?;
+        if let Err(error) = fs::read_dir(&config.pins) {
+            return Some(Finding::skipped("programs", about, format!("{}: {error}", config.pins.display())));
+        }
+        let advice = match attached(index, is_frontend, &config.pins) {
+            Attached::Ours => None,
+            Attached::Lacking(names) => Some(format!(
+                "{} not there: other software has taken them off. The agent puts them back within 5 s; where it does \
+                 not, its log says why",
+                names.join(" and ")
+            )),
+            Attached::Others(program) => Some(format!(
+                "there is the program {program} of another agent or of other software: `tc filter show dev {name} \
+                 ingress`, and `egress`, show it. Take it off, or name another interface"
+            )),
+        };
+        Some(Finding::of("programs", about, advice))
+    };
+    frontend.chain(backend).filter_map(of).collect()
+}
+
 /// Checks that pinned maps would be in a BPF file system.
 pub(super) fn pins(config: &Config) -> Finding {
     let there = config.pins.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
@@ -77,14 +105,12 @@ pub(super) fn pins(config: &Config) -> Finding {
 }
 
 /// What the agent needs of the kernel, and of who runs this.
-pub(super) fn machine(config: &Config) -> Vec<Finding> {
+pub(super) fn machine() -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
     findings.extend(probe::missing().map_or_else(
         |error| vec![Finding::skipped("kernel", "BPF", format!("the kernel was not asked: {error}; run it as root"))],
         |missing| vec![features(&missing)],
     ));
-    findings.push(group(config));
-    findings.extend(config.backend.is_some().then(|| ports(config)).into_iter().flatten());
     findings
 }
 
@@ -114,7 +140,8 @@ fn capabilities() -> Finding {
     Finding::of("capabilities", "what an agent starts with", (!missing.is_empty()).then(advice))
 }
 
-fn group(config: &Config) -> Finding {
+/// Checks that there is such a control group.
+pub(super) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
         None => (cgroup::root(), "cgroup v2".to_owned()),
@@ -131,7 +158,7 @@ fn group(config: &Config) -> Finding {
 }
 
 /// Checks that nothing else takes the senders' ports.
-fn ports(config: &Config) -> Option<Finding> {
+pub(super) fn ports(config: &Config) -> Option<Finding> {
     let ports = &config.backend.as_ref()?.ports.0;
     let of_peers = *ports.start()..=ports.start().saturating_add(config.peers.len().saturating_sub(1) as u16);
     let local = numbers("/proc/sys/net/ipv4/ip_local_port_range");

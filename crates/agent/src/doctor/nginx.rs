@@ -18,6 +18,8 @@ pub(super) struct Served {
     pub(super) trusts: bool,
     /// What `shunt_agent` names.
     pub(super) agent: Option<String>,
+    /// The user that its workers become, and the group, where the configuration names them.
+    pub(super) user: Option<(String, Option<String>)>,
 }
 
 impl Served {
@@ -32,6 +34,8 @@ impl Served {
                 ["shunt_offer", "on"] => served.offers = true,
                 ["shunt_trust", first, ..] => served.trusts |= first != "none",
                 ["shunt_agent", path] => served.agent = Some(path.trim_start_matches("unix:").to_owned()),
+                ["user", user] => served.user = Some((user.to_owned(), None)),
+                ["user", user, group] => served.user = Some((user.to_owned(), Some(group.to_owned()))),
                 _ => {}
             }
         }
@@ -92,7 +96,10 @@ mod tests {
     #[test]
     fn what_is_commented_out_is_not_there() {
         let served = Served::parse("http { #shunt on;\n shunt_trust none; server { listen 10.0.0.2; } }");
-        assert!(!served.hands_off && !served.trusts);
+        assert!(!served.hands_off && !served.trusts && served.user.is_none());
+        let named = |text| Served::parse(text).user;
+        assert_eq!(named("user www-data;"), Some(("www-data".into(), None)));
+        assert_eq!(named("user web www;"), Some(("web".into(), Some("www".into()))));
         assert_eq!(served.addresses, ["10.0.0.2:80".parse().unwrap()]);
     }
 }

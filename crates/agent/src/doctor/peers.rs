@@ -2,7 +2,7 @@
 //! connection of its own, with this agent's certificate, and asks (EXAMINE).
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +11,7 @@ use shunt_wire::local::Reason;
 use shunt_wire::peer::{Examine, Examined, Frame};
 
 use super::Finding;
+use crate::addresses::is_usable;
 use crate::config::{Config, PeerConfig};
 use crate::credentials::Credentials;
 use crate::interfaces;
@@ -41,6 +42,7 @@ pub(super) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
         Ok((examined, took)) => {
             findings.push(Finding::ok("peer", format!("{about} has the certificate of that name")));
             findings.push(clock(peer, &examined, took));
+            findings.extend(ways_back(peer, &examined));
             findings.extend(speaks_for(config, peer, &servers, &examined));
         }
         Err(why) => findings.push(Finding::fault("peer", about, why)),
@@ -50,15 +52,30 @@ pub(super) fn all(config: &Config, peer: &PeerConfig, listens: &[SocketAddr]) ->
 
 /// Addresses that clients know this machine by: those at which nginx listens.
 fn asked_for(config: &Config, listens: &[SocketAddr], stream: &TcpStream) -> Vec<SocketAddr> {
-    if config.frontend.is_none() {
-        return Vec::new();
+    let Some(frontend) = &config.frontend else { return Vec::new() };
+    let there = if_addrs::get_if_addrs().unwrap_or_default();
+    let clients = there.iter().filter(|one| frontend.interfaces.contains(&one.name)).map(if_addrs::Interface::ip);
+    let clients: Vec<IpAddr> = clients.filter(|address| is_usable(*address)).collect();
+    let own = stream.local_addr().ok().map(|at| at.ip().to_canonical());
+    known_by(listens, &clients, own)
+}
+
+/// A wildcard is each address of its IP version that `clients` come in at; `own`, where there is none.
+fn known_by(listens: &[SocketAddr], clients: &[IpAddr], own: Option<IpAddr>) -> Vec<SocketAddr> {
+    let mut servers = Vec::new();
+    for at in listens.iter().filter(|at| !at.ip().is_loopback()) {
+        if !at.ip().is_unspecified() {
+            servers.push(*at);
+            continue;
+        }
+        let is_alike = |address: &IpAddr| address.is_ipv4() == at.is_ipv4();
+        let mut here: Vec<IpAddr> = clients.iter().copied().filter(is_alike).collect();
+        if here.is_empty() {
+            here.extend(own.filter(is_alike));
+        }
+        servers.extend(here.into_iter().map(|address| SocketAddr::new(address, at.port())));
     }
-    let own = stream.local_addr().map(|at| at.ip().to_canonical());
-    let all = |at: &SocketAddr| match &own {
-        Ok(own) if at.ip().is_unspecified() => Some(SocketAddr::new(*own, at.port())),
-        _ => (!at.ip().is_loopback()).then_some(*at),
-    };
-    let mut servers: Vec<SocketAddr> = listens.iter().filter_map(all).collect();
+    servers.sort_unstable();
     servers.dedup();
     servers.truncate(Examine::MOST);
     servers
@@ -92,6 +109,48 @@ fn clock(peer: &PeerConfig, examined: &Examined, took: Duration) -> Finding {
     let advice = (apart > CLOCKS + took)
         .then(|| format!("it differs from this machine's by {} s: have both follow NTP", apart.as_secs()));
     Finding::of("clock", format!("of \"{}\"", peer.name), advice)
+}
+
+/// The ways from there, as that machine sees them.
+fn ways_back(peer: &PeerConfig, examined: &Examined) -> Vec<Finding> {
+    let name = &peer.name;
+    let mut all = vec![
+        (
+            "route",
+            "from there to here",
+            Examined::NO_ROUTE,
+            "there is none, or one that encapsulates packets: `ip route get` with this machine's address there",
+        ),
+        (
+            "programs",
+            "on the interfaces there",
+            Examined::WITHOUT_PROGRAMS,
+            "one of its `interfaces` is missing, or has not its steering programs: `shunt doctor` there says which",
+        ),
+    ];
+    if examined.is_backend() {
+        all.extend([
+            (
+                "route",
+                "from there to clients",
+                Examined::PAYLOAD_ELSEWHERE,
+                "payload leaves by an interface that its [backend] interfaces does not name: `shunt doctor` there says \
+                 which",
+            ),
+            (
+                "rp_filter",
+                "there, where ACKs come in from here",
+                Examined::FILTERED,
+                "it is strict, and clients are reached by another interface, so that it drops their ACKs: `shunt doctor` \
+                 there says which",
+            ),
+        ]);
+    }
+    let of = |(area, about, bit, advice): (&'static str, &str, u32, &str)| {
+        let is_fault = examined.faults.get() & bit != 0;
+        Finding::of(area, format!("of \"{name}\", {about}"), is_fault.then(|| advice.to_owned()))
+    };
+    all.into_iter().map(of).collect()
 }
 
 fn speaks_for(config: &Config, peer: &PeerConfig, servers: &[SocketAddr], examined: &Examined) -> Vec<Finding> {
@@ -160,4 +219,20 @@ fn wait(transport: &Transport, left: Duration) -> io::Result<()> {
     let mut ready = [PollFd::new(&descriptor, PollFlags::IN)];
     poll(&mut ready, Some(&Timespec::try_from(left).map_err(io::Error::other)?))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wildcard_is_each_address_that_clients_come_in_at() {
+        let at = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let clients = ["192.0.2.10", "2001:db8::10"].map(|one| one.parse().unwrap());
+        let own = Some("10.0.0.10".parse().unwrap());
+        let listens = at(&["0.0.0.0:80", "[::]:80", "0.0.0.0:443", "10.0.0.10:8080", "127.0.0.1:81"]);
+        let asked = at(&["10.0.0.10:8080", "192.0.2.10:80", "192.0.2.10:443", "[2001:db8::10]:80"]);
+        assert_eq!(known_by(&listens, &clients, own), asked);
+        assert_eq!(known_by(&at(&["0.0.0.0:80", "[::]:80"]), &[], own), at(&["10.0.0.10:80"]));
+    }
 }

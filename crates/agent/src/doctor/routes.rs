@@ -3,6 +3,8 @@
 use std::fs;
 use std::net::IpAddr;
 
+use shunt_wire::peer::Examined;
+
 use super::Finding;
 use crate::config::Config;
 use crate::host;
@@ -13,34 +15,49 @@ const ANYWHERE: [u8; 4] = [192, 0, 2, 1];
 
 /// Of each role, and to each peer.
 pub(super) fn all(config: &Config) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = config.peers.iter().map(|peer| to_peer(&peer.name, peer.address.ip())).collect();
+    let mut routes = match Routes::open() {
+        Ok(routes) => routes,
+        Err(error) => return vec![Finding::skipped("route", "from here", error.to_string())],
+    };
+    let to = |peer: &crate::config::PeerConfig| to_peer(&mut routes, &peer.name, peer.address.ip());
+    let mut findings: Vec<Finding> = config.peers.iter().map(to).collect();
     if let Some(backend) = &config.backend {
-        findings.push(to_clients(&backend.interfaces));
-        findings.extend(config.peers.iter().filter_map(|peer| filtered(peer.address.ip())));
+        findings.push(to_clients(&mut routes, &backend.interfaces));
+        findings.extend(config.peers.iter().filter_map(|peer| filtered(&mut routes, peer.address.ip())));
     }
     findings
 }
 
+/// The same for the doctor of one peer: bits of [`Examined::faults`]. `interfaces`: those that payloads leave by, where this
+/// machine is a backend.
+pub(crate) fn seen_from_here(routes: &mut Routes, interfaces: Option<&[String]>, peer: IpAddr) -> u32 {
+    let bit = |is_fault: bool, bit| if is_fault { bit } else { 0 };
+    let lost = bit(way_to(routes, peer).is_err(), Examined::NO_ROUTE);
+    let Some(interfaces) = interfaces else { return lost };
+    lost | bit(to_clients(routes, interfaces).is_fault(), Examined::PAYLOAD_ELSEWHERE)
+        | bit(filtered(routes, peer).is_some_and(|found| found.is_fault()), Examined::FILTERED)
+}
+
 /// Name of the interface that packets for an address leave by; the error is a part of a sentence.
-fn way_to(address: IpAddr) -> Result<String, String> {
-    let asked = Routes::open().and_then(|mut routes| routes.port_towards(address));
-    match asked {
+fn way_to(routes: &mut Routes, address: IpAddr) -> Result<String, String> {
+    match routes.port_towards(address) {
         Ok(Ok(index)) => Ok(host::interface_name(index)),
         Ok(Err(none)) => Err(none.to_string()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn to_peer(name: &str, address: IpAddr) -> Finding {
+fn to_peer(routes: &mut Routes, name: &str, address: IpAddr) -> Finding {
     let about = format!("to \"{name}\" at {address}");
-    let advice = way_to(address).err().map(|why| format!("{why}: `ip route get {address}` shows what the kernel does"));
+    let advice =
+        way_to(routes, address).err().map(|why| format!("{why}: `ip route get {address}` shows what the kernel does"));
     Finding::of("route", about, advice)
 }
 
 /// Payload leaves by the route to its client, and only the programs on that interface make it what the client expects.
-fn to_clients(interfaces: &[String]) -> Finding {
+fn to_clients(routes: &mut Routes, interfaces: &[String]) -> Finding {
     let about = "by which payload leaves to clients elsewhere";
-    let Ok(name) = way_to(ANYWHERE.into()) else {
+    let Ok(name) = way_to(routes, ANYWHERE.into()) else {
         return Finding::skipped("route", about, "there is no default route; it leaves by the route to each client");
     };
     let advice = (!interfaces.contains(&name)).then(|| {
@@ -53,17 +70,17 @@ fn to_clients(interfaces: &[String]) -> Finding {
 
 /// ACKs come from the frontend with their clients' source addresses: a strict filter drops those whose way back is
 /// another (net.ipv4.conf.*.rp_filter; RFC 3704).
-fn filtered(peer: IpAddr) -> Option<Finding> {
+fn filtered(routes: &mut Routes, peer: IpAddr) -> Option<Finding> {
     if !peer.is_ipv4() {
         return None;
     }
-    let name = way_to(peer).ok()?;
+    let name = way_to(routes, peer).ok()?;
     let strictness = |name: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter")).ok()?;
         text.trim().parse::<u8>().ok()
     };
     let effective = strictness("all")?.max(strictness(&name)?);
-    let advice = (effective == 1 && way_to(ANYWHERE.into()).as_ref() != Ok(&name)).then(|| {
+    let advice = (effective == 1 && way_to(routes, ANYWHERE.into()).as_ref() != Ok(&name)).then(|| {
         format!(
             "it is strict, and clients are not reached by {name}, so that it drops their ACKs: \
              `sysctl -w net.ipv4.conf.{name}.rp_filter=2`"

@@ -1,14 +1,17 @@
 //! This machine's servers: what nginx's configuration says, and where its workers are.
 
+use std::ffi::CString;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 use std::process::Command;
 
+use nix::unistd::{Gid, User, getgrouplist};
 use shunt_sys::cgroup;
 
 use super::nginx::Served;
 use super::{Finding, Servers};
+use crate::callers::Account;
 use crate::config::Config;
 
 /// Reads nginx's configuration; the error is why not.
@@ -40,6 +43,7 @@ pub(super) fn all(config: &Config, served: &Result<Served, String>) -> Vec<Findi
         Err(why) => return vec![Finding::skipped("nginx", "its configuration", why.as_str())],
     };
     let mut findings = vec![agent(config, served)];
+    findings.extend(served.user.as_ref().and_then(|(user, group)| may_use(config, user, group.as_deref())));
     if config.frontend.is_some() {
         findings.push(role("shunt on", served.hands_off));
     }
@@ -62,6 +66,18 @@ fn agent(config: &Config, served: &Served) -> Finding {
         )
     });
     Finding::of("nginx", "shunt_agent", advice)
+}
+
+/// Checks that workers may use the agent's socket: by the user whom they become, and its groups (initgroups(3)).
+fn may_use(config: &Config, user: &str, group: Option<&str>) -> Option<Finding> {
+    let known = User::from_name(user).ok()??;
+    let own = group.and_then(|group| Account::Name(group.into()).group().ok()).map_or(known.gid, Gid::from_raw);
+    let groups = getgrouplist(&CString::new(user).ok()?, own).ok()?;
+    let groups: Vec<u32> = groups.into_iter().chain([own]).map(Gid::as_raw).collect();
+    let may = config.callers().ok()?.may_serve(known.uid.as_raw(), &groups);
+    let advice =
+        format!("it may not, so nothing is handed off: `users = [\"{user}\"]` in shuntd.toml, and restart the agent");
+    Some(Finding::of("nginx", format!("{} for its user \"{user}\"", config.socket.display()), (!may).then_some(advice)))
 }
 
 fn role(directive: &str, is_there: bool) -> Finding {
@@ -125,4 +141,27 @@ fn nginx_groups() -> Vec<(u32, String)> {
         Some((pid, group))
     };
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_let_in(more: &str, user: &str, group: Option<&str>) -> bool {
+        let text = format!(
+            "name = \"be\"\nlisten = \"127.0.0.1:7440\"\n{more}\n[backend]\ninterfaces = [\"lo\"]\n[tls]\ncertificate = \"c\"\nkey = \"k\"\nca = \"a\"\n"
+        );
+        let config = Config::parse(&text, Path::new("x")).unwrap();
+        !may_use(&config, user, group).unwrap().is_fault()
+    }
+
+    #[test]
+    fn workers_are_let_in_by_their_user_or_one_of_its_groups() {
+        assert!(is_let_in("user = \"root\"", "root", None));
+        assert!(!is_let_in("user = \"root\"", "nobody", None));
+        assert!(is_let_in("users = [\"nobody\"]", "nobody", None));
+        assert!(is_let_in("groups = [\"daemon\"]", "nobody", Some("daemon")));
+        assert!(!is_let_in("groups = [\"daemon\"]", "nobody", None));
+        assert!(!is_let_in("observers = [\"nobody\"]", "nobody", None), "they only ask for counters");
+    }
 }

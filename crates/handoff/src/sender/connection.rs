@@ -8,14 +8,16 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
-use shunt_sys::sockopt::{begin_with_send_buffer, set_max_pacing_rate, unacknowledged};
-use shunt_wire::Endpoint;
+use shunt_sys::sockopt::{begin_with_send_buffer, congestion_window, set_max_pacing_rate, unacknowledged};
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::peer::{Claim, Spacing};
+use shunt_wire::{Endpoint, Tag};
 
+use super::words::Word;
 use super::{Claimant, SenderKey, SenderLimits, Slot};
 use crate::body::Body;
 use crate::payload::Payload;
+use crate::reading::Done;
 use crate::spacing;
 use crate::tls13::stream::Workbench;
 
@@ -26,6 +28,9 @@ const RCV_WND: u32 = 65535;
 const LOOK_EVERY: u32 = 16;
 /// A payload that is shorter under way is not worth a digest.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
+/// How long a client may acknowledge nothing of what a new socket sends, and four round trips more. A tail probe goes
+/// out after a second, and the first retransmission after three.
+const ANSWER_WITHIN: Duration = Duration::from_millis(1500);
 
 pub(super) enum State {
     /// A payload's bytes are being queued.
@@ -59,9 +64,9 @@ pub(super) struct Sender {
     pub(super) socket: OwnedFd,
     pub(super) claimant: Claimant,
     pub(super) state: State,
-    server: Endpoint,
+    pub(super) server: Endpoint,
     /// Bytes given to the socket, in its own sequence space: its `write_seq`.
-    write_seq: u32,
+    pub(super) write_seq: u32,
     /// Constant: the socket never receives data.
     rcv_nxt: u32,
     /// Of the socket's timestamp clock from [`clock_ms`].
@@ -72,12 +77,34 @@ pub(super) struct Sender {
     /// Of its payload in bytes.
     pub(super) length: u64,
     pub(super) digest: Digest,
+    pub(super) word: Word,
     /// Payloads so far.
     payloads: u32,
     /// Which ACKs of its client it gets.
     spacing: spacing::Spacing,
     /// Of the last change of `unacknowledged`.
     progress: (u32, Instant),
+    /// Until its client is known to acknowledge something, or not to.
+    unheard: Option<Unheard>,
+}
+
+/// A socket whose client has acknowledged nothing yet.
+struct Unheard {
+    /// Its first sequence number.
+    first: u32,
+    /// When something has to have been acknowledged.
+    due: Instant,
+    /// Number and tag of the offer that it began with, where that can be given back: its bytes are sent as they are.
+    offer: Option<(u64, Tag)>,
+}
+
+/// What the first payload of a socket has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FirstWord {
+    /// Its client acknowledges.
+    Answered,
+    /// It acknowledges nothing, though it was sent something; the offer's number and tag, where it can be given back.
+    Silent(Option<(u64, Tag)>),
 }
 
 /// Of a sender whose socket begins with `claim`, so that both count alike.
@@ -134,9 +161,15 @@ impl Sender {
             paced: false,
             length: claim.length.get(),
             digest: Digest::Unwanted,
+            word: Word::Unwanted,
             payloads: 0,
             spacing: Default::default(),
             progress: (0, now),
+            unheard: Some(Unheard {
+                first: claim.start.get(),
+                due: now + ANSWER_WITHIN + 4 * Duration::from_micros(claim.srtt_us.get().into()),
+                offer: (claim.offer.get() != 0 && claim.suite.get() == 0).then_some((claim.offer.get(), claim.tag)),
+            }),
         })
     }
 
@@ -233,6 +266,7 @@ impl Sender {
     pub(super) fn begin(&mut self, body: Body, claim: &Claim, now: Instant) {
         let is_wanted = claim.options & Handoff::DIGEST != 0;
         self.digest = if is_wanted { Digest::Wanted(now) } else { Digest::Unwanted };
+        self.word = if claim.options & Handoff::WORD != 0 { Word::Owed } else { Word::Unwanted };
         self.state = State::Sending(body);
     }
 
@@ -241,6 +275,19 @@ impl Sender {
         match &self.state {
             State::Sending(body) | State::Draining(body) => Some(body.payload()),
             State::Parked => None,
+        }
+    }
+
+    /// Whether it comes no further until a read has ended.
+    pub(super) fn is_reading(&self) -> bool {
+        matches!(&self.state, State::Sending(body) if body.payload().is_reading())
+    }
+
+    /// A read has ended: whether it was this sender's.
+    pub(super) fn take_read(&mut self, done: Done) -> Result<bool, Reason> {
+        match &mut self.state {
+            State::Sending(body) => body.payload_mut().take_read(done),
+            State::Draining(_) | State::Parked => Ok(false),
         }
     }
 
@@ -297,6 +344,25 @@ impl Sender {
         (sent, outcome)
     }
 
+    /// After a look: what its first payload has come to, once. A client that has no room is sent nothing, and is not silent.
+    pub(super) fn first_word(&mut self, now: Instant) -> Option<FirstWord> {
+        let unheard = self.unheard.as_ref()?;
+        let word = if self.progress.0 < self.write_seq.wrapping_sub(unheard.first) {
+            FirstWord::Answered
+        } else if now >= unheard.due && congestion_window(&self.socket).is_ok_and(|window| window.in_flight > 0) {
+            FirstWord::Silent(unheard.offer)
+        } else {
+            return None;
+        };
+        self.unheard = None;
+        Some(word)
+    }
+
+    /// As which server it sends.
+    pub(super) fn server(&self) -> Endpoint {
+        self.server
+    }
+
     /// Parks it where all is acknowledged, and says what is to become of it.
     pub(super) fn look(&mut self, now: Instant, limits: &SenderLimits) -> Verdict {
         // Nothing changes there, and there may be very many: not worth a system call.
@@ -317,6 +383,8 @@ impl Sender {
                 self.state = State::Parked;
                 if unchanged { Verdict::Keep } else { Verdict::Fail(Reason::FileChanged) }
             }
+            // Not the client's fault: another backend may have the rest.
+            _ if waited > limits.progress && self.is_reading() => Verdict::Fail(Reason::Socket),
             _ if waited > limits.progress => Verdict::Fail(Reason::NoProgress),
             _ => Verdict::Keep,
         }

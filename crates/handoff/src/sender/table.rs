@@ -43,4 +43,10 @@ pub trait SenderTable {
     fn insert(&mut self, key: &SenderKey, index: u32) -> io::Result<()>;
     /// From here packets of `key` are dropped.
     fn remove(&mut self, key: &SenderKey);
+    /// From here an ACK up to `end`, in the socket's own sequence space, is reported.
+    fn await_end(&mut self, index: u32, end: u32);
+    /// What a slot's client has acknowledged to its socket, in that one's own sequence space.
+    fn acked(&self, index: u32) -> u32;
+    /// Senders whose awaited end has been acknowledged since the last call; one may be there more than once.
+    fn take_reports(&mut self) -> Vec<SenderKey>;
 }

@@ -1,7 +1,7 @@
 //! A payload as a stream of sealed records, as much of it at a time as the socket takes.
 //!
 //! Some records are read from the file with one call, right to where they are sealed in place, and given to the socket
-//! with another. What the socket leaves of them waits as ciphertext.
+//! with another. What the socket leaves of them waits as ciphertext. Bytes of a file that has changed are never sealed.
 
 use std::os::fd::AsFd;
 
@@ -93,6 +93,11 @@ impl SealedPayload {
         &self.payload
     }
 
+    /// The same, for what it reads.
+    pub fn payload_mut(&mut self) -> &mut Payload {
+        &mut self.payload
+    }
+
     /// See [`Payload::is_unchanged`].
     pub fn is_unchanged(&self) -> bool {
         self.payload.is_unchanged()
@@ -106,22 +111,24 @@ impl SealedPayload {
     pub fn send_to(&mut self, socket: impl AsFd, workbench: &mut Workbench) -> Result<bool, Reason> {
         let enough = self.remaining.saturating_sub(TURN_BYTES);
         if !self.send_waiting(&socket)? {
-            return self.still_good(false);
+            return Ok(false);
         }
         while self.next < self.records.count() {
             if self.remaining <= enough {
-                return self.still_good(false);
+                return Ok(false);
             }
-            let sealed = self.seal_some(&mut workbench.0)?;
+            let Some(sealed) = self.seal_some(&mut workbench.0)? else {
+                return Ok(false); // a read has to end first
+            };
             let skip = std::mem::take(&mut self.skip);
             let sealed = &workbench.0[skip..sealed];
             let taken = self.send_some(&socket, sealed)?;
             if taken < sealed.len() {
                 self.waiting.extend_from_slice(&sealed[taken..]);
-                return self.still_good(false);
+                return Ok(false);
             }
         }
-        self.still_good(true)
+        Ok(true)
     }
 
     /// `true`: nothing waits any more.
@@ -159,8 +166,8 @@ impl SealedPayload {
         Ok(taken)
     }
 
-    /// Seals the next records: how many bytes they have on the workbench.
-    fn seal_some(&mut self, workbench: &mut [u8]) -> Result<usize, Reason> {
+    /// Seals the next records: how many bytes they have on the workbench. `None`: their contents are not in memory.
+    fn seal_some(&mut self, workbench: &mut [u8]) -> Result<Option<usize>, Reason> {
         let indices = self.next..(self.next + RECORDS_AT_ONCE as u64).min(self.records.count());
         let mut places = Vec::with_capacity(RECORDS_AT_ONCE);
         let (mut rest, mut sealed) = (workbench, 0);
@@ -171,18 +178,21 @@ impl SealedPayload {
             rest = after;
         }
         let contents = places.iter_mut().map(|place| content(place)).collect();
-        self.payload.read_exactly(self.records.payload_offset(self.next), contents)?;
+        if !self.payload.read_exactly(self.records.payload_offset(self.next), contents)? {
+            return Ok(None);
+        }
+        // After the read, before anything is sealed: another backend may have sealed the file's old bytes under these
+        // numbers, or will, and a sender may have waited long for its turn.
+        if !self.is_unchanged() {
+            return Err(Reason::FileChanged);
+        }
         let sealer = self.sealer.as_mut().expect("there are keys until all is sealed");
         places.into_iter().for_each(|place| sealer.seal(place, ContentType::ApplicationData));
         self.next = indices.end;
         if self.next == self.records.count() {
             self.sealer = None;
         }
-        Ok(sealed)
-    }
-
-    fn still_good(&self, done: bool) -> Result<bool, Reason> {
-        if self.is_unchanged() { Ok(done) } else { Err(Reason::FileChanged) }
+        Ok(Some(sealed))
     }
 }
 

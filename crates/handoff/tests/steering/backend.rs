@@ -223,15 +223,44 @@ fn an_ack_of_what_has_not_been_sent_is_dropped() {
 }
 
 #[test]
-fn what_has_been_sent_is_known_over_the_whole_sequence_space() {
+fn the_ack_of_an_awaited_end_is_reported() {
+    let mut be = backend!();
+    let end = 0x1000 + 5000;
+    let awaited = SenderSlot { live: (SENDER_LIVE | SENDER_WORD) as u16, end, ..slot(server()) };
+    be.set_sender(client(), 7001, INDEX, &awaited);
+    be.be_in(&steered(90_000, START + 4999));
+    be.be_in(&steered(90_000, START + 8001));
+    be.be_in(&steered(90_000u32.wrapping_add(1 << 25), START + 5000));
+    assert!(be.reports().is_empty(), "not all of it, of what has not been sent, and by a stranger");
+    be.counted();
+    be.be_in(&steered(90_000, START + 5000));
+    assert_eq!(be.counted(), once(&["be_in_steered", "be_delivered"]));
+    let report = be.reports()[0];
+    let client = Endpoint::from(client());
+    assert_eq!((report.client_address, report.client_port.to_ne_bytes()), (client.address.0, client.port_be));
+    assert_eq!(u16::from_be(report.port), 7001);
+    be.set_sender(super::programs::client(), 7001, INDEX, &slot(server()));
+    be.be_in(&steered(90_000, START + 5000));
+    assert!(be.reports().is_empty(), "nobody waits for it");
+}
+
+/// Of payloads longer than half of it, too: the region's start is soon behind, and then ahead.
+#[test]
+fn acks_are_judged_over_the_whole_sequence_space() {
     let be = backend!();
-    let (first, step) = (0x1000u32, 1u32 << 30);
+    let (first, step) = (0x1000u32, 1u32 << 29);
     be.set_sender(client(), 7001, INDEX, &SenderSlot { sent: first, edge: first, ..slot(server()) });
-    for sent in (1..10).map(|n| first.wrapping_add(step.wrapping_mul(n))) {
+    for sent in (1..30).map(|n| first.wrapping_add(step.wrapping_mul(n))) {
         be.be_out(&data(sent.wrapping_sub(7)));
-        let ack = |own: u32| be.be_in(&steered(90_000, own.wrapping_add(SEQ_DELTA))).verdict;
-        // Its kernel knows the region's start no better: a slot of so long a payload is far from it.
-        assert_eq!((ack(sent.wrapping_add(1)), be.slot(INDEX).edge), (SHOT, sent), "at {sent:#x}");
+        let ack = |own: u32| be.be_in(&steered(90_000, own.wrapping_add(SEQ_DELTA)));
+        assert_eq!(ack(sent.wrapping_add(1)).verdict, SHOT, "of one byte too many at {sent:#x}");
+        let good = ack(sent);
+        assert_eq!((good.verdict, good.segment().ack), (PASS, sent));
+        assert_eq!(
+            ack(sent.wrapping_sub(1000)).segment().ack,
+            sent.wrapping_sub(1000),
+            "an older one is none of the start"
+        );
     }
 }
 

@@ -141,6 +141,23 @@ fn sequence_numbers_are_the_windows_as_the_kernel_has_it() {
     assert_eq!(fe.flow().server_edge, RCV_NXT + 90_000, "never back");
 }
 
+/// Sequence numbers compare over less than 2^31, and the last region may have begun longer ago.
+#[test]
+fn packets_are_noted_however_much_the_client_uploads_behind_a_payload() {
+    let mut flow = under_way();
+    complete(&mut flow);
+    (flow.client_ack, flow.edge) = (START + LENGTH, START + LENGTH + ROOM);
+    let mut fe = frontend!(flow);
+    let mut seq = RCV_NXT;
+    for upload in 1..=12 {
+        seq = seq.wrapping_add(1 << 29);
+        fe.fe_out(&Segment::ack(server(), client(), START, seq));
+        fe.fe_in(&Segment { seq, window: upload, ..from_client(START + LENGTH) });
+        assert!(!fe.counted().contains_key("fe_in_strange"), "{upload} times 512 MiB");
+        assert_eq!(fe.flow().client_window, upload);
+    }
+}
+
 #[test]
 fn the_newest_ack_counts_and_not_the_highest() {
     let fe = frontend!(under_way());
@@ -160,4 +177,174 @@ fn an_ack_that_is_older_than_a_window_is_not_noted() {
     }
     fe.fe_in(&from_client((START + ACKED).wrapping_sub(ROOM)).timestamps(5000, 5000));
     assert_eq!((fe.flow().client_tsval, fe.flow().client_tsecr), (5000, 5000));
+}
+
+/// A payload that is longer than its client had room for.
+fn needs_a_word() -> Flow {
+    let mut flow = under_way();
+    flow.spaces.breaks[0].end = END_WORD;
+    flow
+}
+
+/// Claims all of it, a window at a time.
+fn walk(fe: &Frontend) -> Outcome {
+    let end = START + LENGTH;
+    while fe.flow().edge < end {
+        assert_eq!(fe.fe_in(&from_client(fe.flow().edge)).verdict, REDIRECT);
+    }
+    fe.fe_in(&from_client(end))
+}
+
+fn completion() -> Vec<(u64, u64, u32)> {
+    vec![(needs_a_word().handoff, LENGTH.into(), 1)]
+}
+
+#[test]
+fn a_client_that_walks_its_claims_completes_nothing() {
+    let mut fe = frontend!(needs_a_word());
+    let out = walk(&fe);
+    assert_eq!((out.verdict, out.segment().ack), (PASS, START), "the frontend's kernel hears of its own bytes");
+    assert_eq!(fe.copies(1)[0].ack, START + LENGTH, "and the backend judges");
+    let counted = fe.counted();
+    assert_eq!((counted["fe_in_clamped"], counted.contains_key("fe_completed")), (1, false));
+    for _ in 0..3 {
+        fe.fe_in(&from_client(START + LENGTH));
+    }
+    let flow = fe.flow();
+    assert_eq!((flow.spaces.status, flow.spaces.acked), (ACTIVE, LENGTH.into()));
+    assert!(fe.events().is_empty());
+    // Nor by the ACKs of what it really has.
+    fe.fe_in(&from_client(START + LENGTH - 10));
+    assert_eq!((fe.flow().spaces.status, fe.flow().spaces.acked), (ACTIVE, u64::from(LENGTH) - 10));
+    assert!(fe.events().is_empty());
+}
+
+#[test]
+fn a_claim_and_the_word_of_its_backend_complete_a_payload() {
+    let mut fe = frontend!(needs_a_word());
+    walk(&fe);
+    assert!(fe.events().is_empty());
+    fe.counted();
+    assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), PASS);
+    assert_eq!(fe.counted(), once(&["fe_delivered", "fe_completed"]));
+    assert_eq!((fe.events(), fe.flow().spaces.status), (completion(), COMPLETE));
+    assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), SHOT, "it is over");
+    assert!(fe.events().is_empty());
+    // What the client says next is the frontend's.
+    let request = fe.fe_in(&from_client(START + LENGTH).payload(b"GET"));
+    assert_eq!((request.verdict, request.segment().ack), (PASS, START));
+}
+
+#[test]
+fn a_word_before_the_claim_completes_nothing_by_itself() {
+    let fe = frontend!(needs_a_word());
+    assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), PASS);
+    assert_eq!((fe.events(), fe.flow().spaces.status), (vec![], ACTIVE));
+    assert_eq!(walk(&fe).verdict, PASS);
+    assert_eq!((fe.events(), fe.flow().spaces.status), (completion(), COMPLETE));
+}
+
+#[test]
+fn nobody_but_its_backend_has_a_word_on_a_payload() {
+    let fe = frontend!(needs_a_word());
+    walk(&fe);
+    let mut other = client();
+    other.set_port(1);
+    let handoff = needs_a_word().handoff;
+    for (client, peer, handoff) in
+        [(client(), OTHER_PEER, handoff), (client(), PEER, handoff + 1), (other, PEER, handoff)]
+    {
+        assert_eq!(fe.deliver(client, peer, handoff), SHOT);
+    }
+    assert_eq!((fe.events(), fe.flow().spaces.breaks[0].end), (vec![], END_WORD | END_CLAIMED));
+}
+
+#[test]
+fn an_older_ack_that_comes_late_takes_no_claim_back() {
+    let fe = frontend!(needs_a_word());
+    walk(&fe);
+    fe.fe_in(&from_client(START + LENGTH - 5000));
+    assert_eq!(fe.deliver(client(), PEER, needs_a_word().handoff), PASS);
+    assert_eq!((fe.events(), fe.flow().spaces.acked), (completion(), LENGTH.into()));
+}
+
+#[test]
+fn room_that_an_old_ack_offers_is_nobodys() {
+    let fe = frontend!(Flow { snd_wscale: 14, edge: START + ACKED + (1 << 20), ..under_way() });
+    let before = noted(&fe.flow());
+    fe.fe_in(&Segment { window: u16::MAX, ..from_client((START + ACKED).wrapping_sub(100 << 20)) });
+    assert_eq!(noted(&fe.flow()), before);
+}
+
+#[test]
+fn what_a_client_says_when_it_is_asked_counts_however_far_a_stranger_was_ahead() {
+    let fe = frontend!(under_way());
+    let honest = from_client(START + ACKED);
+    for _ in 0..10 {
+        fe.fe_in(&from_client(fe.flow().edge));
+    }
+    let walked = fe.flow().spaces.acked;
+    fe.fe_in(&honest);
+    assert_eq!(fe.flow().spaces.acked, walked, "older than a window");
+    let probe = Segment::ack(server(), client(), START - 1, RCV_NXT);
+    assert_eq!(fe.fe_out(&probe).segment().seq, START - 1, "a number that the client has acknowledged long ago");
+    assert_eq!((fe.flow().asked, fe.flow().answered), (1, 0));
+    fe.fe_in(&honest);
+    assert_eq!((fe.flow().spaces.acked, fe.flow().client_ack), (ACKED.into(), START + ACKED));
+    assert_eq!((fe.flow().asked, fe.flow().answered), (1, 1));
+}
+
+/// How many numbers in a row around `good` are taken.
+fn width(good: u32, takes: impl Fn(u32) -> bool) -> u64 {
+    assert!(takes(good));
+    // The first in that direction that is not, by halves: less than half of all numbers are taken.
+    let reach = |way: fn(u32, u32) -> u32| {
+        let (mut taken, mut refused) = (0, 1 << 31);
+        while refused - taken > 1 {
+            let middle = taken + (refused - taken) / 2;
+            if takes(way(good, middle)) { taken = middle } else { refused = middle }
+        }
+        u64::from(taken)
+    };
+    reach(u32::wrapping_add) + 1 + reach(u32::wrapping_sub)
+}
+
+/// Plain Linux takes a segment with a sequence number in the window that it has offered, or the one before (tcp_sequence),
+/// and with an ACK number from a window before the client's last up to what has been sent (tcp_ack), which is a window at most.
+#[test]
+fn who_knows_no_number_has_to_guess_as_much_as_with_plain_linux() {
+    let fe = frontend!(under_way());
+    let moves = |seq: u32, ack: u32| {
+        fe.set_flow(&under_way());
+        fe.fe_in(&Segment { seq, window: 77, ..from_client(ack) });
+        fe.flow().client_window == 77
+    };
+    let ack = START + ACKED + 1;
+    let seqs = width(RCV_NXT, |seq| moves(seq, ack));
+    let acks = width(ack, |ack| moves(RCV_NXT, ack));
+    let all = 1u64 << 32;
+    println!("{seqs} sequence numbers, {acks} ACK numbers: one packet in {} is taken", (all / seqs) * (all / acks));
+    assert!(seqs <= u64::from(SERVER_WINDOW) + 2, "{seqs} sequence numbers");
+    assert!(acks <= 2 * u64::from(ROOM) + 1, "{acks} ACK numbers");
+}
+
+/// Of a region that its server has taken, and goes on with.
+#[test]
+fn an_ack_of_what_a_server_has_not_sent_again_is_one_of_all_that_it_has() {
+    let mut flow = under_way();
+    flow.spaces.status = COMPLETE;
+    flow.spaces.breaks[0].length = ACKED.into();
+    (flow.start, flow.ahead) = (START + ACKED, ROOM);
+    flow.server_end = START + 1000;
+    let ack = |flow: &Flow, ack: u32| {
+        let fe = Frontend::new();
+        fe.set_flow(flow);
+        fe.fe_in(&from_client(ack)).segment().ack
+    };
+    assert_eq!(ack(&flow, START + ACKED + 999), START + 999);
+    assert_eq!(ack(&flow, START + ACKED + 1001), START + 1000, "it has that from the sender before");
+    assert_eq!(ack(&flow, EDGE), START + 1000);
+    assert_eq!(ack(&flow, EDGE + 1), START + ROOM + 1, "nobody has sent that: its kernel drops it");
+    flow.flags |= FLOW_SERVER_FIN as u8;
+    assert_eq!(ack(&flow, START + ACKED + 1001), START + 1001, "the server's FIN has a number, too");
 }

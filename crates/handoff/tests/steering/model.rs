@@ -114,15 +114,24 @@ fn response() -> impl Strategy<Value = Response> {
         .prop_map(|(header, payload)| Response { header, payload })
 }
 
+/// What there is besides the client's ACK of a payload's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Unneeded,
+    Before,
+    After,
+}
+
 #[derive(Debug)]
 struct Case {
     first: u32,
     spacing: u32,
-    responses: Vec<(Response, Vec<Report>)>,
+    responses: Vec<(Response, Vec<Report>, Word)>,
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let responses = prop::collection::vec((response(), prop::collection::vec(report(), 1..6)), 1..7);
+    let word = prop_oneof![Just(Word::Unneeded), Just(Word::Before), Just(Word::After)];
+    let responses = prop::collection::vec((response(), prop::collection::vec(report(), 1..6), word), 1..7);
     let spacing = prop_oneof![Just(0), 1u32..200_000];
     (any::<u32>(), spacing, responses).prop_map(|(first, spacing, responses)| Case { first, spacing, responses })
 }
@@ -184,8 +193,8 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     let out = fe.fe_in(&packet);
     let may_wait = !to_server && model.spacing > 0 && offset > start + model.position && offset < model.due;
     let window = u64::from(packet.window) << WSCALE;
-    model.edge = model.edge.max(offset + window);
     if believed {
+        model.edge = model.edge.max(offset + window);
         (model.acked, model.window) = (offset, packet.window);
     }
     if believed || complete {
@@ -240,7 +249,7 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
     let mut flow = Flow { server_ack: RCV_NXT, server_edge: RCV_NXT, client_ack: case.first, ..Default::default() };
     flow.snd_wscale = WSCALE;
     flow.spaces.status = COMPLETE;
-    for (response, reports) in &case.responses {
+    for (response, reports, word) in &case.responses {
         // The header goes out with the delta of all payloads before it.
         let before: u64 = model.responses.iter().map(|response| response.header + response.payload).sum();
         fe.set_flow(&flow);
@@ -258,7 +267,11 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
         // The header was sent into the client's room.
         model.edge = model.edge.max(start);
         flow_now.edge = model.client(model.edge);
+        if *word != Word::Unneeded {
+            flow_now.spaces.breaks[((flow_now.spaces.made - 1) % BREAKS) as usize].end = END_WORD;
+        }
         fe.set_flow(&flow_now);
+        let say = || fe.deliver(client(), PEER, flow_now.handoff);
 
         for report in reports {
             check(fe, &mut model, report, false)?;
@@ -272,7 +285,15 @@ fn run_case(fe: &Frontend, case: &Case) -> Result<(), TestCaseError> {
             check(fe, &mut model, &Report { progress: 0, ..WIDE }, false)?;
             check(fe, &mut model, &Report { progress: 500, ..WIDE }, false)?;
         }
+        if *word == Word::Before {
+            prop_assert_eq!((say(), fe.events()), (PASS, vec![]));
+        }
         check(fe, &mut model, &WIDE, true)?;
+        if *word == Word::After {
+            prop_assert_eq!(fe.events(), vec![]);
+            check(fe, &mut model, &Report { progress: -1, ..WIDE }, false)?;
+            prop_assert_eq!(say(), PASS);
+        }
         prop_assert_eq!(fe.events().pop().map(|(_, acked, kind)| (acked, kind)), Some((response.payload, 1)));
         flow = fe.flow();
         prop_assert_eq!(flow.spaces.status, COMPLETE);

@@ -12,6 +12,7 @@ use shunt_handoff::bpf::backend::{BackendSkel, BackendSkelBuilder};
 use shunt_handoff::bpf::frontend::{FrontendSkel, FrontendSkelBuilder};
 use shunt_handoff::bpf::*;
 use shunt_handoff::counters::COUNTERS;
+use shunt_handoff::frontend::Delivery;
 use shunt_handoff::{SteeringError, until_not_interrupted};
 use shunt_wire::Endpoint;
 use zerocopy::{FromBytes, IntoBytes};
@@ -194,6 +195,13 @@ impl Frontend {
         run(&self.skel.progs.fe_out, self.host.client_port, &segment.to_frame(), 0)
     }
 
+    /// A peer says that all of a handoff's payload is acknowledged; its flow is `client`'s.
+    pub fn deliver(&self, client: SocketAddr, peer: u32, handoff: u64) -> i32 {
+        let word = Delivery { flow: key(client, server()), peer, handoff };
+        let frame = [&[0; 14], word.as_bytes()].concat();
+        run(&self.skel.progs.fe_delivered, 1, &frame, 0).verdict
+    }
+
     /// Copies that have arrived behind the port towards backends.
     pub fn copies(&self, expected: usize) -> Vec<Segment> {
         self.host.arrived(expected, |segment| segment.to.port() == peer().port())
@@ -205,17 +213,7 @@ impl Frontend {
 
     /// The events in the ring.
     pub fn events(&self) -> Vec<(u64, u64, u32)> {
-        let mut events = Vec::new();
-        {
-            let mut builder = RingBufferBuilder::new();
-            let read = |bytes: &[u8]| {
-                events.push(event(bytes));
-                0
-            };
-            builder.add(&self.ring, read).unwrap();
-            builder.build().unwrap().consume().unwrap();
-        }
-        events
+        records(&self.ring).iter().map(|record| event(record)).collect()
     }
 }
 
@@ -231,6 +229,21 @@ macro_rules! frontend {
     }};
 }
 pub(crate) use frontend;
+
+/// What is in a ring.
+fn records(ring: &dyn MapCore) -> Vec<Vec<u8>> {
+    let mut records = Vec::new();
+    {
+        let mut builder = RingBufferBuilder::new();
+        let read = |bytes: &[u8]| {
+            records.push(bytes.to_vec());
+            0
+        };
+        builder.add(ring, read).unwrap();
+        builder.build().unwrap().consume().unwrap();
+    }
+    records
+}
 
 /// An event of the ring (`struct shunt_event`): handoff, bytes acknowledged, kind.
 pub fn event(bytes: &[u8]) -> (u64, u64, u32) {
@@ -259,7 +272,7 @@ pub fn key(client: SocketAddr, server: SocketAddr) -> FlowKey {
 /// What SHUNT_BEGIN does to a flow, for the tests that have no socket.
 pub fn begin(flow: &mut Flow, local: u32, start: u32, length: u64, peer: u32) {
     let spaces = &mut flow.spaces;
-    spaces.breaks[(spaces.made % BREAKS) as usize] = FlowBreak { local, start, length, peer, pad: 0 };
+    spaces.breaks[(spaces.made % BREAKS) as usize] = FlowBreak { local, start, length, peer, end: 0 };
     spaces.made += 1;
     spaces.status = ACTIVE;
     spaces.acked = 0;
@@ -315,6 +328,12 @@ impl Backend {
         };
         self.skel.maps.senders.update(key.as_bytes(), &index.to_ne_bytes(), MapFlags::ANY).unwrap();
         self.skel.maps.sender_slots.update(&index.to_ne_bytes(), slot.as_bytes(), MapFlags::ANY).unwrap();
+    }
+
+    /// Senders whose ends the agent is told of.
+    pub fn reports(&self) -> Vec<SenderKey> {
+        let reports = records(&self.skel.maps.words);
+        reports.iter().map(|report| SenderKey::read_from_prefix(report).expect("a struct sender_key").0).collect()
     }
 
     pub fn slot(&self, index: u32) -> SenderSlot {

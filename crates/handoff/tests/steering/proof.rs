@@ -5,11 +5,11 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 
-use libbpf_rs::{MapCore, MapFlags};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use shunt_handoff::Frontend as Loaded;
 use shunt_handoff::bpf::*;
 use shunt_sys::odb;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::ifindex;
 use super::programs::*;
@@ -154,6 +154,25 @@ fn a_connection_that_began_unseen_is_handed_off_from_its_second_response_on() {
     }
 }
 
+/// Nobody has seen what its server has acknowledged since: more than sequence numbers compare over.
+#[test]
+fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = connect_unwatched(&steered);
+    exchange(&mut server, &mut client);
+    refused(&steered, &mut server, &mut client);
+    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    let flows = steered.frontend_map("flows");
+    let bytes = flows.lookup(key.as_bytes(), MapFlags::LOCK).expect("lookup").expect("a flow");
+    let mut flow = Flow::read_from_bytes(&bytes).expect("a flow's size");
+    flow.rcv_nxt = flow.rcv_nxt.wrapping_sub(7 << 29);
+    flow.flags &= !((FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8);
+    flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    refused(&steered, &mut server, &mut client);
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+}
+
 #[test]
 fn the_first_refusal_has_its_port_watched() {
     let Some(mut steered) = Steered::new() else { return };
@@ -179,15 +198,21 @@ fn a_client_of_an_interface_that_is_not_listed_is_relayed_to() {
     }
 }
 
+/// Finds the `struct handshake` of a connection, in which map, and under which key.
+fn noted(steered: &Steered, server: &TcpStream, client: &TcpStream) -> (MapHandle, FlowKey, Vec<u8>) {
+    let map = steered.frontend_map("handshakes");
+    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    let noted = map.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup").expect("it was noted");
+    (map, key, noted)
+}
+
 /// A stranger who knows a connection's addresses and ports sends a SYN in its name, or in that of its next.
 #[test]
 fn a_handshake_of_other_numbers_is_no_proof() {
     let Some(mut steered) = Steered::new() else { return };
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
-    let map = steered.frontend_map("handshakes");
-    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
-    let noted = map.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup").expect("it was noted");
+    let (map, key, noted) = noted(&steered, &server, &client);
     for at in [0, 4, 8] {
         let mut other = noted.clone();
         other[at] ^= 1;
@@ -198,6 +223,46 @@ fn a_handshake_of_other_numbers_is_no_proof() {
     map.update(key.as_bytes(), &noted, MapFlags::ANY).expect("update");
     exchange(&mut server, &mut client);
     handed_off(&mut steered, &mut server, &mut client);
+}
+
+/// The socket's numbers are those of the handshake, and yet it may be another connection's by now.
+#[test]
+fn a_handshake_of_long_ago_is_no_proof() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect();
+    exchange(&mut server, &mut client);
+    let (map, key, noted) = noted(&steered, &server, &client);
+    let begun = u64::from_ne_bytes(noted[16..].try_into().expect("8 bytes"));
+    let seconds_ago = |seconds: u32| {
+        let then = begun.wrapping_sub(u64::from(seconds) * 1_000_000_000);
+        map.update(key.as_bytes(), &[&noted[..16], &then.to_ne_bytes()].concat(), MapFlags::ANY).expect("update");
+    };
+    seconds_ago(HANDSHAKE_SECONDS);
+    refused(&steered, &mut server, &mut client);
+    steered.forget(&key);
+    // The packets in between are others' numbers by now: the handshake is all that there is.
+    seconds_ago(0);
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+}
+
+#[test]
+fn a_syn_begins_a_handshake_anew_where_an_older_one_has_aged() {
+    if !super::host::root() {
+        return;
+    }
+    let fe = Frontend::new();
+    watch(&fe, server().port());
+    fe.fe_in(&syn(70));
+    fe.fe_out(&syn_ack(900, 71));
+    let key = key(client(), server());
+    let mut noted = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup").expect("noted");
+    let then = u64::from_ne_bytes(noted[16..].try_into().expect("8 bytes"));
+    let aged = then.wrapping_sub(u64::from(HANDSHAKE_SECONDS) * 1_000_000_000);
+    noted[16..].copy_from_slice(&aged.to_ne_bytes());
+    fe.skel.maps.handshakes.update(key.as_bytes(), &noted, MapFlags::ANY).expect("update");
+    fe.fe_in(&syn(70));
+    assert_eq!(handshake(&fe), Some([70, 0, 0]), "a new connection of the same number");
 }
 
 /// So many SYNs that others' handshakes are forgotten cost those one shortcut, and no response.
@@ -211,7 +276,7 @@ fn a_forgotten_handshake_costs_a_shortcut_and_a_flood_none_to_whom_comes_later()
     for n in 0..2 * MAX_HANDSHAKES {
         let mut other = ours;
         other.client_address[8..12].copy_from_slice(&n.to_ne_bytes());
-        map.update(other.as_bytes(), &[0; 12], MapFlags::ANY).expect("never full");
+        map.update(other.as_bytes(), &[0; 24], MapFlags::ANY).expect("never full");
     }
     // Which ones the map forgets is the kernel's business.
     let _ = map.delete(ours.as_bytes());

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use shunt_handoff::Frontend;
 use shunt_sys::sockopt;
+use shunt_testbed::{PATIENCE, eventually};
+use shunt_wire::local::Handoff;
 use zerocopy::IntoBytes;
 
 use super::host::{ifindex, ip};
@@ -84,7 +86,10 @@ fn takes(steered: &Steered, listening: &str, address: &str) -> bool {
         steered.connect_to(listening.parse().expect("an address"), address.parse().expect("an address"));
     server.write_all(b"header").expect("header");
     expect(&mut client, b"header");
-    begin(&server, 1, 100).is_ok()
+    let begun = begin(&server, 1, 100).is_ok();
+    // SHUNT_REGION_ACTIVE, SHUNT_REGION_FAMILY.
+    assert_eq!(steered.answer().status, if begun { 1 } else { 7 });
+    begun
 }
 
 #[test]
@@ -315,6 +320,21 @@ fn a_client_that_resets_is_reported() {
     sending.finish();
 }
 
+#[test]
+fn a_client_that_has_no_room_is_told_from_one_that_waits() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, mut client) = steered.connect_and_send_header();
+    let body = payload(1, 3_000_000);
+    begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
+    let begun = steered.answer();
+    assert_eq!(begun.shut, 0);
+    let sending = steered.send(&begun, &body);
+    eventually(|| if steered.state(&server).shut == 1 { Ok(()) } else { Err(()) }).expect("its window is full");
+    expect(&mut client, &body);
+    assert_eq!((steered.event(), steered.state(&server).shut), ((1, body.len() as u64, 1), 0));
+    sending.finish();
+}
+
 /// The first sender is lost after `first` bytes, another goes on from `from`: what the client has had twice, it has
 /// acknowledged before the second sender has sent it.
 fn move_in_the_middle(first: usize, from: usize) {
@@ -365,6 +385,34 @@ fn another_sender_goes_on_from_the_very_first_byte() {
     move_in_the_middle(0, 0);
 }
 
+/// The sender is lost when the client has a part of what it sent behind a hole. Once the server has filled that, the client
+/// acknowledges what the server's kernel has not sent.
+#[test]
+fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
+    const HOLE: usize = 3_000;
+    const ISLAND: usize = 50_000;
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect_and_send_header();
+    let body = payload(1, 3_000_000);
+    begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
+    let begun = steered.answer();
+    let behind = State { start: begun.start.wrapping_add(HOLE as u32), ..begun };
+    let lost = steered.send(&behind, &body[HOLE..HOLE + ISLAND]);
+    let until = Instant::now() + PATIENCE;
+    while steered.count("be_in_steered") < 10 {
+        assert!(Instant::now() < until, "the client has not reported the hole: {:?}", steered.counted());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    lost.finish();
+    sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, whole: 0, handoff: 1 }).expect("SHUNT_TAKE");
+    let taken = steered.answer();
+    assert_eq!((taken.handoff, taken.acked, taken.status), (1, 0, 2));
+    let whole = body.clone();
+    let client_end = std::thread::spawn(move || expect(&mut client, &whole));
+    server.write_all(&body).expect("the rest, which is all");
+    client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
 #[test]
 fn move_is_refused_where_it_must_be() {
     let Some(mut steered) = Steered::new() else { return };
@@ -412,8 +460,11 @@ fn begin_is_refused_where_it_must_be() {
     refused(Begin { length: 1 << 48, ..good() }, "fe_refused_argument");
     refused(Begin { ring: 1, ..good() }, "fe_refused_argument");
     refused(Begin { ring: 64, ..good() }, "fe_refused_argument");
-    refused(Begin { peer: 1, ..good() }, "fe_refused_peer");
-    refused(Begin { peer: 64, ..good() }, "fe_refused_peer");
+    for peer in [1, 64] {
+        refused(Begin { peer, ..good() }, "fe_refused_peer");
+        let answer = steered.answer();
+        assert_eq!((answer.handoff, answer.status), (1, 6), "SHUNT_REGION_NO_PEER");
+    }
     assert_eq!(steered.state(&server).status, 0, "nothing has begun");
     let nowhere = sockopt::set(&server, SHUNT_SOL, SHUNT_STATE, &1u32).expect_err("no such ring");
     assert_eq!(nowhere.raw_os_error(), Some(libc::EPERM));
@@ -441,6 +492,7 @@ fn unsent_bytes_refuse_a_handoff() {
     let error = begin(&server, 1, 1).expect_err("a full send buffer");
     assert_eq!(error.raw_os_error(), Some(libc::EPERM));
     assert_eq!(steered.count("fe_refused_unsent"), 1);
+    assert_eq!(steered.answer().status, 5, "SHUNT_REGION_UNSENT");
 }
 
 #[test]
@@ -484,4 +536,29 @@ fn another_namespaces_servers_are_not_answered() {
     });
     assert_eq!(error.expect("netns").raw_os_error(), Some(libc::ENOPROTOOPT));
     assert_eq!(steered.count("fe_refused_argument"), 0);
+}
+
+/// Whether a payload of `length` bytes needs a word, and how much its client takes.
+fn needs_a_word(steered: &Steered, read_before: usize, length: u64) -> (bool, u64) {
+    let (mut server, mut client) = steered.connect_and_send_header();
+    let before = payload(1, read_before);
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.write_all(&before).expect("what opens its window"));
+        expect(&mut client, &before);
+    });
+    begin(&server, length, length).expect("SHUNT_BEGIN");
+    let state = steered.answer();
+    (state.options & Handoff::WORD != 0, state.snd_wnd.into())
+}
+
+#[test]
+fn a_payload_that_its_client_has_no_room_for_needs_a_word_and_so_does_a_long_one() {
+    let Some(steered) = Steered::new() else { return };
+    let opened = 32 << 20;
+    assert!(!needs_a_word(&steered, 1, 1000).0);
+    let (word, room) = needs_a_word(&steered, 1, 900 << 10);
+    assert!(word && room < 900 << 10, "{room} bytes of room");
+    let (word, room) = needs_a_word(&steered, opened, 1 << 20);
+    assert_eq!(word, room < 1 << 20, "{room} bytes of room");
+    assert!(needs_a_word(&steered, opened, (1 << 20) + 1).0);
 }

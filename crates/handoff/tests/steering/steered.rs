@@ -1,5 +1,6 @@
 //! Both sides' steering on three hosts, as two agents would have it, and what a server says to it by socket options.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -10,13 +11,15 @@ use std::time::{Duration, Instant};
 use libbpf_rs::{MapCore, MapHandle, MapInfo, RingBufferBuilder};
 use shunt_handoff::bpf::{FlowKey, SteerPeer};
 use shunt_handoff::counters::COUNTERS;
-use shunt_handoff::frontend::Spacing;
+use shunt_handoff::frontend::{Delivery, Spacing};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all};
 use shunt_sys::odb;
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
+use shunt_wire::Endpoint;
 use shunt_wire::local::Event;
+use shunt_wire::local::Handoff;
 pub use shunt_wire::local::{Begin, State};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -30,6 +33,7 @@ pub const SHUNT_STATE: i32 = 3;
 pub const SHUNT_MOVE: i32 = 4;
 pub const SHUNT_APPEND: i32 = 5;
 pub const SHUNT_UNDO: i32 = 6;
+pub const SHUNT_TAKE: i32 = 8;
 pub const PEER: u32 = 2;
 pub const RING: u32 = 0;
 const PORT: u16 = 7001;
@@ -42,6 +46,15 @@ pub struct Move {
     pub ring: u32,
     pub handoff: u64,
     pub from: u64,
+}
+
+/// `struct shunt_take`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Take {
+    pub ring: u32,
+    pub whole: u32,
+    pub handoff: u64,
 }
 
 pub fn get<T: FromBytes + IntoBytes>(socket: &TcpStream, level: i32, option: i32) -> std::io::Result<T> {
@@ -84,7 +97,9 @@ pub fn payload(handoff: u64, length: usize) -> Vec<u8> {
 pub struct Steered {
     pub hosts: Hosts,
     pub frontend: Frontend,
-    backend: Backend,
+    backend: RefCell<Backend>,
+    /// Payloads that the backend has to say a word on: the client's end, flow, handoff.
+    owed: RefCell<Vec<(Endpoint, FlowKey, u64)>>,
     ring: OwnedFd,
     pub frontend_config: FrontendConfig,
     backend_config: BackendConfig,
@@ -133,7 +148,8 @@ impl Steered {
         }
         frontend.set_peer(PEER, &peer).expect("set_peer");
         let ring = frontend.create_ring(RING, 0).expect("create_ring");
-        Self { hosts, frontend, backend, ring, frontend_config, backend_config, spacing: None }
+        let (backend, owed) = (RefCell::new(backend), RefCell::default());
+        Self { hosts, frontend, backend, owed, ring, frontend_config, backend_config, spacing: None }
     }
 
     /// A connection: the frontend's end, and the client's.
@@ -188,6 +204,11 @@ impl Steered {
     /// Sends as a struct shunt_state says.
     pub fn send(&mut self, state: &State, payload: &[u8]) -> Sending {
         let socket = self.restore(state);
+        if state.options & Handoff::WORD != 0 {
+            let flow = key(state.client().socket_addr(), state.server().socket_addr());
+            self.owed.borrow_mut().push((state.client(), flow, state.handoff));
+            self.backend.borrow_mut().await_end(7, state.start.wrapping_add(payload.len() as u32));
+        }
         let sending = socket.try_clone().expect("dup");
         let payload = payload.to_vec();
         let writer = std::thread::spawn(move || {
@@ -213,8 +234,8 @@ impl Steered {
             ts_recent: state.ts_recent,
             ahead: state.ahead,
         };
-        self.backend.write_slot(7, &slot);
-        self.backend.insert(&SenderKey { client, port: PORT }, 7).expect("a free sender");
+        self.backend.borrow_mut().write_slot(7, &slot);
+        self.backend.borrow_mut().insert(&SenderKey { client, port: PORT }, 7).expect("a free sender");
         let restored = Restored {
             local: (self.hosts.backend_address, PORT).into(),
             remote: client.socket_addr(),
@@ -262,12 +283,33 @@ impl Steered {
         self.answer()
     }
 
-    /// The next event of the ring: handoff, bytes acknowledged, kind.
+    /// The next event of the ring: handoff, bytes acknowledged, kind. The backend says its word meanwhile.
     pub fn event(&self) -> (u64, u64, u32) {
-        event(&self.record(Duration::from_secs(20)))
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.say_words();
+            match self.records(Duration::from_millis(10)) {
+                records if records.is_empty() && Instant::now() < until => {}
+                records => return event(&one(records, self)),
+            }
+        }
+    }
+
+    fn say_words(&self) {
+        for report in self.backend.borrow_mut().take_reports() {
+            let is_of = |(client, ..): &&(Endpoint, FlowKey, u64)| *client == report.client;
+            let owed = self.owed.borrow();
+            let (_, flow, handoff) = owed.iter().rfind(is_of).expect("a word is owed");
+            let word = Delivery { flow: *flow, peer: PEER, handoff: *handoff };
+            self.frontend.set_delivered(&word).expect("BPF_PROG_TEST_RUN");
+        }
     }
 
     fn record(&self, wait: Duration) -> Vec<u8> {
+        one(self.records(wait), self)
+    }
+
+    fn records(&self, wait: Duration) -> Vec<Vec<u8>> {
         let mut records = Vec::new();
         {
             let id = MapInfo::new(self.ring.as_fd()).expect("a map").info.id;
@@ -285,14 +327,13 @@ impl Steered {
                 assert_eq!(error.kind(), libbpf_rs::ErrorKind::Interrupted, "{error}");
             }
         }
-        assert_eq!(records.len(), 1, "one record: {:?}", self.counted());
-        records.remove(0)
+        records
     }
 
     /// All counters that are not 0.
     pub fn counted(&self) -> BTreeMap<&'static str, u64> {
         let mut counters = self.frontend.counters().expect("counters");
-        counters.extend(self.backend.counters().expect("counters"));
+        counters.extend(self.backend.borrow().counters().expect("counters"));
         let counted = counters.into_iter().map(|counter| (counter.name, counter.value));
         counted.filter(|(_, value)| *value > 0).collect()
     }
@@ -308,6 +349,11 @@ impl Drop for Steered {
         let _ = detach_all(&self.frontend_config.pin_dir);
         let _ = self.hosts.backend.run(|| detach_all(&self.backend_config.pin_dir));
     }
+}
+
+fn one(mut records: Vec<Vec<u8>>, steered: &Steered) -> Vec<u8> {
+    assert_eq!(records.len(), 1, "one record: {:?}", steered.counted());
+    records.remove(0)
 }
 
 /// Reads what is expected and fails at the first byte that differs.

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
+use shunt_handoff::identity::FileIdentity;
 use shunt_handoff::payload::Payload;
 use shunt_handoff::tls13::stream::{Generation, SealedPayload, Workbench};
 use shunt_wire::local::Offer;
@@ -24,11 +25,20 @@ pub fn file_of(bytes: &[u8]) -> File {
 
 /// All of a file from `offset` on.
 pub fn payload(file: &File, offset: u64) -> Payload {
+    Payload::new(file.try_clone().unwrap(), &offer(file, offset))
+}
+
+/// All of a file that others rely on, where `proven` says what it was.
+pub fn proven_payload(file: &File, proven: Option<FileIdentity>) -> Payload {
+    Payload::proven(file.try_clone().unwrap(), &offer(file, 0), proven)
+}
+
+fn offer(file: &File, offset: u64) -> Offer {
     let meta = file.metadata().unwrap();
     let mut offer = Offer::new_zeroed();
     (offer.offset, offer.length, offer.size) = (offset, meta.len() - offset, meta.len());
     offer.mtime_ns = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
-    Payload::new(file.try_clone().unwrap(), &offer)
+    offer
 }
 
 /// Keys as they come with a claim.

@@ -146,12 +146,12 @@ fn servers() -> Vec<Mistake> {
             .settings(|settings| {
                 settings.nginx_text = Some(|host, text| at(Frontend, host, text, |text| without(text, "shunt_trust")));
             })
-            .told(Teller::Server(Frontend), &["shunt_trust"]),
+            .told(Teller::Server(Frontend), &["shunt on", "shunt_trust"]),
         Mistake::new("trust-missing-at-backend", "the backend has `shunt_offer on` and no `shunt_trust`")
             .settings(|settings| {
                 settings.nginx_text = Some(|host, text| at(Backend, host, text, |text| without(text, "shunt_trust")));
             })
-            .told(Teller::Server(Backend), &["shunt_trust"]),
+            .told(Teller::Server(Backend), &["shunt_offer on", "shunt_trust"]),
         Mistake::new("socket-elsewhere", "`shunt_agent` names a socket that nobody listens at")
             .settings(|settings| {
                 settings.nginx_text =
@@ -183,18 +183,20 @@ fn servers() -> Vec<Mistake> {
         Mistake::new("plain-intermediate-filters", "an intermediate without the module has filters that touch bodies")
             .lab(|lab| lab.intermediates(1))
             .settings(|settings| {
-                settings.nginx_text = Some(|host, text| at(Intermediate, host, text, filtering));
-            }),
+                settings.nginx_text = Some(|host, text| {
+                    at(Intermediate, host, at(Backend, host, text, |text| swap(text, " plain;", ";")), filtering)
+                });
+            })
+            .told(Teller::Server(Backend), &["shunt_trust", "plain"]),
         Mistake::new(
             "plain-intermediate",
-            "an intermediate without the module, which the frontend does not know as `plain`",
+            "an intermediate without the module, whose address the backend does not trust as `plain`",
         )
         .lab(|lab| lab.intermediates(1))
         .settings(|settings| {
-            settings.nginx_text =
-                Some(|host, text| if host.role() == Intermediate { text } else { text.replace(" plain;", ";") });
+            settings.nginx_text = Some(|host, text| at(Backend, host, text, |text| swap(text, " plain;", ";")));
         })
-        .told(Teller::Server(Frontend), &["shunt_trust", "plain"]),
+        .told(Teller::Server(Backend), &["shunt_trust", "plain"]),
         Mistake::new("other-namespace", "nginx's workers are in another network namespace than the agent")
             .lab(|lab| lab.intermediates(1))
             .settings(|settings| {

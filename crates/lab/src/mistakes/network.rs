@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::text::{at, set, swap};
 use super::{Bodies, Mistake, Teller};
@@ -28,16 +28,20 @@ fn ports() -> Vec<Mistake> {
             })
             .bodies(Bodies::Shortcut),
         Mistake::new("interface-made-anew", "the frontend's interface is deleted and made anew while the agent runs")
-            .after(|running| anew(running.lab))
-            .bodies(Bodies::Either)
-            .told(Teller::Server(Frontend), &["interfaces"]),
+            .after(|running| {
+                let frontend = running.lab.frontend();
+                running.lab.delete_port(frontend, "client0")?;
+                running.lab.make_port(frontend, "client0")
+            })
+            .bodies(Bodies::Shortcut)
+            .told(Teller::Agent(Frontend), &["is there", "client0"]),
         Mistake::new("backend-interface-wrong", "the backend's `interfaces` names another than payloads leave by")
             .before(|lab| spare(lab.backend()))
             .settings(|settings| {
                 settings.agent_text =
                     Some(|host, text| at(Backend, host, text, |text| set(text, "interfaces", "[\"spare0\"]")));
             })
-            .told(Teller::Agents, &["interfaces"]),
+            .told(Teller::Agent(Backend), &["10.77.0", "service0", "interfaces"]),
         Mistake::new("smaller-mtu", "the backend's interface has a smaller MTU than the frontend's")
             .before(|lab| ip(lab.backend(), "link set service0 mtu 1300"))
             .bodies(Bodies::Shortcut),
@@ -51,7 +55,7 @@ fn ways() -> Vec<Mistake> {
             .told(Teller::Agent(Backend), &["frontend", "10.77.1.1:7440"]),
         Mistake::new("no-way-to-clients", "the backend has no route to clients")
             .before(|lab| ip(lab.backend(), "route del 10.77.0.0/24"))
-            .told(Teller::Agents, &["route"]),
+            .told(Teller::Agent(Backend), &["10.77.0", "no route"]),
         Mistake::new("strict-rp-filter", "rp_filter = 1 on the frontend and on the backend")
             .before(|lab| {
                 lab.frontend().sysctls(STRICT)?;
@@ -61,14 +65,18 @@ fn ways() -> Vec<Mistake> {
         Mistake::new("router-checks-sources", "a router between backend and clients drops packets with the frontend's address (rp_filter = 1)")
             .lab(|lab| lab.routed())
             .before(|lab| lab.switch().sysctls(&[("ipv4/conf/all/rp_filter", "1")]))
-            .told(Teller::Agents, &["10.77.0"]),
+            .told(Teller::Agent(Backend), &["rp_filter", "10.77.0.1:80"]),
         Mistake::new("backend-checks-sources", "the backend drops clients' ACKs, which come in on another port than its route to clients leaves by (rp_filter = 1)")
             .before(|lab| {
                 spare(lab.backend())?;
                 ip(lab.backend(), "route replace 10.77.0.10/32 dev spare0")?;
                 lab.backend().sysctls(STRICT)
             })
-            .told(Teller::Agents, &["10.77.0"]),
+            .settings(|settings| {
+                settings.agent_text =
+                    Some(|host, text| at(Backend, host, text, |text| set(text, "interfaces", "[\"service0\", \"spare0\"]")));
+            })
+            .told(Teller::Agent(Backend), &["10.77.0", "service0", "rp_filter"]),
     ]
 }
 
@@ -147,19 +155,4 @@ fn public_on(lab: &Lab, device: &str) -> Result<()> {
 /// The frontend's nginx listens at the public address, too.
 fn listening_there(host: &Host, text: String) -> String {
     at(Frontend, host, text, |text| swap(text, "backlog=4096;\n", "backlog=4096;\n        listen 10.77.200.1:80;\n"))
-}
-
-/// Deletes the frontend's port towards clients, and makes one of the same name.
-fn anew(lab: &Lab) -> Result<()> {
-    const PORT: &str = "client0";
-    let frontend = lab.frontend();
-    let port = frontend.ports().iter().find(|port| port.device == PORT).context("a port towards clients")?;
-    let address = port.address.context("its address")?;
-    let at = lab.switch().ports().iter().find(|port| port.device.starts_with("fe-c")).context("the switch's port")?;
-    ip(frontend, &format!("link del {PORT}"))?;
-    ip(lab.switch(), &format!("link add {} type veth peer name {PORT} netns {}", at.device, frontend.namespace()))?;
-    ip(lab.switch(), &format!("link set {} master bridge up", at.device))?;
-    ip(frontend, &format!("addr add {address}/24 dev {PORT}"))?;
-    ip(frontend, &format!("link set {PORT} address {}", crate::links::link_address(address)))?;
-    ip(frontend, &format!("link set {PORT} up"))
 }

@@ -24,9 +24,9 @@ const CLIENTS: usize = 4;
 /// does other work.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// For a message that comes after the responses.
-const MESSAGE_LIMIT: Duration = Duration::from_secs(8);
+const MESSAGE_LIMIT: Duration = Duration::from_secs(20);
 /// For the first shortcut, where there is to be one.
-const SHORTCUT_LIMIT: Duration = Duration::from_secs(10);
+const SHORTCUT_LIMIT: Duration = Duration::from_secs(60);
 /// The levels of nginx's error log that Debian's default shows (`error`), as they stand in a line.
 const SHOWN_LEVELS: [&str; 4] = ["[error]", "[crit]", "[alert]", "[emerg]"];
 
@@ -84,7 +84,7 @@ fn in_a_lab(mistake: &Mistake) -> Result<Outcome> {
     let server = running.service.chain().server();
     let server = SocketAddr::new((mistake.asked)(&lab).map_or(server.ip(), Into::into), server.port());
     let mut responses = running.load(server, mistake)?;
-    running.wait_for_a_shortcut(server, mistake, &mut responses)?;
+    running.ask_on(server, mistake, &mut responses)?;
     let mut found = Vec::new();
     let mut worst = Duration::ZERO;
     for (file, ending, took) in &responses {
@@ -132,16 +132,25 @@ impl Running<'_> {
         Ok(all)
     }
 
-    /// Asks on until a body has taken the shortcut, where some are to: servers and agents that have just started may
-    /// not have found together.
-    fn wait_for_a_shortcut(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
+    /// Asks on until a body has taken the shortcut, where some are to, else until the mistake is told of: servers and agents
+    /// that have just started may not have found together.
+    fn ask_on(&self, server: SocketAddr, mistake: &Mistake, responses: &mut Vec<Response>) -> Result<()> {
         let deadline = Instant::now() + SHORTCUT_LIMIT;
+        let is_over = || match mistake.bodies {
+            Bodies::Shortcut => self.shortcuts() > 0,
+            Bodies::Either | Bodies::Relayed => mistake.teller == Teller::Nobody || self.line(mistake).is_some(),
+        };
         let whole = |responses: &[Response]| responses.iter().all(|(_, ending, _)| *ending == Ending::Whole);
-        while mistake.bodies == Bodies::Shortcut && self.shortcuts() == 0 && whole(responses) {
-            if Instant::now() > deadline {
-                break;
-            }
+        while !is_over() && whole(responses) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(100));
+            let more = match mistake.bodies {
+                Bodies::Shortcut => download(self.lab.client(), server),
+                Bodies::Either | Bodies::Relayed => self.load(server, mistake),
+            };
+            responses.extend(more?);
+        }
+        // What has been told of may have been learnt from, too.
+        if mistake.bodies == Bodies::Relayed && whole(responses) {
             responses.extend(download(self.lab.client(), server)?);
         }
         Ok(())
@@ -164,18 +173,23 @@ impl Running<'_> {
     fn message(&self, mistake: &Mistake) -> Option<String> {
         let deadline = Instant::now() + MESSAGE_LIMIT;
         loop {
-            let hosts = self.lab.tiers().filter(|host| match mistake.teller {
-                Teller::Agent(role) | Teller::Server(role) => host.role() == role,
-                Teller::Agents => true,
-                Teller::Nobody => false,
-            });
-            let server = matches!(mistake.teller, Teller::Server(_));
-            let line = hosts.flat_map(|host| lines(host, server)).find(|line| says(line, mistake.says));
+            let line = self.line(mistake);
             if line.is_some() || mistake.teller == Teller::Nobody || Instant::now() > deadline {
                 return line;
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// The same, as far as it has been written.
+    fn line(&self, mistake: &Mistake) -> Option<String> {
+        let hosts = self.lab.tiers().filter(|host| match mistake.teller {
+            Teller::Agent(role) | Teller::Server(role) => host.role() == role,
+            Teller::Agents => true,
+            Teller::Nobody => false,
+        });
+        let server = matches!(mistake.teller, Teller::Server(_));
+        hosts.flat_map(|host| lines(host, server)).find(|line| says(line, mistake.says))
     }
 
     /// Runs `shuntd` once more on a host, with the configuration that its agent has, changed.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
-use shunt_wire::local::{Header, kind};
+use shunt_wire::local::{Ended, Header, Reason, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// An answer is one packet of at most this size.
@@ -48,7 +48,14 @@ impl Stats {
             Ok((header, text)) if header.kind == kind::STATS_TEXT => {
                 Ok(Self(serde_json::from_slice(text).context("the answer is no JSON")?))
             }
-            Ok((header, _)) => bail!("the agent answered with a message of kind {}", header.kind),
+            Ok((header, _)) if header.kind == kind::ENDED => bail!(
+                "{}: `observers` in its shuntd.toml names who may ask",
+                Ended::read_from_bytes(packet)
+                    .ok()
+                    .and_then(|ended| Reason::from_number(ended.reason))
+                    .map_or_else(|| "the agent refuses".to_owned(), |reason| format!("the agent refuses: {reason}"))
+            ),
+            Ok(_) => bail!("the agent's answer is something else: is it of another version?"),
             Err(_) if packet.is_empty() => bail!("the agent closed the connection"),
             Err(_) => bail!("the agent's answer has {} bytes", packet.len()),
         }

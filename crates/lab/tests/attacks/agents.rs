@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, Lab, Options, Role};
+use shunt_testbed::eventually;
 use shunt_wire::Address;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Ended, Frame, Hello, MAGIC, Spacing, VERSION, padded_name};
+use shunt_wire::prefixes::Prefixes;
 use zerocopy::FromZeros;
 
 use crate::offers::{Seen, served};
@@ -116,20 +118,78 @@ fn a_frontends_agent_speaks_only_for_its_addresses() -> Result<()> {
     })
 }
 
+/// A connection to the frontend's agent with the certificate of the second backend, whose agent is killed, and what it begins
+/// a session with.
+fn in_place_of_second_backend(service: &mut Running<'_>) -> Result<(Connection, Vec<u8>)> {
+    let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
+    service.service.kill_agent(other)?;
+    let rogue = Impostor::with_certificate_of(service.lab, other.name())?;
+    let session = rogue.connect(other, service.lab.frontend())?;
+    Ok((session, hello(other.name(), Some(SocketAddr::new(other.address().into(), 61_000)))))
+}
+
 #[test]
 fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
     if !may_run("a_backends_agent_has_no_say_in_anothers_handoffs") {
         return Ok(());
     }
     start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
-        let frontend = service.lab.frontend();
-        let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
-        service.service.kill_agent(other)?;
-        let rogue = Impostor::with_certificate_of(service.lab, other.name())?;
-        let mut session = rogue.connect(other, frontend)?;
-        session.send(&hello(other.name(), Some(SocketAddr::new(other.address().into(), 61_000))))?;
+        let (mut session, begins) = in_place_of_second_backend(service)?;
+        session.send(&begins)?;
         session.frame()?.context("the frontend's agent answers with HELLO")?;
         meddle(service, &mut session)
+    })
+}
+
+/// It has the same certificate: neither may throw the other out again and again.
+#[test]
+fn a_clone_of_a_machine_takes_no_session_from_it() -> Result<()> {
+    if !may_run("a_clone_of_a_machine_takes_no_session_from_it") {
+        return Ok(());
+    }
+    start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
+        let frontend = service.lab.frontend();
+        let one = service.lab.hosts_of(Role::Backend).next().context("a backend")?;
+        let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
+        let clone = Impostor::with_certificate_of(service.lab, one.name())?;
+        let sessions = service.frontend_stats()?.count("agent.sessions");
+        let greeting = hello(one.name(), Some(SocketAddr::new(other.address().into(), 61_000)));
+        for _ in 0..5 {
+            let answer = clone.connect(other, frontend)?.ask(&greeting)?;
+            ensure!(matches!(Frame::parse(&answer), Ok(Some((Frame::Refused(_), _)))), "not refused: {answer:?}");
+        }
+        let begun = service.frontend_stats()?.count("agent.sessions") - sessions;
+        ensure!(begun == 0, "{begun} sessions began");
+        let addresses = [one, other].map(|host| host.service_address().map(|address| address.to_string()));
+        let are_told = |line: &str| addresses.iter().flatten().all(|address| line.contains(address.as_str()));
+        eventually(|| {
+            let log = service.service.agent(frontend)?.log();
+            let said = log.lines().filter(|line| line.contains("two machines use the certificate")).collect::<Vec<_>>();
+            ensure!(said.len() == 1 && are_told(said[0]), "not said once with both addresses: {said:?}");
+            Ok(())
+        })?;
+        service.still_good()
+    })
+}
+
+/// Each time workers would take the session for another, and refuse its offers.
+#[test]
+fn a_backends_agent_says_once_as_which_servers_it_sends() -> Result<()> {
+    if !may_run("a_backends_agent_says_once_as_which_servers_it_sends") {
+        return Ok(());
+    }
+    start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
+        let (mut session, begins) = in_place_of_second_backend(service)?;
+        let mut again = Vec::new();
+        Prefixes::default().emit(&mut again);
+        session.send(&[&begins[..], &again[..]].concat())?;
+        session.wait_for_ping()?;
+        // As long as it lasts: what is said keeps a session alive.
+        eventually(|| match session.send(&again) {
+            Ok(()) => Err("the session goes on"),
+            Err(_) => Ok(()),
+        })
+        .map_err(anyhow::Error::msg)
     })
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Fetch, FlowTable, Host, Lab, Options, Role, fetch};
+use shunt_testbed::eventually;
 
 use crate::offers::consenting;
 use crate::service::impostor::agents_address;
@@ -114,22 +115,14 @@ fn a_client_that_never_acknowledges_is_cut_off() -> Result<()> {
         slow.timeout = Duration::from_secs(3);
         let outcome = std::thread::scope(|scope| -> Result<_> {
             let reader = scope.spawn(|| slow.run(mute, &["/7m"]));
-            let began = Instant::now();
-            while service.service.stats(backend)?.count("agent.senders.now") == 0 {
-                ensure!(began.elapsed() < LIMIT, "no payload is being sent");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            service.until_sending(true)?;
             let mut cut = Command::new("ip");
             cut.args(["link", "set", "client0", "down"]);
             mute.check(cut)?;
             Ok(reader.join().expect("the reader's thread"))
         })?;
         ensure!(outcome.is_err(), "a client that is cut off has it all");
-        let began = Instant::now();
-        while service.service.stats(backend)?.count("agent.senders.now") > 0 {
-            ensure!(began.elapsed() < LIMIT, "its socket is kept");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        service.until_sending(false).context("its socket is kept")?;
         let ended = service.service.stats(backend)?.count("agent.ended.NoProgress");
         ensure!(ended == 1, "{ended} handoffs ended for want of progress");
         service.whole(&fetch(other, service.service.chain().server(), &["/64k", "/1m"])?)
@@ -151,7 +144,7 @@ fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()
         for _ in 0..OFFERS {
             ensure!(consenting(frontend, backend, "/64k")?.length == 0, "the body came with the header");
         }
-        std::thread::sleep(Duration::from_millis(300)); // until the agent has looked
+        service.until_counted("agent.limited.offers_per_peer", 1)?;
         let more = (0..OFFERS).map(|_| consenting(frontend, backend, "/64k")).collect::<Result<Vec<_>>>()?;
         service.whole(&more)?;
         service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)?;
@@ -159,8 +152,7 @@ fn offers_that_nobody_claims_cost_only_shortcuts_and_not_for_long() -> Result<()
         let counted =
             ["servers.offers", "servers.shortcuts", "agent.limited.offers_per_peer"].map(|what| stats.count(what));
         ensure!(counted == [OFFERS, 0, 1], "offers, shortcuts, limits reached: {counted:?}");
-        std::thread::sleep(Duration::from_millis(3500));
-        ensure!(service.service.stats(backend)?.count("agent.offers_expired") == OFFERS, "offers are kept");
+        service.until_counted("agent.offers_expired", OFFERS)?;
         service.still_good()
     })
 }
@@ -177,11 +169,7 @@ fn connections_that_fill_the_flow_table_cost_others_only_the_shortcut() -> Resul
         (slow.read_bytes, slow.pause) = (16 << 10, Duration::from_millis(5));
         let fetched = std::thread::scope(|scope| -> Result<_> {
             let reader = scope.spawn(|| slow.run(client, &["/7m", "/1m"]));
-            let began = Instant::now();
-            while service.frontend_stats()?.count("servers.shortcuts") == 0 {
-                ensure!(began.elapsed() < LIMIT, "no shortcut");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            service.until_counted("servers.shortcuts", 1)?;
             table.fill()?;
             service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
             reader.join().expect("the reader's thread")
@@ -208,11 +196,11 @@ fn flows_of_short_connections_make_room() -> Result<()> {
     start(0, |service| {
         let table = FlowTable::of(service.lab)?;
         table.add_ended(40_000, Duration::from_secs(10))?;
-        let began = Instant::now();
-        while service.frontend_stats()?.count("frontend.flows") > 1000 {
-            ensure!(began.elapsed() < Duration::from_secs(40), "{}", service.frontend_stats()?.under("frontend"));
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        eventually(|| {
+            let stats = service.frontend_stats()?;
+            ensure!(stats.count("frontend.flows") <= 1000, "{}", stats.under("frontend"));
+            Ok(())
+        })?;
         service.still_good()
     })
 }

@@ -1,14 +1,15 @@
 //! Offers forged, replayed, stolen, or too old: as a header field towards a frontend, and as a fetch at a backend's agent.
 
+use std::hash::Hasher;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch, file_sha256};
 use shunt_wire::Tag;
 use shunt_wire::local::Reason;
 use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
+use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::service::impostor::{Connection, Impostor};
 use crate::service::{FILES, Running, may_run, start, start_on};
@@ -69,7 +70,11 @@ impl Seen {
 pub fn consenting(frontend: &Host, backend: &Host, path: &str) -> Result<Fetched> {
     let address = backend.service_address().context("the backend's address")?;
     let mut asking = Fetch::new(SocketAddr::from((address, 80)));
-    let consent = format!("Shunt-Consent: 1; frontend={}; nonce={:032x}; tiers=1", frontend.name(), 7);
+    let (nonce, named) = (7_u128, [b"i".as_slice(), &address.to_ipv6_mapped().octets(), &80_u16.to_be_bytes()]);
+    let mut meant_for = SipHasher24::new_with_key(&nonce.to_be_bytes());
+    named.iter().for_each(|part| meant_for.write(part));
+    let to = u64::from_be_bytes(meant_for.finish128().h1.to_le_bytes());
+    let consent = format!("Shunt-Consent: 1; frontend={}; nonce={nonce:032x}; to={to:016x}; tiers=1", frontend.name());
     asking.headers = vec![consent];
     Ok(asking.run(frontend, &[path])?.remove(0))
 }
@@ -134,7 +139,7 @@ fn an_offer_dies_with_its_lifetime() -> Result<()> {
     start_on(Lab::builder(), FILES, options, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let offer = Seen::made_for(frontend, backend, "/64k")?;
-        std::thread::sleep(Duration::from_millis(2500));
+        service.until_counted("agent.offers_expired", 1)?;
         let own = Impostor::with_certificate_of(service.lab, frontend.name())?;
         ensure!(refusal(own.connect(frontend, backend)?, &offer)? == Reason::UnknownOffer, "an old offer");
         ensure!(service.service.all_stats()?.count("agent.offers_expired") == 1, "not counted");
@@ -150,6 +155,15 @@ fn rogue_location(lab: &Lab, host: &Host) -> String {
         return String::new();
     };
     format!("        location /rogue/ {{\n            proxy_pass http://{address}:{ROGUE_PORT}/;\n        }}\n")
+}
+
+/// The rogue tier passes consents on without counting itself: the backend is to believe them.
+fn trusting_strangers(host: &Host, text: String) -> String {
+    let trust = |line: &str| match line.trim_start().starts_with("shunt_trust ") {
+        true if host.role() == Role::Backend => line.replace(';', " plain;"),
+        _ => line.to_owned(),
+    };
+    text.lines().map(|line| trust(line) + "\n").collect()
 }
 
 /// Answers an honest request and then another for each lie: `lie` makes a field out of the one that came now and the one that
@@ -226,6 +240,7 @@ fn a_tier_that_forges_or_replays_offers_costs_the_shortcut() -> Result<()> {
     }
     let mut options = Options::shunt();
     options.settings.locations = Some(rogue_location);
+    options.settings.nginx_text = Some(trusting_strangers);
     start_on(Lab::builder(), FILES, options, lie_to)
 }
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{recv, sendto, socket_with};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, Options};
+use shunt_testbed::eventually;
 
 use crate::segments::packet;
 use crate::service::{Running, may_run, start_on};
@@ -121,6 +122,57 @@ fn a_client_that_acknowledges_ahead_draws_no_more_than_from_plain_nginx() -> Res
     // A client's window is not the same to the byte each time.
     ensure!(ours <= 2 * plain + (256 << 10), "{ours} bytes were drawn, {plain} of plain nginx");
     Ok(())
+}
+
+/// A client that asks for two files, and acknowledges all of the first, a window at a time, while it reads nothing.
+fn walk(service: &Running<'_>) -> Result<TcpStream> {
+    let (client, server) = (service.lab.client(), service.service.chain().server());
+    let (incoming, outgoing) = (raw(client, TCP)?, raw(client, RAW)?);
+    let mut connection = client.run(|| TcpStream::connect(server))??;
+    connection.write_all(b"GET /40m HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let numbers = handshake(&incoming, server)?;
+    connection.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let mut head = [0; 4096];
+    let length = eventually(|| {
+        let read = connection.peek(&mut head)?;
+        head[..read].windows(4).position(|window| window == b"\r\n\r\n").context("no response")
+    })?;
+    let end = length as u32 + 4 + LENGTH;
+    let mut unread = vec![0; 16 << 20];
+    for round in 1..=MADE_UP {
+        // From what it has, all of which waits to be read, by the windows that these say.
+        let has = connection.peek(&mut unread)?;
+        send(&outgoing, &numbers.ack(has as u32))?;
+        for window in 1..=80 {
+            send(&outgoing, &numbers.ack((window * (512 << 10)).min(end)))?;
+        }
+        send(&outgoing, &numbers.ack(end))?;
+        let stats = service.frontend_stats()?;
+        let completed = stats.count("frontend.fe_completed");
+        ensure!(completed == 0, "round {round}: {completed} completed");
+        if stats.count("frontend.fe_in_clamped") > 20 {
+            return Ok(connection);
+        }
+    }
+    anyhow::bail!("its claims never reached the end")
+}
+
+#[test]
+fn a_client_that_walks_its_claims_is_not_taken_at_its_word() -> Result<()> {
+    if !may_run("a_client_that_walks_its_claims_is_not_taken_at_its_word") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, Options::shunt(), |service| {
+        let connection = walk(service)?;
+        let stats = service.service.all_stats()?;
+        ensure!(stats.count("frontend.fe_completed") == 0, "it has completed what was never sent");
+        ensure!(stats.count("backend.be_drop_unsent") > 0, "its backend has believed it");
+        drop(connection);
+        service.still_good()?;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("frontend.fe_delivered") > 0, "nobody has said a word");
+        Ok(())
+    })
 }
 
 #[test]

@@ -79,6 +79,20 @@ impl Held {
 
     /// Reads the rest, and compares every byte with the file.
     pub fn finish(mut self, service: &Running<'_>) -> Result<()> {
+        self.read_rest(service)
+    }
+
+    /// The same, and then asks for `/name`, whose body is not looked at: the connection goes on.
+    pub fn finish_and_ask_again(mut self, service: &Running<'_>, name: &str) -> Result<()> {
+        self.read_rest(service)?;
+        write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
+        let mut response = Vec::new();
+        self.stream.read_to_end(&mut response).context("reading a second response")?;
+        ensure!(response.starts_with(b"HTTP/1.1 200 "), "{name}: {} bytes of something else", response.len());
+        Ok(())
+    }
+
+    fn read_rest(&mut self, service: &Running<'_>) -> Result<()> {
         let mut file = File::open(service.files.join(&self.path))?;
         ensure!(file.metadata()?.len() == self.length as u64, "{}: {} bytes", self.path, self.length);
         let (mut at, mut want, mut got) = (0, vec![0; 64 << 10], vec![0; 64 << 10]);

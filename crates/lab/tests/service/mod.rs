@@ -107,6 +107,24 @@ impl Running<'_> {
         })?
     }
 
+    /// Waits until all agents and servers together have counted `least` of `name`.
+    pub fn until_counted(&self, name: &str, least: u64) -> Result<()> {
+        eventually(|| {
+            let counted = self.service.all_stats()?.count(name);
+            ensure!(counted >= least, "{counted} of {least} {name}");
+            Ok(())
+        })
+    }
+
+    /// Waits until the backend sends nothing any more, parked sockets included, or until it does.
+    pub fn until_sending(&self, is_sending: bool) -> Result<()> {
+        eventually(|| {
+            let stats = self.service.stats(self.lab.backend())?;
+            ensure!((stats.count("agent.senders.now") > 0) == is_sending, "{}", stats.under("agent.senders"));
+            Ok(())
+        })
+    }
+
     fn shortcuts_of_two(&self) -> Result<u64> {
         let before = self.frontend_stats()?.count("servers.shortcuts");
         self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;

@@ -1,6 +1,6 @@
 //! No nonce is used twice, whatever happens: a capture of the client's wire is opened record by record.
 
-use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ fn aborted(target: &Target, end: End, file: &Path) -> Result<Told> {
     match end {
         End::Reset => rustix::net::sockopt::set_socket_linger(&client.stream, Some(Duration::ZERO))?,
         End::Alert => client.damage = true,
-        End::FileChanged => std::fs::File::options().append(true).open(file)?.write_all(b"more")?,
+        End::FileChanged => std::fs::File::options().write(true).open(file)?.write_all_at(b"more", 0)?,
     }
     ensure!(end == End::Reset || client.read(&mut body, 0).is_err(), "the body came whole");
     Ok(Told { reset: true, ..client.told()? })

@@ -5,9 +5,10 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shunt_odb::store::Limits;
+use shunt_testbed::PATIENCE;
 
 use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
@@ -62,6 +63,17 @@ sock.sendall(b'x' * 200_000)
 sock.recv(1)
 ";
 
+/// Without a connection: the program takes only one.
+fn until_listening(port: &str) {
+    let port: u16 = port.parse().unwrap();
+    let line = format!("0100007F:{port:04X} 00000000:0000 0A");
+    let began = Instant::now();
+    while !std::fs::read_to_string("/proc/net/tcp").unwrap().contains(&line) {
+        assert!(began.elapsed() < PATIENCE, "nobody listens at port {port}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Has one program send and the other look when nothing is kept any more: how that ended, and what it said and why.
 fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, String) {
     let port = free_address().port().to_string();
@@ -71,7 +83,7 @@ fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, Strin
         Program(command.spawn().unwrap())
     };
     let _sends = program(sends);
-    std::thread::sleep(Duration::from_millis(500));
+    until_listening(&port);
     let mut looks = program(looks);
     let status = looks.0.wait().unwrap();
     let (mut said, mut why) = (String::new(), String::new());
@@ -138,7 +150,7 @@ fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
     };
     let sends = SENDS.replace("sock.sendall(b'x'", "sock.sendall(b'y' * 100); sock.sendall(b'x'");
     let _sends = program(&sends);
-    std::thread::sleep(Duration::from_millis(500));
+    until_listening(&port);
     let mut reads = program(READS_ON_EDGES);
     let mut said = String::new();
     reads.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
@@ -161,7 +173,7 @@ fn a_program_that_is_killed_has_sent_what_it_has_sent() {
         Program(command.spawn().unwrap())
     };
     let mut sends = program(1, &sends);
-    std::thread::sleep(Duration::from_millis(500));
+    until_listening(&port);
     let mut receives = program(0, &receives);
     assert!(receives.0.wait().unwrap().success());
     assert_eq!(sends.0.wait().unwrap().signal(), Some(9));

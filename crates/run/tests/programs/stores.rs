@@ -7,9 +7,11 @@ use std::process::{ChildStdin, ChildStdout, Stdio};
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
+use shunt_testbed::PATIENCE;
 
 use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
+use crate::nginx::Tier;
 
 /// Listens, and sends 400,000 bytes to whoever connects.
 const SENDS: &str = "
@@ -161,6 +163,18 @@ fn an_agent_may_read_its_certificates_again_under_load() {
     }
 }
 
+/// Programs look for an agent that is new now and then: until they have found it they send bytes themselves.
+fn until_store_is_used(bed: &Bed, tiers: &[Tier], seed: u64, when: &str) {
+    let began = std::time::Instant::now();
+    loop {
+        load(tiers[0].address, 100, seed);
+        if bed.machine(2).counted("fetched_bytes") > 1_000_000 {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{when}: the new store is not used");
+    }
+}
+
 /// Without its store a program sends bytes themselves, and with the next it leaves them there again.
 #[test]
 fn programs_outlive_their_agent_and_use_the_next() {
@@ -176,9 +190,7 @@ fn programs_outlive_their_agent_and_use_the_next() {
         for index in 0..3 {
             bed.machine_mut(index).start_agent();
         }
-        std::thread::sleep(std::time::Duration::from_millis(2000));
-        load(tiers[0].address, 100, 200 + turn as u64);
-        assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "{signal:?}: the new store is used");
+        until_store_is_used(&bed, &tiers, 200 + turn as u64, &format!("{signal:?}"));
     }
 }
 
@@ -196,12 +208,10 @@ fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     let Some(mut bed) = Bed::of_user(3, Limits::default(), "daemon") else { return };
     let tiers = chain(&bed, [true; 3], "sendfile off;", "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
     for turn in 0..2 {
-        load(tiers[0].address, 100, 10 * turn);
-        assert!(bed.machine(2).counted("fetched_bytes") > 1_000_000, "turn {turn}: the store is used");
+        until_store_is_used(&bed, &tiers, 10 * turn, &format!("turn {turn}"));
         for index in 0..3 {
             bed.machine_mut(index).end_agent(Signal::TERM);
             bed.machine_mut(index).start_agent();
         }
-        std::thread::sleep(std::time::Duration::from_millis(2000));
     }
 }

@@ -1,0 +1,126 @@
+//! Finds, without starting an agent, what one would stumble over when it starts, or when it reads its certificates again.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::unistd::{Gid, Uid, User};
+
+use super::{Finding, host};
+use crate::callers::Account;
+use crate::config::Config;
+use crate::host::is_ours;
+
+/// Accounts, addresses, the control group and ports.
+pub(super) fn all(config: &Config) -> Vec<Finding> {
+    let mut findings = vec![accounts(config), host::group(config)];
+    findings.extend(addresses(config));
+    findings.extend(host::ports(config));
+    findings.extend(config.user.as_ref().and_then(|user| key(user, &config.tls.key)));
+    findings
+}
+
+/// Checks that this machine knows the users and groups.
+fn accounts(config: &Config) -> Finding {
+    let unknown =
+        config.callers().and_then(|_| config.store.as_ref().map_or(Ok(()), |store| config.programs(store).map(drop)));
+    let advice = unknown.err().map(|error| format!("{error}; name one that is there, or create it"));
+    Finding::of("account", "users and groups of the configuration", advice)
+}
+
+/// Checks that sockets can have the addresses.
+fn addresses(config: &Config) -> Vec<Finding> {
+    let listen = [("listen", config.listen)].into_iter();
+    let metrics = config.metrics.iter().map(|address| ("metrics", *address));
+    let senders = config.backend.iter().flat_map(|backend| &backend.addresses);
+    let senders = senders.map(|address| ("[backend] addresses", SocketAddr::new(*address, 0)));
+    let of = |(key, address): (&str, SocketAddr)| {
+        let advice = is_ours(address)
+            .err()
+            .map(|error| format!("{error}: no agent starts with it; `ip address` lists the addresses of this machine"));
+        Finding::of("address", format!("{key}: {}", address.ip()), advice)
+    };
+    listen.chain(metrics).chain(senders).map(of).collect()
+}
+
+/// Checks that the user whom the agent becomes can read the key: it reads it again for `systemctl reload`.
+fn key(user: &Account, path: &Path) -> Option<Finding> {
+    let user = User::from_uid(Uid::from_raw(user.user().ok()?)).ok()??;
+    let about = format!("{} can be read by {}", path.display(), user.name);
+    // Each directory is to be searched, and the file is to be read.
+    let in_the_way = path.ancestors().zip(std::iter::once(0o4).chain(std::iter::repeat(0o1)));
+    let in_the_way = in_the_way
+        .filter(|(path, _)| !path.as_os_str().is_empty())
+        .find(|(path, bit)| !may(path, user.uid, user.gid, *bit));
+    let advice = in_the_way.map(|(path, _)| {
+        let (path, name) = (path.display(), &user.name);
+        format!("{path} does not let it, so that `systemctl reload shuntd` could not: `chgrp {name} {path}`, and a mode for its group")
+    });
+    Some(Finding::of("certificate", about, advice))
+}
+
+/// `bit`: 4 reads, 1 searches. What cannot be looked at is no finding of this.
+fn may(path: &Path, user: Uid, group: Gid, bit: u32) -> bool {
+    let Ok(found) = fs::metadata(path) else { return true };
+    let granted = if found.uid() == user.as_raw() {
+        found.mode() >> 6
+    } else if found.gid() == group.as_raw() {
+        found.mode() >> 3
+    } else {
+        found.mode()
+    };
+    user.is_root() || granted & bit != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn config(more: &str, role: &str) -> Config {
+        let text = format!(
+            "name = \"be\"\nlisten = \"127.0.0.1:7440\"\n{more}\n[backend]\ninterfaces = [\"lo\"]\n{role}\n[tls]\ncertificate = \"c\"\nkey = \"k\"\nca = \"a\"\n"
+        );
+        Config::parse(&text, Path::new("x")).unwrap()
+    }
+
+    fn faults(more: &str, role: &str) -> Vec<String> {
+        let config = config(more, role);
+        addresses(&config).into_iter().chain([accounts(&config)]).filter_map(|one| one.fault_line()).collect()
+    }
+
+    /// The one fault, which names all that.
+    fn is_found(more: &str, role: &str, words: &[&str]) {
+        let found = faults(more, role);
+        assert!(found.len() == 1 && words.iter().all(|word| found[0].contains(word)), "not {words:?}: {found:?}");
+    }
+
+    #[test]
+    fn an_address_that_this_machine_lacks_is_named_with_its_key() {
+        assert_eq!(faults("metrics = \"127.0.0.1:9440\"", ""), [""; 0]);
+        is_found("", "addresses = [\"192.0.2.99\"]", &["[backend] addresses", "192.0.2.99", "ip address"]);
+        is_found("metrics = \"192.0.2.98:9440\"", "", &["metrics", "192.0.2.98"]);
+    }
+
+    #[test]
+    fn an_account_that_nobody_knows_is_named_with_its_key() {
+        for key in ["users", "groups", "observers"] {
+            is_found(&format!("{key} = [\"no-such-account\"]"), "", &[key, "no-such-account"]);
+        }
+        is_found("user = \"no-such-account\"", "", &["user: ", "no-such-account"]);
+    }
+
+    #[test]
+    fn a_key_is_read_by_its_owner_its_group_or_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        fs::write(&path, "").unwrap();
+        let found = fs::metadata(&path).unwrap();
+        let (own, other) = (found.uid(), Uid::from_raw(found.uid() + 4242));
+        let (group, strange) = (Gid::from_raw(found.gid()), Gid::from_raw(found.gid() + 4242));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(may(&path, Uid::from_raw(own), strange, 4) && may(&path, other, group, 4));
+        assert!(!may(&path, other, strange, 4));
+    }
+}

@@ -1,0 +1,216 @@
+//! One real response for a client of the doctor's own: in a network namespace that ends with the doctor, and all in it.
+//!
+//! ```text
+//!   client (namespace)                             this machine, the frontend
+//!   spare address --- veth ----------------------- shunt-doctor0, with the agent's programs: requests, headers, ACKs
+//!         `---------- macvlan on the port there -- payload, which the backend sends to the spare address
+//! ```
+//!
+//! A client on the frontend itself would not do: what is sent to an address of this machine never passes an interface. The
+//! spare address is the one thing that a doctor cannot choose by itself, for it cannot know whose an address is.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use shunt_handoff::TcPrograms;
+use shunt_sys::netns::Netns;
+
+use crate::config::Config;
+use crate::host;
+use crate::routes::Routes;
+
+/// For a connection, and for each part of a response.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// This machine's end, and the client's two.
+const NEAR: &str = "shunt-doctor0";
+const FAR: &str = "shunt-doctor1";
+const WIRE: &str = "shunt-doctor2";
+/// Locally administered (IEEE 802), and known to both ends: no question has to be answered.
+const NEAR_LINK: &str = "02:00:53:48:55:00";
+const FAR_LINK: &str = "02:00:53:48:55:01";
+
+/// A file of this machine's server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// Where nginx listens.
+    pub server: SocketAddr,
+    /// For the field Host.
+    pub host: String,
+    /// Path and query.
+    pub path: String,
+    /// An address that nobody has, and that backends reach by a port of this machine.
+    pub client: IpAddr,
+}
+
+impl Trial {
+    /// A trial of a URL that names an address: `http://10.0.0.1/file`, `http://[fd00::1]:8080/file`.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn of(url: &str, client: IpAddr) -> Result<Self, String> {
+        let rest = url.strip_prefix("http://").ok_or_else(|| format!("{url} does not begin with http://"))?;
+        let (host, path) = rest.split_once('/').map_or((rest, "/".into()), |(host, path)| (host, format!("/{path}")));
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let server = host.parse().or_else(|_| bare.parse().map(|address: IpAddr| SocketAddr::new(address, 80)));
+        let server = server.map_err(|_| format!("{host} is no address: name one at which nginx listens"))?;
+        if server.is_ipv4() != client.is_ipv4() {
+            return Err(format!("{server} and {client} are not of one IP version"));
+        }
+        Ok(Self { server, host: host.to_owned(), path, client })
+    }
+
+    /// Makes the client, has it fetch the file `times` times over one connection, and takes it away: bytes of each body.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn run(&self, config: &Config, times: usize) -> Result<u64, String> {
+        let namespace = Netns::anonymous().map_err(|error| format!("no network namespace: {error}; run it as root"))?;
+        self.join(config, &namespace)?;
+        let fetched = namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?;
+        // The pair would go with the namespace, a moment later.
+        let _ = ip(&["link", "del", NEAR]);
+        fetched
+    }
+
+    /// Joins the namespace to this machine.
+    fn join(&self, config: &Config, namespace: &Netns) -> Result<(), String> {
+        let port = self.port()?;
+        let path = namespace.path();
+        let path = path.to_str().ok_or("a path")?;
+        let client = self.client.to_string();
+        let far = ["peer", "name", FAR, "address", FAR_LINK, "netns", path];
+        ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
+        ip(&["link", "add", "link", &port, "name", WIRE, "netns", path, "type", "macvlan", "mode", "bridge"])?;
+        ip(&["link", "set", NEAR, "up"])?;
+        namespace.run(|| self.furnish()).map_err(|error| error.to_string())??;
+        ip(&["route", "add", &client, "dev", NEAR])?;
+        ip(&["neigh", "replace", &client, "lladdr", FAR_LINK, "dev", NEAR, "nud", "permanent"])?;
+        let index = host::interface_index(NEAR).map_err(|error| error.to_string())?;
+        let programs = TcPrograms::of_frontend(&config.pins).map_err(|error| crate::steer::chain(&error))?;
+        programs.keep_on(index).map(drop).map_err(|error| crate::steer::chain(&error))
+    }
+
+    /// Name of the port that the spare address is behind.
+    fn port(&self) -> Result<String, String> {
+        let asked = Routes::open().and_then(|mut routes| routes.port_towards(self.client));
+        match asked.map_err(|error| error.to_string())? {
+            Ok(index) => Ok(host::interface_name(index)),
+            Err(why) => {
+                Err(format!("{}: {why}; name a spare address of a network that this machine is in", self.client))
+            }
+        }
+    }
+
+    /// Inside the namespace.
+    fn furnish(&self) -> Result<(), String> {
+        let (client, server) = (self.client.to_string(), self.server.ip().to_string());
+        for name in ["all", WIRE, FAR] {
+            // Payload comes in where no route to its source leads.
+            let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0");
+            let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/accept_dad"), "0");
+        }
+        for device in ["lo", FAR, WIRE] {
+            ip(&["link", "set", device, "up"])?;
+        }
+        ip(&["addr", "add", &client, "dev", WIRE])?;
+        ip(&["route", "add", &server, "dev", FAR, "src", &client])?;
+        ip(&["neigh", "replace", &server, "lladdr", NEAR_LINK, "dev", FAR, "nud", "permanent"])
+    }
+
+    fn fetch(&self, times: usize) -> Result<u64, String> {
+        let connecting = |error| format!("no connection from {} to {}: {error}", self.client, self.server);
+        let mut stream = TcpStream::connect_timeout(&self.server, PATIENCE).map_err(connecting)?;
+        let bounded = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+        bounded.map_err(|error| error.to_string())?;
+        let mut length = 0;
+        for _ in 0..times {
+            let request =
+                format!("GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: shunt-doctor\r\n\r\n", self.path, self.host);
+            stream.write_all(request.as_bytes()).map_err(|error| format!("the request was not taken: {error}"))?;
+            length = read_response(&mut stream)?;
+        }
+        Ok(length)
+    }
+}
+
+/// Length of a body that has come to its end.
+fn read_response(stream: &mut impl Read) -> Result<u64, String> {
+    const MOST_HEAD_BYTES: usize = 64 << 10;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        let read = read(stream, &mut byte).map_err(|why| format!("no header of a response: {why}"))?;
+        if read == 0 || head.len() > MOST_HEAD_BYTES {
+            return Err("the connection was closed before a header's end".into());
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    if status != "200" {
+        return Err(format!("the answer is {status}, not 200: name a static file"));
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length: u64 =
+        length.and_then(|text| text.trim().parse().ok()).ok_or("no Content-Length: name a static file")?;
+    let (mut left, mut buffer) = (length, vec![0; 64 << 10]);
+    while left > 0 {
+        let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let here = length - left;
+        let why = |why| format!("nothing more of the body after {here} of {length} bytes: {why}");
+        match read(stream, &mut buffer[..most]).map_err(why)? {
+            0 => return Err(why("the connection was closed".into())),
+            bytes => left -= bytes as u64,
+        }
+    }
+    Ok(length)
+}
+
+fn read(stream: &mut impl Read, buffer: &mut [u8]) -> Result<usize, String> {
+    loop {
+        match stream.read(buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(format!("nothing for {PATIENCE:?}")),
+            other => return other.map_err(|error| error.to_string()),
+        }
+    }
+}
+
+fn ip(words: &[&str]) -> Result<(), String> {
+    let program = if Path::new("/sbin/ip").exists() { "/sbin/ip" } else { "ip" };
+    let output = Command::new(program).args(words).output().map_err(|error| format!("cannot run ip: {error}"))?;
+    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", words.join(" "), said())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_an_address_and_a_client_of_its_ip_version() {
+        let client = "10.0.0.9".parse().unwrap();
+        let trial = Trial::of("http://10.0.0.1/a/b?c", client).unwrap();
+        assert_eq!((trial.server, trial.path.as_str()), ("10.0.0.1:80".parse().unwrap(), "/a/b?c"));
+        assert_eq!(Trial::of("http://10.0.0.1:8080", client).unwrap().server.port(), 8080);
+        let six = Trial::of("http://[fd00::1]:81/x", "fd00::9".parse().unwrap()).unwrap();
+        assert_eq!((six.server, six.host.as_str()), ("[fd00::1]:81".parse().unwrap(), "[fd00::1]:81"));
+        assert_eq!(Trial::of("http://[fd00::1]/x", "fd00::9".parse().unwrap()).unwrap().server.port(), 80);
+        for url in ["https://10.0.0.1/", "http://example.org/", "http://[fd00::1]/"] {
+            assert!(Trial::of(url, client).is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_read_to_its_end_and_a_short_one_is_an_error() {
+        let read = |text: &[u8]| read_response(&mut &text[..]);
+        assert_eq!(read(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"), Ok(3));
+        assert!(read(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab").unwrap_err().contains("after 2 of 3 bytes"));
+        assert!(read(b"HTTP/1.1 404 Not Found\r\n\r\n").unwrap_err().contains("404"));
+        assert!(read(b"HTTP/1.1 200 OK\r\n\r\n").unwrap_err().contains("Content-Length"));
+        assert!(read(b"HTTP").unwrap_err().contains("closed"));
+    }
+}

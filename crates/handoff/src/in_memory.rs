@@ -1,0 +1,97 @@
+//! What of a file is in memory (the page cache), asked without waiting for its disk: preadv2(2), RWF_NOWAIT.
+//!
+//! File systems whose readers may wait for a program or for another machine (fuse(8), NFS) do not tell, nor does memory
+//! itself (tmpfs(5)).
+
+use std::io::IoSliceMut;
+use std::os::fd::AsFd;
+
+use rustix::fs::{FsWord, fstatfs};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+/// Samples lie at most this far apart, in bytes. The kernel reads ahead in pieces of this size.
+const STRIDE_BYTES: usize = 128 << 10;
+/// Most bytes that one question is about.
+const MOST_BYTES: usize = 1 << 20;
+
+/// f_type of file systems that are nothing but memory: tmpfs, ramfs, hugetlbfs (linux/magic.h).
+const MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x958_458f6];
+
+/// The file system does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Untold;
+
+/// Bytes in memory from `at` on, at most `most`; 0: the first one is not. A sample stands for its neighbours: to look at
+/// each page would cost as much as to copy it.
+///
+/// # Errors
+/// [`Untold`].
+pub(crate) fn bytes_from(file: impl AsFd, at: u64, most: usize) -> Result<usize, Untold> {
+    let most = most.min(MOST_BYTES);
+    let mut known = 0;
+    if !is_here(&file, at)? {
+        return Ok(0);
+    }
+    while known < most {
+        let next = (known + STRIDE_BYTES).min(most);
+        if !is_here(&file, at + next as u64 - 1)? {
+            break;
+        }
+        known = next;
+    }
+    Ok(known)
+}
+
+fn is_here(file: impl AsFd, at: u64) -> Result<bool, Untold> {
+    let mut byte = [0];
+    match read(file, &mut [IoSliceMut::new(&mut byte)], at) {
+        Ok(_) => Ok(true), // the end of the file, too
+        Err(Errno::AGAIN) => Ok(false),
+        Err(_) => Err(Untold),
+    }
+}
+
+/// Reads what is in memory: at least one byte.
+///
+/// # Errors
+/// EAGAIN where the first byte is not, EOPNOTSUPP where the file system does not tell.
+pub(crate) fn read(file: impl AsFd, slices: &mut [IoSliceMut<'_>], at: u64) -> Result<usize, Errno> {
+    loop {
+        match preadv2(&file, slices, at, ReadWriteFlags::NOWAIT) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Whether a file's file system is memory. May wait for it.
+pub(crate) fn is_of_memory(file: impl AsFd) -> bool {
+    fstatfs(file).is_ok_and(|system| MEMORY.contains(&system.f_type))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn bytes_that_were_just_written_are_here_up_to_the_end_of_the_file() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7; 300 << 10]).unwrap();
+        let Ok(here) = bytes_from(&file, 0, 300 << 10) else {
+            return assert!(is_of_memory(&file), "a file system that tells nothing");
+        };
+        assert_eq!(here, 300 << 10);
+        assert_eq!(bytes_from(&file, 1000, 5), Ok(5));
+        assert_eq!(bytes_from(&file, 0, 9 << 20), Ok(MOST_BYTES), "so much at once");
+    }
+
+    #[test]
+    fn memory_does_not_tell_but_is_known() {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&memory, b"x").unwrap();
+        assert!(matches!(bytes_from(&memory, 0, 1), Err(Untold) | Ok(1)));
+        assert!(is_of_memory(&memory));
+        assert!(!is_of_memory(std::fs::File::open("/proc/version").unwrap()));
+    }
+}

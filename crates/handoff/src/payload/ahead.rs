@@ -1,0 +1,31 @@
+//! Bytes of a payload that another thread reads, because they are not in memory.
+
+use crate::reading::Ticket;
+
+/// Bytes that another thread reads or has read.
+#[derive(Debug, Default)]
+pub(super) enum Ahead {
+    #[default]
+    Nothing,
+    /// Of the range with that index.
+    Asked(Ticket, usize, u64),
+    /// Of the range with that index, from that byte of its file on.
+    Here(usize, u64, Vec<u8>),
+}
+
+impl Ahead {
+    /// Keeps nothing that lies before.
+    pub(super) fn go_on(&mut self, range: usize, at: u64) {
+        if matches!(self, Self::Here(..)) && self.bytes(range, at, 1).is_none() {
+            *self = Self::Nothing;
+        }
+    }
+
+    /// What is here of a range from `at` on.
+    pub(super) fn bytes(&self, range: usize, at: u64, most: usize) -> Option<&[u8]> {
+        let Self::Here(of, from, bytes) = self else { return None };
+        let skip = usize::try_from(at.checked_sub(*from).filter(|_| *of == range)?).ok()?;
+        let bytes = bytes.get(skip..).filter(|bytes| !bytes.is_empty())?;
+        Some(&bytes[..bytes.len().min(most)])
+    }
+}

@@ -1,0 +1,129 @@
+//! Where a payload's bytes are, and what of them is in memory.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use shunt_wire::local::Reason;
+
+use super::Kept;
+use crate::identity::FileIdentity;
+use crate::in_memory::{self, Untold};
+use crate::reading::{Reads, Wanted};
+
+#[derive(Debug)]
+pub(super) enum Source {
+    /// An offer's, with the modification time and the size that its header told the client. `None`: what is in front of the
+    /// range may be written to.
+    Offered {
+        file: Arc<OwnedFd>,
+        mtime_ns: Option<i64>,
+        size: u64,
+        /// As the first look found it.
+        first: Cell<Option<FileIdentity>>,
+        /// A later look found it otherwise: replaced by another, as a rule.
+        has_changed: Cell<bool>,
+        /// What it must be, where others rely on its bytes.
+        proven: Option<FileIdentity>,
+        /// Whoever asks its file system for something may wait for others than a disk.
+        may_wait: Cell<bool>,
+    },
+    Kept(Box<dyn Kept>),
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Offered { file, .. } => file.as_fd(),
+            Self::Kept(kept) => kept.as_fd(),
+        }
+    }
+}
+
+impl Source {
+    pub(super) fn is_unchanged(&self) -> bool {
+        match self {
+            Self::Offered { file, .. } => FileIdentity::at_hand(file).is_ok_and(|now| self.is_as_told(now)),
+            Self::Kept(kept) => kept.is_unchanged(),
+        }
+    }
+
+    /// Notes what it is `now`.
+    pub(super) fn is_as_told(&self, now: FileIdentity) -> bool {
+        let Self::Offered { mtime_ns, size, first, has_changed, proven, .. } = self else { return true };
+        has_changed.set(has_changed.get() || first.get().is_some_and(|first| first != now));
+        first.set(first.get().or(Some(now)));
+        // Logs, recordings and uploads grow while they are read: the client gets as much as its header told.
+        let is_longer = now.size > *size && mtime_ns.is_some();
+        let as_told = is_longer || now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
+        as_told && proven.is_none_or(|proven| proven == now)
+    }
+
+    fn identity(&self) -> Option<FileIdentity> {
+        match self {
+            Self::Offered { first, .. } => first.get(),
+            Self::Kept(kept) => FileIdentity::at_hand(kept).ok(),
+        }
+    }
+
+    /// Whether its bytes are in memory though its file system does not tell. What is kept elsewhere than in memory is of a
+    /// file system that does.
+    pub(super) fn is_memory(&self, reads: &Reads) -> bool {
+        let Self::Offered { first, may_wait, .. } = self else { return true };
+        let is_memory = first.get().is_some_and(|first| reads.is_memory(first.device));
+        may_wait.set(!is_memory);
+        is_memory
+    }
+
+    /// Bytes from `at` on that nobody waits for, at most `most`.
+    pub(super) fn in_memory(&self, at: u64, most: usize, reads: &Reads) -> usize {
+        match in_memory::bytes_from(self, at, most) {
+            Ok(here) => here,
+            Err(Untold) if self.is_memory(reads) => most,
+            Err(Untold) => 0,
+        }
+    }
+
+    /// For another thread.
+    pub(super) fn wanted(&self, at: u64, bytes: usize) -> Result<Wanted, Reason> {
+        let identity = self.identity().ok_or(Reason::Socket)?;
+        let file = match self {
+            Self::Offered { file, .. } => file.clone(),
+            Self::Kept(kept) => Arc::new(kept.as_fd().try_clone_to_owned().map_err(|_| Reason::Limit)?),
+        };
+        Ok(Wanted { file, identity, at, bytes })
+    }
+}
+
+/// What is left to send of one range.
+#[derive(Debug)]
+pub(super) struct Range {
+    pub(super) source: Source,
+    pub(super) offset: u64,
+    pub(super) end: u64,
+}
+
+impl Range {
+    pub(super) fn remaining(&self) -> u64 {
+        self.end - self.offset
+    }
+
+    /// How much of it one call sends.
+    pub(super) fn most(&self) -> usize {
+        usize::try_from(self.remaining()).unwrap_or(usize::MAX).min(1 << 30)
+    }
+
+    /// Some of it.
+    pub(super) fn send_to(&mut self, socket: BorrowedFd<'_>, most: usize) -> Result<usize, Errno> {
+        match &self.source {
+            Source::Offered { file, .. } => rustix::fs::sendfile(socket, file, Some(&mut self.offset), most),
+            Source::Kept(kept) => {
+                let sent = kept.send(self.offset, most, socket);
+                let sent = sent.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+                self.offset += sent as u64;
+                Ok(sent)
+            }
+        }
+    }
+}

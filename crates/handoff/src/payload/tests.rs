@@ -1,0 +1,267 @@
+//! Payloads of files and of memory, with readers and without.
+
+use super::*;
+use crate::in_memory::Untold;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use zerocopy::FromZeros;
+
+fn payload(file: &File, offset: u64, length: u64) -> Payload {
+    let meta = file.metadata().unwrap();
+    let mut offer = Offer::new_zeroed();
+    (offer.offset, offer.length, offer.size) = (offset, length, meta.len());
+    offer.mtime_ns = meta.mtime() * 1_000_000_000 + meta.mtime_nsec();
+    Payload::new(file.try_clone().unwrap(), &offer)
+}
+
+fn file_of(bytes: &[u8]) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+fn memory_of(bytes: &[u8]) -> SharedMemory {
+    let memory = SharedMemory::create("kept", bytes.len()).unwrap();
+    memory.write(0, bytes);
+    memory
+}
+
+#[test]
+fn sends_just_its_range() {
+    let file = file_of(b"0123456789");
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    assert_eq!(payload(&file, 2, 5).send_to(&ours), Ok(true));
+    drop(ours);
+    let mut got = Vec::new();
+    theirs.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"23456");
+}
+
+#[test]
+fn ranges_come_one_after_the_other() {
+    let whole = || {
+        let kept = |bytes: &[u8]| -> Box<dyn Kept> { Box::new(memory_of(bytes)) };
+        Payload::of_kept([(kept(b"0123456789"), 2, 5), (kept(b"abc"), 0, 3), (kept(b"xyz"), 1, 1)])
+    };
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut payload = whole();
+    assert_eq!((payload.remaining(), payload.send_to(&ours), payload.remaining()), (9, Ok(true), 0));
+    drop(ours);
+    let mut got = Vec::new();
+    theirs.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"23456abcy");
+    for at in 0..=9 {
+        let (mut first, mut second) = ([0; 2], vec![0; 9usize.saturating_sub(at + 2)]);
+        let read = whole().read_exactly(at as u64, vec![&mut first, &mut second]);
+        assert_eq!(read.is_ok(), at <= 7, "from {at}");
+        assert!(read.is_err() || [&first[..], &second].concat() == got[at..]);
+    }
+}
+
+#[test]
+fn what_was_sent_stays_as_it_was_when_its_place_is_used_again() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let sends = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut reads, _) = listener.accept().unwrap();
+    let memory = memory_of(&[b'a'; 40_000]);
+    let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
+    let mut payload = Payload::of_kept([(Box::new(memory) as Box<dyn Kept>, 0, 40_000)]);
+    sends.set_nonblocking(true).unwrap();
+    assert_eq!(payload.send_to(&sends), Ok(true));
+    std::os::unix::fs::FileExt::write_all_at(&file, &[b'b'; 40_000], 0).unwrap();
+    let mut got = vec![0; 40_000];
+    std::io::Read::read_exact(&mut reads, &mut got).unwrap();
+    assert!(got.iter().all(|byte| *byte == b'a'));
+}
+
+/// Kept in a file of so many bytes, as long as it has them.
+#[derive(Debug)]
+struct InFile(File, u64);
+
+impl AsFd for InFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Kept for InFile {
+    fn send(&self, mut offset: u64, bytes: usize, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        Ok(rustix::fs::sendfile(socket, &self.0, Some(&mut offset), bytes)?)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        self.0.metadata().is_ok_and(|now| now.len() == self.1)
+    }
+}
+
+#[test]
+fn what_is_kept_in_a_file_is_looked_at_after_it_was_sent_or_read() {
+    let mut file = file_of(b"0123456789");
+    let kept = |file: &File| {
+        let kept: Box<dyn Kept> = Box::new(InFile(file.try_clone().unwrap(), 10));
+        Payload::of_kept([(kept, 2, 5)])
+    };
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    assert_eq!(kept(&file).send_to(&ours), Ok(true));
+    let mut got = [0; 5];
+    theirs.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"23456");
+    file.write_all(b"x").unwrap();
+    assert_eq!(kept(&file).send_to(&ours), Err(Reason::FileChanged));
+    assert_eq!(kept(&file).read(&mut got), Err(Reason::FileChanged));
+    assert!(!kept(&file).is_unchanged());
+}
+
+#[test]
+fn reads_just_its_range_and_notices_a_change() {
+    let file = file_of(b"0123456789");
+    let (mut whole, mut buffer) = (payload(&file, 2, 5), [0; 3]);
+    let mut got = Vec::new();
+    while let Some(bytes @ 1..) = whole.read(&mut buffer).unwrap() {
+        got.extend_from_slice(&buffer[..bytes]);
+    }
+    assert_eq!(got, b"23456");
+    let mut cut = payload(&file, 2, 5);
+    file.set_len(4).unwrap();
+    assert_eq!(cut.read(&mut buffer), Err(Reason::FileChanged));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told_from_one_that_has_changed() {
+    // Nothing is mapped at 0: EIO.
+    let mut unreadable = payload(&File::open("/proc/self/mem").unwrap(), 0, 5);
+    assert_eq!(unreadable.read(&mut [0; 5]), Err(Reason::Socket));
+    assert_eq!(unreadable.read_exactly(0, vec![&mut [0; 5]]), Err(Reason::Socket));
+}
+
+#[test]
+fn a_truncated_file_is_noticed() {
+    let file = file_of(&[7; 1 << 20]);
+    let mut payload = payload(&file, 0, 1 << 20);
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    assert_eq!(payload.send_to(&ours), Ok(false));
+    file.set_len(10).unwrap();
+    assert!(!payload.is_unchanged());
+    assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
+}
+
+#[test]
+fn a_file_that_is_appended_to_is_sent_as_far_as_was_told() {
+    let mut file = file_of(b"0123456789");
+    let mut payload = payload(&file, 0, 10);
+    let mut buffer = [0; 64];
+    assert!(payload.is_unchanged());
+    file.write_all(b"more").unwrap();
+    assert!(payload.is_unchanged());
+    assert_eq!((payload.read(&mut buffer), &buffer[..10]), (Ok(Some(10)), &b"0123456789"[..]));
+    assert_eq!((payload.remaining(), payload.file().is_none()), (0, true));
+}
+
+#[test]
+fn a_file_written_in_place_is_noticed() {
+    let mut file = file_of(b"0123456789");
+    let mut payload = payload(&file, 0, 10);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    file.write_all(b"x").unwrap();
+    file.set_len(10).unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    assert_eq!(payload.send_to(&ours), Err(Reason::FileChanged));
+}
+
+/// As nginx does with the files of its cache when it revalidates.
+#[test]
+fn a_body_behind_a_header_that_is_rewritten_is_whole() {
+    let file = file_of(b"header, body");
+    let body = || {
+        let mut offer = Offer::new_zeroed();
+        (offer.offset, offer.length, offer.size, offer.flags) = (8, 4, 12, Offer::BODY);
+        Payload::new(file.try_clone().unwrap(), &offer)
+    };
+    let (mut begun, mut buffer) = (body(), [0; 4]);
+    assert!(begun.is_unchanged());
+    std::os::unix::fs::FileExt::write_all_at(&file, b"HEADER", 0).unwrap();
+    assert_eq!((begun.is_unchanged(), begun.read(&mut buffer), &buffer), (true, Ok(Some(4)), b"body"));
+    file.set_len(13).unwrap();
+    assert_eq!(body().read(&mut buffer), Err(Reason::FileChanged));
+}
+
+/// In memory (tmpfs), which does not tell so: the first of its bytes are read by a thread.
+fn untold(bytes: &[u8]) -> Option<File> {
+    let mut file = tempfile::tempfile_in("/dev/shm").ok()?;
+    file.write_all(bytes).unwrap();
+    let is_untold = in_memory::bytes_from(&file, 0, 1) == Err(Untold);
+    if !is_untold {
+        shunt_testbed::skipped("payload", "/dev/shm tells what is in memory");
+    }
+    is_untold.then_some(file)
+}
+
+fn readers() -> Reads {
+    let reads = Reads::new().unwrap();
+    for reads in [reads.clone(), reads.clone()] {
+        std::thread::spawn(move || reads.work());
+    }
+    reads
+}
+
+/// What the read has ended with that a payload waits for.
+fn read(reads: &Reads) -> Done {
+    shunt_testbed::eventually(|| reads.take_done().pop().ok_or("no read has ended")).unwrap()
+}
+
+#[test]
+fn nobody_waits_for_bytes_that_a_thread_reads() {
+    let bytes: Vec<u8> = (0..700_000u32).map(|at| (at % 251) as u8).collect();
+    let Some(file) = untold(&bytes) else { return };
+    let (reads, (ours, mut theirs)) = (readers(), UnixStream::pair().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).unwrap();
+        got
+    });
+    let mut first = payload(&file, 10, 600_000);
+    first.read_by(&reads, Owner::Sender(3));
+    assert!(first.is_unchanged());
+    assert_eq!((first.send_to(&ours), first.is_reading(), first.remaining()), (Ok(false), true, 600_000));
+    let other = Done { owner: Owner::Sender(3), id: u64::MAX, read: Err(Errno::IO) };
+    assert_eq!(first.take_read(other), Ok(false), "somebody else's");
+    assert_eq!(first.take_read(read(&reads)), Ok(true));
+    // From here the device is known.
+    while !first.send_to(&ours).unwrap() {
+        assert!(!first.is_reading());
+    }
+    drop(ours);
+    assert!(reader.join().unwrap() == bytes[10..600_010], "other bytes");
+    let (mut second, mut buffer) = (payload(&file, 0, 5), [0; 5]);
+    second.read_by(&reads, Owner::Fetch(4));
+    assert_eq!((second.is_unchanged(), second.read(&mut buffer)), (true, Ok(Some(5))));
+}
+
+#[test]
+fn records_contents_are_read_by_a_thread_too_and_a_change_meanwhile_is_noticed() {
+    let Some(file) = untold(b"0123456789") else { return };
+    let begun = || {
+        let (reads, mut payload) = (readers(), payload(&file, 0, 10));
+        payload.read_by(&reads, Owner::Sender(0));
+        assert!(payload.is_unchanged());
+        (reads, payload)
+    };
+    let ((reads, mut whole), (others, mut cut)) = (begun(), begun());
+    let mut contents = [0; 6];
+    assert_eq!(whole.read_exactly(2, vec![&mut contents]), Ok(false));
+    assert_eq!(whole.take_read(read(&reads)), Ok(true));
+    assert_eq!((whole.read_exactly(2, vec![&mut contents]), &contents), (Ok(true), b"234567"));
+    file.set_len(9).unwrap();
+    assert_eq!(cut.read_exactly(0, vec![&mut contents]), Ok(false));
+    assert_eq!(cut.take_read(read(&others)), Err(Reason::FileChanged));
+}
+
+#[test]
+fn a_peer_that_is_gone_is_told_from_a_bad_file() {
+    let file = file_of(b"0123456789");
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    drop(theirs);
+    assert_eq!(payload(&file, 0, 10).send_to(&ours), Err(Reason::ClientGone));
+}

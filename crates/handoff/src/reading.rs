@@ -1,0 +1,369 @@
+//! Reads of file bytes that are not in memory (in_memory.rs), by threads of their own: a disk that is slow, or hangs, holds
+//! up nobody but whoever waits for its bytes.
+//!
+//! ```text
+//!   payload --ask--> queue of its device --> thread: pread, fstat --> done --eventfd--> the payload's owner --> payload
+//! ```
+//!
+//! No read can be ended. So a device gets one more thread only while more threads are idle than it has: the first device
+//! that hangs takes half of them, the next one half of the rest. And one file has two at most. Whoever owns a payload
+//! decides how long it waits; when the payload is dropped, its read is not begun any more.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, preadv};
+use shunt_wire::local::Reason;
+
+use crate::identity::FileIdentity;
+use crate::in_memory;
+
+/// Threads that are to call [`Reads::work`].
+pub const THREADS: usize = 32;
+/// Read at once, where the payload has as many left.
+pub(crate) const READ_BYTES: usize = 256 << 10;
+const THREADS_OF_A_FILE: usize = 2;
+/// Reads that wait, in all.
+const QUEUE: usize = 64 << 10;
+/// How long a device is known to be memory. Its number may become another's.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
+/// The party that a read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A sender, by its index.
+    Sender(usize),
+    /// A fetch that is served, by its index.
+    Fetch(usize),
+}
+
+/// A range of a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) file: Arc<OwnedFd>,
+    /// As it was at the first look.
+    pub(crate) identity: FileIdentity,
+    pub(crate) at: u64,
+    pub(crate) bytes: usize,
+}
+
+enum Work {
+    Read {
+        owner: Owner,
+        wanted: Wanted,
+    },
+    /// fuse(8) has a program asked.
+    Close(Arc<OwnedFd>),
+}
+
+impl Work {
+    fn inode(&self) -> Option<u64> {
+        match self {
+            Self::Read { wanted, .. } => Some(wanted.identity.inode),
+            Self::Close(_) => None,
+        }
+    }
+}
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// The party that it is for.
+    pub owner: Owner,
+    pub(crate) id: u64,
+    /// The bytes, fewer at the end of the file, and the file as it was after they were read.
+    pub(crate) read: Result<(Vec<u8>, FileIdentity), Errno>,
+}
+
+/// One device's work: what waits, by its number, and the inodes of what its threads do.
+#[derive(Default)]
+struct Device {
+    waiting: BTreeMap<u64, Work>,
+    busy: Vec<Option<u64>>,
+}
+
+impl Device {
+    fn take(&mut self) -> Option<(u64, Work)> {
+        let is_free = |inode: Option<u64>| {
+            inode.is_none() || self.busy.iter().filter(|busy| **busy == inode).count() < THREADS_OF_A_FILE
+        };
+        let id = *self.waiting.iter().find(|(_, work)| is_free(work.inode()))?.0;
+        let work = self.waiting.remove(&id)?;
+        self.busy.push(work.inode());
+        Some((id, work))
+    }
+}
+
+#[derive(Default)]
+struct State {
+    devices: HashMap<u64, Device>,
+    waiting: usize,
+    next: u64,
+    idle: usize,
+    done: Vec<Done>,
+    /// Devices that are memory, and when that was found.
+    memory: HashMap<u64, Instant>,
+    read: u64,
+}
+
+impl State {
+    fn add(&mut self, device: u64, work: Work) -> u64 {
+        self.next += 1;
+        self.devices.entry(device).or_default().waiting.insert(self.next, work);
+        self.waiting += 1;
+        self.next
+    }
+
+    /// For one of the idle threads.
+    fn take(&mut self) -> Option<(u64, u64, Work)> {
+        let idle = self.idle;
+        let mut ready = self.devices.iter_mut().filter(|(_, device)| device.busy.len() < idle);
+        let (number, (id, work)) = ready.find_map(|(number, device)| Some((*number, device.take()?)))?;
+        (self.idle, self.waiting) = (self.idle - 1, self.waiting - 1);
+        Some((number, id, work))
+    }
+
+    fn is_done(&mut self, number: u64, inode: Option<u64>) {
+        self.idle += 1;
+        let Some(device) = self.devices.get_mut(&number) else { return };
+        if let Some(at) = device.busy.iter().position(|busy| *busy == inode) {
+            device.busy.swap_remove(at);
+        }
+        if device.busy.is_empty() && device.waiting.is_empty() {
+            self.devices.remove(&number);
+        }
+    }
+
+    fn forget(&mut self, number: u64, id: u64) {
+        let Some(device) = self.devices.get_mut(&number) else { return };
+        self.waiting -= usize::from(device.waiting.remove(&id).is_some());
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    wake: OwnedFd,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("waiting", &self.waiting).field("idle", &self.idle).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All reads of an agent. Clones are of the same.
+#[derive(Clone, Debug)]
+pub struct Reads(Arc<Shared>);
+
+/// A read that is wanted for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    shared: Arc<Shared>,
+    device: u64,
+    id: u64,
+}
+
+impl Ticket {
+    pub(crate) fn is_of(&self, done: &Done) -> bool {
+        self.id == done.id
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.shared.lock().forget(self.device, self.id);
+    }
+}
+
+impl Reads {
+    /// Nobody reads yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), wake })))
+    }
+
+    /// Reads for good, in one of [`THREADS`] threads.
+    pub fn work(&self) -> ! {
+        let mut state = self.0.lock();
+        state.idle += 1;
+        loop {
+            let Some((device, id, work)) = state.take() else {
+                state = self.0.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let inode = work.inode();
+            let done = do_work(id, work);
+            state = self.0.lock();
+            if let Some((done, is_memory)) = done {
+                if is_memory {
+                    state.memory.insert(device, Instant::now());
+                }
+                state.read += 1;
+                state.done.push(done);
+                let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
+            }
+            state.is_done(device, inode);
+            // Another's turn may have come that was held back for this one.
+            self.0.work.notify_one();
+        }
+    }
+
+    /// What has ended since the last call.
+    pub fn take_done(&self) -> Vec<Done> {
+        let _ = rustix::io::read(&self.0.wake, &mut [0; 8]);
+        std::mem::take(&mut self.0.lock().done)
+    }
+
+    /// How many reads have ended.
+    pub fn made(&self) -> u64 {
+        self.0.lock().read
+    }
+
+    /// How many wait for a thread, or for their disk.
+    pub fn pending(&self) -> usize {
+        let state = self.0.lock();
+        state.waiting + state.devices.values().map(|device| device.busy.len()).sum::<usize>()
+    }
+
+    /// Has a file closed by a thread, where that is the last of its descriptors.
+    pub fn close(&self, file: Arc<OwnedFd>) {
+        let device = FileIdentity::at_hand(&*file).map_or(0, |identity| identity.device);
+        self.0.lock().add(device, Work::Close(file));
+        self.0.work.notify_one();
+    }
+
+    /// # Errors
+    /// [`Reason::Limit`]: too many wait.
+    pub(crate) fn ask(&self, owner: Owner, wanted: Wanted) -> Result<Ticket, Reason> {
+        let mut state = self.0.lock();
+        if state.waiting >= QUEUE {
+            return Err(Reason::Limit);
+        }
+        let device = wanted.identity.device;
+        let id = state.add(device, Work::Read { owner, wanted });
+        self.0.work.notify_one();
+        Ok(Ticket { shared: self.0.clone(), device, id })
+    }
+
+    /// Whether a device is known to be memory: nobody waits for it.
+    pub(crate) fn is_memory(&self, device: u64) -> bool {
+        self.0.lock().memory.get(&device).is_some_and(|since| since.elapsed() < KNOWN_FOR)
+    }
+}
+
+impl AsFd for Reads {
+    /// Readable when a read has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.wake.as_fd()
+    }
+}
+
+/// What there is to tell, and whether the file is memory.
+fn do_work(id: u64, work: Work) -> Option<(Done, bool)> {
+    match work {
+        Work::Close(file) => {
+            drop(file);
+            None
+        }
+        Work::Read { owner, wanted } => {
+            let read = read(&wanted);
+            Some((Done { owner, id, read }, in_memory::is_of_memory(&*wanted.file)))
+        }
+    }
+}
+
+fn read(wanted: &Wanted) -> Result<(Vec<u8>, FileIdentity), Errno> {
+    let (mut bytes, mut done) = (vec![0; wanted.bytes], 0);
+    while done < bytes.len() {
+        match preadv(&*wanted.file, &mut [IoSliceMut::new(&mut bytes[done..])], wanted.at + done as u64) {
+            Ok(0) => break,
+            Ok(more) => done += more,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(done);
+    Ok((bytes, FileIdentity::now(&*wanted.file)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(idle: usize) -> State {
+        State { idle, ..State::default() }
+    }
+
+    fn wanted(device: u64, inode: u64) -> Work {
+        let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        let identity = FileIdentity { device, inode, size: 1, mtime_ns: 0, ctime_ns: 0 };
+        Work::Read { owner: Owner::Fetch(0), wanted: Wanted { file, identity, at: 0, bytes: 1 } }
+    }
+
+    /// How many of a device's reads begin where none ends.
+    fn begun(state: &mut State, device: u64) -> usize {
+        for inode in 0..100 {
+            state.add(device, wanted(device, inode));
+        }
+        std::iter::from_fn(|| state.take()).inspect(|taken| assert_eq!(taken.0, device)).count()
+    }
+
+    #[test]
+    fn a_device_that_hangs_leaves_threads_to_others() {
+        let mut state = state(THREADS);
+        let taken = [1, 2, 3, 4, 5].map(|device| begun(&mut state, device));
+        assert_eq!(taken, [16, 8, 4, 2, 1]);
+        assert_eq!(state.idle, 1);
+        state.is_done(1, Some(0));
+        assert_eq!(state.take().unwrap().0, 5, "the first one has more than its share");
+        assert!(state.take().is_none());
+    }
+
+    #[test]
+    fn a_file_that_hangs_leaves_threads_to_others_of_its_device() {
+        let mut state = state(THREADS);
+        for inode in [7, 7, 7, 7, 8] {
+            state.add(1, wanted(1, inode));
+        }
+        let inodes: Vec<_> = std::iter::from_fn(|| state.take()).map(|(_, _, work)| work.inode()).collect();
+        assert_eq!(inodes, [Some(7), Some(7), Some(8)]);
+        state.is_done(1, Some(7));
+        assert_eq!(state.take().unwrap().2.inode(), Some(7));
+    }
+
+    #[test]
+    fn a_read_that_nobody_wants_any_more_is_not_begun() {
+        let reads = Reads::new().unwrap();
+        let Work::Read { owner, wanted } = wanted(1, 1) else { unreachable!("just made") };
+        let ticket = reads.ask(owner, wanted.clone()).unwrap();
+        assert_eq!((reads.pending(), Arc::strong_count(&wanted.file)), (1, 2));
+        drop(ticket);
+        assert_eq!((reads.pending(), Arc::strong_count(&wanted.file)), (0, 1), "its file is closed");
+    }
+
+    #[test]
+    fn as_many_wait_as_there_is_room_for() {
+        let reads = Reads::new().unwrap();
+        let Work::Read { owner, wanted } = wanted(1, 1) else { unreachable!("just made") };
+        let tickets: Vec<_> = (0..QUEUE).map(|_| reads.ask(owner, wanted.clone()).unwrap()).collect();
+        assert_eq!(reads.ask(owner, wanted).unwrap_err(), Reason::Limit);
+        drop(tickets);
+        assert_eq!(reads.pending(), 0);
+    }
+}

@@ -1,0 +1,78 @@
+//! What a frontend is told of a payload that is longer than its client had room for: that its end is acknowledged.
+//!
+//! A frontend sees what the client acknowledges, and not what has been sent. So it waits for this word, and a client that
+//! waits for its next response waits, too. The ingress program reports the ACK of the end as it passes; where that
+//! report is lost, the next sweep finds the same.
+
+use shunt_wire::Endpoint;
+use shunt_wire::peer::Delivered;
+
+use super::connection::{Sender, State};
+use super::{SenderKey, SenderTable, Senders};
+
+/// Whether a payload's frontend knows that the end is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// The client's ACK is enough for it.
+    Unwanted,
+    /// It waits.
+    Owed,
+    /// It has been told.
+    Given,
+}
+
+impl Sender {
+    fn delivered(&self) -> Delivered {
+        let Endpoint { address: client_address, port_be: client_port } = self.key.client;
+        let Endpoint { address: server_address, port_be: server_port } = self.server;
+        let handoff = self.claimant.handoff.into();
+        Delivered { handoff, client_address, server_address, client_port, server_port }
+    }
+}
+
+impl<T: SenderTable> Senders<T> {
+    /// All of a payload is queued: the programs report the ACK of its end from here on.
+    pub(super) fn await_end(&mut self, index: usize) {
+        let sender = &self.slots[index];
+        if sender.word == Word::Owed {
+            self.table.await_end(index as u32, sender.write_seq);
+            self.give_word_if_due(index);
+        }
+    }
+
+    /// Reports of the programs: the ends of those senders' payloads may be acknowledged.
+    pub fn on_reports(&mut self, reports: &[SenderKey]) {
+        for key in reports {
+            if let Some(&index) = self.by_key.get(key) {
+                self.give_word_if_due(index);
+            }
+        }
+    }
+
+    /// The word counts for what was promised: of a file that has changed none is given, and the next sweep says so.
+    fn give_word_if_due(&mut self, index: usize) {
+        let sender = &self.slots[index];
+        let State::Draining(body) = &sender.state else { return };
+        if sender.word == Word::Owed && self.table.acked(index as u32) == sender.write_seq && body.is_unchanged() {
+            self.give_word(index);
+        }
+    }
+
+    /// All is acknowledged.
+    pub(super) fn give_word(&mut self, index: usize) {
+        let sender = &mut self.slots[index];
+        if std::mem::replace(&mut sender.word, Word::Given) == Word::Owed {
+            self.words.push((sender.claimant.peer, sender.delivered()));
+        }
+    }
+
+    /// Words for frontends, and whose they are: indices of peers.
+    pub fn take_words(&mut self) -> Vec<(u32, Delivered)> {
+        std::mem::take(&mut self.words)
+    }
+
+    /// Reports that the programs have made since the last call.
+    pub fn take_reports(&mut self) -> Vec<SenderKey> {
+        self.table.take_reports()
+    }
+}

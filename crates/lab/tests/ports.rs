@@ -1,0 +1,152 @@
+//! Interfaces that come, go, and come again while the agents run: the steering programs are on them at once, and what was
+//! under way goes on.
+
+mod service;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use service::held::Held;
+use service::{ALONE, FILES, Running, may_run, start_on};
+use shunt_lab::{Host, Lab, Options, Settings};
+use shunt_testbed::eventually;
+
+fn with(agent_text: Option<fn(&Host, String) -> String>) -> Options {
+    Options { settings: Settings { http: ALONE, agent_text, ..Settings::default() }, ..Options::shunt() }
+}
+
+/// Waits until an agent has put programs on so many interfaces since its start.
+fn attached(service: &Running<'_>, host: &Host, times: u64) -> Result<()> {
+    eventually(|| {
+        let now = service.service.stats(host)?.count("agent.interfaces_attached");
+        ensure!(now >= times, "{now} interfaces in place of {times}: {}", service.service.explain());
+        Ok(())
+    })
+}
+
+/// Waits until an agent's log has a line with all these words, and fails where there are two.
+fn says(service: &Running<'_>, host: &Host, words: &[&str]) -> Result<()> {
+    let lines = || -> Result<usize> {
+        let log = service.service.agent(host)?.log();
+        Ok(log.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
+    };
+    eventually(|| {
+        ensure!(lines()? > 0, "no line with {words:?}: {}", service.service.explain());
+        Ok(())
+    })?;
+    ensure!(lines()? == 1, "more than one line with {words:?}");
+    Ok(())
+}
+
+#[test]
+fn a_download_goes_on_when_the_port_towards_clients_is_made_anew() -> Result<()> {
+    if !may_run("a_download_goes_on_when_the_port_towards_clients_is_made_anew") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, with(None), |service| {
+        let (lab, frontend) = (service.lab, service.lab.frontend());
+        let held = lab.client().run(|| Held::ask(service, "7m", ""))??;
+        eventually(|| {
+            let begun = service.frontend_stats()?.count("frontend.fe_begun");
+            ensure!(begun == 1, "{begun} handoffs have begun");
+            Ok(())
+        })?;
+        lab.delete_port(frontend, "client0")?;
+        says(service, frontend, &["client0", "is not there"])?;
+        lab.make_port(frontend, "client0")?;
+        says(service, frontend, &["client0", "is there"])?;
+        attached(service, frontend, 1)?;
+        lab.client().run(|| held.finish(service))??;
+        let stats = service.frontend_stats()?;
+        ensure!(stats.count("servers.shortcuts") == 1, "not by the shortcut: {:#}", stats.0);
+        service.good_again()
+    })
+}
+
+#[test]
+fn shortcuts_are_taken_again_when_a_backends_port_is_made_anew() -> Result<()> {
+    if !may_run("shortcuts_are_taken_again_when_a_backends_port_is_made_anew") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, with(None), |service| {
+        let (lab, backend) = (service.lab, service.lab.backend());
+        service.still_good()?;
+        lab.delete_port(backend, "service0")?;
+        lab.make_port(backend, "service0")?;
+        attached(service, backend, 1)?;
+        service.service.wait_for_agents()?;
+        service.good_again()
+    })
+}
+
+#[test]
+fn an_interface_that_comes_after_the_start_gets_its_programs() -> Result<()> {
+    if !may_run("an_interface_that_comes_after_the_start_gets_its_programs") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, with(None), |service| {
+        let (lab, frontend) = (service.lab, service.lab.frontend());
+        service.service.kill_agent(frontend)?;
+        lab.delete_port(frontend, "client0")?;
+        service.service.restart_agent(frontend)?;
+        says(service, frontend, &["client0", "is not there"])?;
+        lab.make_port(frontend, "client0")?;
+        attached(service, frontend, 1)?;
+        service.good_again()
+    })
+}
+
+fn shell(host: &Host, line: &str) -> Result<()> {
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", line]);
+    host.check(shell).map(drop)
+}
+
+#[test]
+fn programs_that_other_software_takes_off_are_put_back() -> Result<()> {
+    if !may_run("programs_that_other_software_takes_off_are_put_back") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, with(None), |service| {
+        for (host, device) in [(service.lab.frontend(), "client0"), (service.lab.backend(), "service0")] {
+            shell(host, &format!("tc qdisc del dev {device} clsact"))?;
+            attached(service, host, 1)?;
+            says(service, host, &[device, "taken off"])?;
+        }
+        service.good_again()
+    })
+}
+
+fn with_late(_: &Host, text: String) -> String {
+    text.replace("[\"client0\"]", "[\"client0\", \"late0\"]")
+}
+
+/// An agent takes nobody's place, also at an interface that comes later.
+#[test]
+fn a_new_interface_with_the_programs_of_another_agent_is_left_to_that() -> Result<()> {
+    if !may_run("a_new_interface_with_the_programs_of_another_agent_is_left_to_that") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, with(Some(with_late)), |service| {
+        let frontend = service.lab.frontend();
+        says(service, frontend, &["late0", "is not there"])?;
+        let config = std::fs::read_to_string(frontend.dir().join("shuntd.toml"))?;
+        let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
+        // The place of fe_in has another program: to this agent it is anybody's.
+        let filter = "prio 21318 handle 1 protocol all bpf da";
+        let program = pins.trim_matches('"').to_owned() + "/fe_out";
+        shell(
+            frontend,
+            &format!(
+                "ip link add early0 type veth peer name early1\ntc qdisc add dev early0 clsact\n\
+                 tc filter add dev early0 ingress {filter} object-pinned {program}\nip link set early0 name late0"
+            ),
+        )?;
+        says(service, frontend, &["late0", "of another agent"])?;
+        let mut show = Command::new("tc");
+        show.args(["filter", "show", "dev", "late0", "ingress"]);
+        let filters = frontend.check(show)?;
+        ensure!(filters.contains("fe_out"), "it was replaced: {filters:?}");
+        service.still_good()
+    })
+}

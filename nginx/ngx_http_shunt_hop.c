@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * For whom a consent is meant. A tier that has never heard of Shunt passes the field on as it does
+ * every field, and its filters and caches would see no bodies. So a consent says by `to` which
+ * server it goes to: a hash of the upstream's address and port under the nonce. A server that reads
+ * something else than its own there knows that another tier was asked, and did not count itself.
+ *
+ * The upstream is chosen when the request's bytes are there, and again for each further try:
+ *
+ *   create_request --> peer.init --> peer.get, connect --> output filter --> the connection
+ *                      installs                            writes `to` into the bytes
+ *
+ * It is a sign, not a proof: a consent is believed for the address that it comes from, and whoever
+ * may send one knows the nonce. Zeros, where nothing is written, are meant for nobody.
+ */
+#include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_SAID 8 /* addresses */
+
+/* what the output filter writes where */
+typedef struct {
+    ngx_http_upstream_t *upstream;
+    ngx_str_t before; /* the field's value up to `to` */
+    u_char nonce[16];
+} ngx_http_shunt_hop_t;
+
+typedef struct {
+    ngx_http_upstream_srv_conf_t *upstream;
+    ngx_http_upstream_init_peer_pt init;
+} ngx_http_shunt_balancer_t;
+
+/* NGX_DECLINED: an address of another kind, which nothing is meant for */
+static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char nonce[16],
+                                         u_char to[SHUNT_TO_BYTES])
+{
+    size_t len;
+    u_char input[1 + sizeof(((struct sockaddr_un *) NULL)->sun_path)], hash[16];
+    ngx_http_shunt_address_t address;
+    const struct sockaddr_un *sun = (const struct sockaddr_un *) sa;
+
+    if (sa->sa_family == AF_UNIX) {
+        len = strnlen(sun->sun_path, sizeof(sun->sun_path));
+        input[0] = 'u';
+        ngx_memcpy(input + 1, sun->sun_path, len);
+
+    } else if (ngx_http_shunt_address_of(sa, &address) == NGX_OK) {
+        len = 16 + sizeof(address.port);
+        input[0] = 'i';
+        ngx_memcpy(input + 1, address.bytes, 16);
+        ngx_memcpy(input + 17, &address.port, sizeof(address.port));
+
+    } else {
+        return NGX_DECLINED;
+    }
+
+    ngx_http_shunt_siphash128(nonce, input, 1 + len, hash);
+    ngx_memcpy(to, hash, SHUNT_TO_BYTES);
+
+    return NGX_OK;
+}
+
+/* ---- the sender ---- */
+
+/* The request's bytes pass on their way to the upstream's connection. */
+static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
+{
+    u_char *p, to[SHUNT_TO_BYTES];
+    ngx_buf_t *b;
+    ngx_chain_t *cl;
+    ngx_http_shunt_hop_t *hop = data;
+    struct sockaddr *sa = hop->upstream->peer.sockaddr;
+
+    for (cl = in; cl && sa; cl = cl->next) {
+        b = cl->buf;
+
+        if (!ngx_buf_in_memory(b)) {
+            continue;
+        }
+
+        p = memmem(b->pos, b->last - b->pos, hop->before.data, hop->before.len);
+
+        if (p == NULL || (size_t) (b->last - p) < hop->before.len + 2 * SHUNT_TO_BYTES) {
+            continue;
+        }
+
+        if (ngx_http_shunt_hop_hash(sa, hop->nonce, to) == NGX_OK) {
+            ngx_hex_dump(p + hop->before.len, to, SHUNT_TO_BYTES);
+        }
+
+        break;
+    }
+
+    return ngx_chain_writer(&hop->upstream->writer, in);
+}
+
+/* With an upstream that has its request and has sent nothing of it; where it sends its own way, as
+   gRPC does, the consent is meant for nobody. */
+static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
+{
+    ngx_table_elt_t *field;
+    ngx_http_shunt_hop_t *hop;
+    ngx_http_shunt_consent_t consent;
+    ngx_http_upstream_t *u = r->upstream;
+
+    if (u == NULL || u->output.output_filter != (ngx_output_chain_filter_pt) ngx_chain_writer) {
+        return;
+    }
+
+    field = ngx_http_shunt_find_field(&r->headers_in.headers);
+
+    if (field == NULL || ngx_http_shunt_parse_consent(&field->value, &consent) != NGX_OK) {
+        return;
+    }
+
+    hop = ngx_palloc(r->pool, sizeof(ngx_http_shunt_hop_t));
+    if (hop == NULL) {
+        return;
+    }
+
+    hop->upstream = u;
+    ngx_memcpy(hop->nonce, consent.nonce, sizeof(hop->nonce));
+    hop->before.data = field->value.data;
+    hop->before.len = consent.to_at;
+
+    u->output.output_filter = ngx_http_shunt_hop_output;
+    u->output.filter_ctx = hop;
+}
+
+static int ngx_libc_cdecl ngx_http_shunt_compare_balancers(const void *one, const void *two)
+{
+    uintptr_t a = (uintptr_t) ((const ngx_http_shunt_balancer_t *) one)->upstream,
+              b = (uintptr_t) ((const ngx_http_shunt_balancer_t *) two)->upstream;
+
+    return a < b ? -1 : a > b;
+}
+
+/* In front of each balancer's own: connections that are kept send as soon as they are chosen. */
+static ngx_int_t ngx_http_shunt_hop_init_peer(ngx_http_request_t *r,
+                                              ngx_http_upstream_srv_conf_t *us)
+{
+    ngx_http_shunt_balancer_t *balancer, key = {us, NULL};
+    ngx_http_shunt_main_conf_t *mcf = ngx_http_get_module_main_conf(r, ngx_http_shunt_module);
+
+    ngx_http_shunt_hop_install(r);
+
+    balancer = bsearch(&key, mcf->balancers.elts, mcf->balancers.nelts, sizeof(key),
+                       ngx_http_shunt_compare_balancers);
+
+    return balancer ? balancer->init(r, us) : NGX_ERROR;
+}
+
+/* An upstream that only variables name has no balancer that could be stood in front of. Its
+   connection is a new one, which sends when it is made, after the content handler has returned. */
+static ngx_int_t ngx_http_shunt_hop_content(ngx_http_request_t *r)
+{
+    ngx_int_t rc;
+    ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r->main); /* a clone has its main's handler */
+
+    if (ctx == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    rc = ctx->content_handler(r);
+
+    if (rc == NGX_DONE) {
+        ngx_http_shunt_hop_install(r);
+    }
+
+    return rc;
+}
+
+/* The request carries a consent. */
+void ngx_http_shunt_hop_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    if (r->content_handler != ngx_http_shunt_hop_content) {
+        ctx->content_handler = r->content_handler;
+        r->content_handler = ngx_http_shunt_hop_content;
+    }
+}
+
+/* After all balancers have been set up, in whatever order. */
+ngx_int_t ngx_http_shunt_hop_init(ngx_conf_t *cf)
+{
+    ngx_uint_t i;
+    ngx_http_shunt_balancer_t *balancer;
+    ngx_http_shunt_main_conf_t *mcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_shunt_module);
+    ngx_http_upstream_srv_conf_t **uscfp;
+    ngx_http_upstream_main_conf_t *umcf;
+
+    umcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_upstream_module);
+    uscfp = umcf->upstreams.elts;
+
+    if (ngx_array_init(&mcf->balancers, cf->pool, umcf->upstreams.nelts + 1,
+                       sizeof(ngx_http_shunt_balancer_t)) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    for (i = 0; i < umcf->upstreams.nelts; i++) {
+        balancer = ngx_array_push(&mcf->balancers);
+        balancer->upstream = uscfp[i];
+        balancer->init = uscfp[i]->peer.init;
+        uscfp[i]->peer.init = ngx_http_shunt_hop_init_peer;
+    }
+
+    ngx_qsort(mcf->balancers.elts, mcf->balancers.nelts, sizeof(ngx_http_shunt_balancer_t),
+              ngx_http_shunt_compare_balancers);
+
+    return NGX_OK;
+}
+
+/* ---- the receiver ---- */
+
+/* Whether it is what the tier before this one was told, or told us. */
+ngx_uint_t ngx_http_shunt_hop_is_ours(ngx_connection_t *c, const ngx_http_shunt_consent_t *consent)
+{
+    u_char to[SHUNT_TO_BYTES];
+
+    /* of a socket that listens at any address: asks the kernel, once for a connection */
+    return ngx_connection_local_sockaddr(c, NULL, 0) == NGX_OK &&
+           ngx_http_shunt_hop_hash(c->local_sockaddr, consent->nonce, to) == NGX_OK &&
+           ngx_memcmp(to, consent->to, SHUNT_TO_BYTES) == 0;
+}
+
+/* Said once for each address. */
+static void ngx_http_shunt_say_plain(ngx_http_request_t *r, ngx_str_t *address)
+{
+    ngx_uint_t i;
+    static ngx_uint_t n;
+    static struct {
+        size_t len;
+        u_char text[NGX_SOCKADDR_STRLEN];
+    } said[NGX_HTTP_SHUNT_SAID];
+
+    for (i = 0; i < n; i++) {
+        if (said[i].len == address->len &&
+            ngx_memcmp(said[i].text, address->data, address->len) == 0) {
+            return;
+        }
+    }
+
+    if (n == NGX_HTTP_SHUNT_SAID) {
+        return;
+    }
+
+    said[n].len = address->len;
+    ngx_memcpy(said[n++].text, address->data, address->len);
+
+    ngx_log_error(NGX_LOG_ERR, r->connection->log, 0,
+                  "shunt: responses to %V are relayed: its requests carry consents that were meant "
+                  "for another server's address, so that a tier without this module, or a "
+                  "translation of addresses, is in between; if bodies may go past that, add "
+                  "\"shunt_trust %V plain;\" here",
+                  address, address);
+}
+
+/* The consent came here past a tier that nobody said to be plain, and would be of use. */
+void ngx_http_shunt_hop_refuse(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_say_plain(r, &ctx->plain);
+    ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_plain);
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The client is asked. What it has of a payload is known from its newest packet, and that may be a
+ * stranger's, or made up. So when a payload's backend is lost, the client's own TCP is asked before
+ * anything follows from the loss: what is asked for again, where a reset goes, what a log says. A
+ * keepalive probe (RFC 9293, 3.8.4) has a number that lies behind it, and any TCP answers such a
+ * segment with the number that it waits for. Without an answer the newest packet has to do.
+ *
+ * A payload of which the client has claimed all is complete only by the word of its backend
+ * (SHUNT_OPTION_WORD). Where that is lost, or the agent of this machine is, nobody is left to say
+ * it, and what the client answers counts.
+ */
+#include "ngx_http_shunt.h"
+#include "ngx_http_shunt_kernel.h"
+
+#define NGX_HTTP_SHUNT_PROBE_LOOK     20 /* ms between two looks for the answer */
+/*
+ * ms. The kernel probes a client that has been silent for a second: after that the answer takes a
+ * round trip. Before, a client that waits for another backend is not kept waiting for a second
+ * more; where it claims to have all, nothing is lost by that.
+ */
+#define NGX_HTTP_SHUNT_PROBE_WAIT     300
+#define NGX_HTTP_SHUNT_PROBE_WAIT_ALL 1500
+
+/* NGX_OK: the client has claimed all, and that is that. */
+static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
+{
+    const struct shunt_state *state;
+    ngx_connection_t *c = ctx->request->connection;
+
+    if (!ctx->claimed || ngx_http_shunt_end_region(ctx, 1, &state) != NGX_OK) {
+        return NGX_DECLINED;
+    }
+
+    ngx_log_error(NGX_LOG_NOTICE, c->log, 0,
+                  "shunt: the client has acknowledged the payload, and the word of \"%V\" on that "
+                  "does not come%V",
+                  &ctx->payload.backend, ngx_http_shunt_trace_text(ctx->request));
+    ngx_http_shunt_complete(ctx);
+
+    return NGX_OK;
+}
+
+void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx)
+{
+    if (ctx->probe.event.timer_set) {
+        ngx_del_timer(&ctx->probe.event);
+        ngx_http_shunt_kernel_probe_end(ctx->request->connection->fd, &ctx->probe.before);
+    }
+}
+
+static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
+{
+    ngx_http_shunt_ctx_t *ctx = ev->data;
+    ngx_connection_t *c = ctx->request->connection;
+
+    ngx_http_set_log_request(c->log, ctx->request);
+    (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
+
+    if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
+        ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
+        return;
+    }
+
+    if (ctx->answered == ctx->probe.answered &&
+        (ngx_msec_int_t) (ctx->probe.until - ngx_current_msec) > 0) {
+        ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
+        return;
+    }
+
+    ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
+    ctx->probed = 1;
+
+    if (ngx_http_shunt_believe(ctx) == NGX_OK) {
+        /* void */
+
+    } else if (ctx->probe.reason) {
+        ngx_http_shunt_ended(ctx, ctx->probe.reason);
+
+    } else {
+        ngx_http_shunt_rest_begin(ctx);
+    }
+
+    ngx_http_run_posted_requests(c);
+}
+
+/*
+ * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
+ * A reason of 0 is the loss of this machine's agent. NGX_DECLINED: what it has is known.
+ */
+ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    ngx_event_t *ev = &ctx->probe.event;
+    ngx_connection_t *c = ctx->request->connection;
+
+    if (ev->timer_set) {
+        return NGX_AGAIN;
+    }
+
+    /* of what the client has none of, nothing wrong can be believed */
+    if (ctx->probed || ctx->acked == 0) {
+        return NGX_DECLINED;
+    }
+
+    if (ngx_http_shunt_kernel_probe(c->fd, &ctx->probe.before) == -1) {
+        return NGX_DECLINED;
+    }
+
+    ctx->probe.reason = reason;
+    ctx->probe.answered = ctx->answered;
+    ctx->probe.until = ngx_current_msec +
+                       (ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL : NGX_HTTP_SHUNT_PROBE_WAIT);
+    ev->data = ctx;
+    ev->handler = ngx_http_shunt_probe_handler;
+    ev->log = c->log;
+    ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
+
+    return NGX_AGAIN;
+}

@@ -1,0 +1,25 @@
+"""Consents as a frontend writes them by hand: for whom one is meant is a part of it (ngx_http_shunt_hop.c)."""
+import ipaddress, struct
+
+import agent as agents
+
+NONCE = "a" * 32
+
+
+def to(host="127.0.0.2", port=8083, nonce=NONCE):
+    """The sign of a server's address, or of a Unix socket's path, under a nonce."""
+    if host.startswith("/"):
+        named = b"u" + host.encode()
+    else:
+        address = ipaddress.ip_address(host)
+        mapped = b"\0" * 10 + b"\xff\xff" if address.version == 4 else b""
+        named = b"i" + mapped + address.packed + struct.pack("!H", port)
+    return agents.siphash128(bytes.fromhex(nonce), named)[:8].hex()
+
+
+def consent(host="127.0.0.2", port=8083, more="; tiers=1", nonce=NONCE):
+    """One of the stand-in agent's frontend, that is meant for this server."""
+    return f"1; frontend=self; nonce={nonce}; to={to(host, port, nonce)}{more}"
+
+
+CONSENT = f"Shunt-Consent: {consent()}\r\n"
