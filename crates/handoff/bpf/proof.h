@@ -17,8 +17,9 @@
  *               whose handshake nobody has seen gets a flow when a handoff is refused, and may be
  *               handed off from its next response on.
  *
- * Whoever sends many SYNs pushes handshakes of others out of the map, and whoever knows a
- * connection's ports may overwrite its handshake: that costs those connections one shortcut each.
+ * A SYN proves nothing before the server has answered it, so that one in a connection's name leaves
+ * its handshake as it is. Whoever sends many SYNs pushes handshakes of others out of the map: that
+ * costs those connections one shortcut each.
  */
 #ifndef PROOF_H
 #define PROOF_H
@@ -62,18 +63,20 @@ static __always_inline bool is_watched(__be16 port)
 
 static __always_inline bool is_fresh(const struct handshake *seen)
 {
-    return bpf_ktime_get_ns() - seen->begun_ns < HANDSHAKE_SECONDS * 1000000000ULL;
+    return bpf_ktime_get_ns() - seen->answered_ns < HANDSHAKE_SECONDS * 1000000000ULL;
 }
 
-/* A SYN at fe_in. One that comes again changes nothing: its SYN-ACK may have passed already. */
+/* A SYN at fe_in. */
 static __noinline int note_syn(const struct flow_key *key, const struct packet *p)
 {
     if (p->flags & TH_ACK || !is_watched(p->destination_port))
         return 0;
     struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
-    if (seen && seen->client_isn == p->seq && is_fresh(seen))
+    if (seen) {
+        seen->offered_isn = p->seq;
         return 0;
-    struct handshake begun = {.client_isn = p->seq, .begun_ns = bpf_ktime_get_ns()};
+    }
+    struct handshake begun = {.offered_isn = p->seq};
     bpf_map_update_elem(&handshakes, key, &begun, BPF_ANY);
     return 0;
 }
@@ -88,12 +91,14 @@ static __noinline int note_syn_ack(const struct packet *p)
     __builtin_memcpy(key.client_address, p->destination, sizeof(key.client_address));
     __builtin_memcpy(key.server_address, p->source, sizeof(key.server_address));
     struct handshake *seen = bpf_map_lookup_elem(&handshakes, &key);
-    if (!seen || seen->client_isn + 1 != p->ack)
+    if (!seen || seen->offered_isn + 1 != p->ack)
         return 0;
-    if (!seen->answered)
+    if (!seen->answered || seen->client_isn != seen->offered_isn || seen->server_isn != p->seq)
         count(FE_HANDSHAKE);
+    seen->client_isn = p->ack - 1;
     seen->server_isn = p->seq;
     seen->answered = 1;
+    seen->answered_ns = bpf_ktime_get_ns();
     return 0;
 }
 

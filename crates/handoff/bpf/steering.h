@@ -115,11 +115,11 @@ struct flow {
 
 /* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */
 struct handshake {
-    __u32 client_isn; /* of the SYN at fe_in */
-    __u32 server_isn; /* of the SYN-ACK at fe_out */
-    __u32 answered;   /* 1: there was one */
-    __u32 pad;
-    __u64 begun_ns; /* CLOCK_MONOTONIC of the SYN */
+    __u32 client_isn;  /* of the SYN that was answered */
+    __u32 server_isn;  /* of the SYN-ACK at fe_out */
+    __u32 answered;    /* 1: there was one */
+    __u32 offered_isn; /* of the last SYN at fe_in: a connection's, or a stranger's */
+    __u64 answered_ns; /* CLOCK_MONOTONIC of the SYN-ACK */
 };
 
 /* A backend that this frontend may name in SHUNT_BEGIN. Index: the board's. Written by the agent.

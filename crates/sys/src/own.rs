@@ -51,18 +51,3 @@ impl Drop for OwnFd {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_descriptor_is_own_as_long_as_it_lives() {
-        let own = OwnFd::new(std::fs::File::open("/dev/null").unwrap().into());
-        let number = own.as_fd().as_raw_fd();
-        assert!(number >= FROM && is_own(number) && !is_own(number + 1));
-        drop(own);
-        assert!(!is_own(number));
-        assert!(!is_own(-1) && !is_own(RawFd::MAX));
-    }
-}

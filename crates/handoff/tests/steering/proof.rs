@@ -21,7 +21,8 @@ const UNPROVEN: u32 = 4;
 
 // ---- what the programs note, packet by packet ----
 
-/// `struct handshake` of a connection between `client()` and `server()`: both numbers, and whether it was answered.
+/// `struct handshake` of a connection between `client()` and `server()`: both numbers of the SYN that was answered, and
+/// whether one was.
 fn handshake(fe: &Frontend) -> Option<[u32; 3]> {
     let key = key(client(), server());
     let bytes = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup")?;
@@ -53,9 +54,9 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
     pass(fe.fe_out(&syn_ack(900, 71)), syn_ack(900, 71));
     assert_eq!(handshake(&fe), None, "no SYN was seen");
     pass(fe.fe_in(&syn(70)), syn(70));
-    assert_eq!(handshake(&fe), Some([70, 0, 0]));
+    assert_eq!(handshake(&fe), Some([0, 0, 0]));
     pass(fe.fe_out(&syn_ack(900, 70)), syn_ack(900, 70));
-    assert_eq!(handshake(&fe), Some([70, 0, 0]), "of another SYN");
+    assert_eq!(handshake(&fe), Some([0, 0, 0]), "of another SYN");
     pass(fe.fe_out(&syn_ack(900, 71)), syn_ack(900, 71));
     assert_eq!(handshake(&fe), Some([70, 900, 1]));
     pass(fe.fe_in(&syn(70)), syn(70));
@@ -64,7 +65,12 @@ fn a_handshake_is_noted_on_both_ways_where_its_port_is_watched() {
     assert_eq!(handshake(&fe), Some([70, 900, 1]), "what is no SYN notes nothing");
     assert_eq!(fe.counted(), once(&["fe_handshake"]));
     pass(fe.fe_in(&syn(80)), syn(80));
-    assert_eq!(handshake(&fe), Some([80, 0, 0]), "a new connection");
+    fe.fe_out(&Segment::ack(server(), client(), 901, 71));
+    assert_eq!(handshake(&fe), Some([70, 900, 1]), "a stranger's SYN gets no SYN-ACK");
+    pass(fe.fe_in(&syn(90)), syn(90));
+    pass(fe.fe_out(&syn_ack(2000, 91)), syn_ack(2000, 91));
+    assert_eq!(handshake(&fe), Some([90, 2000, 1]), "a new connection");
+    assert_eq!(fe.counted(), once(&["fe_handshake"]));
 }
 
 /// A connection that has a flow: what may be outstanding of each side moves on with its packets.
@@ -247,7 +253,7 @@ fn a_handshake_of_long_ago_is_no_proof() {
 }
 
 #[test]
-fn a_syn_begins_a_handshake_anew_where_an_older_one_has_aged() {
+fn a_handshake_that_has_aged_proves_again_when_its_server_has_answered() {
     if !super::host::root() {
         return;
     }
@@ -261,8 +267,14 @@ fn a_syn_begins_a_handshake_anew_where_an_older_one_has_aged() {
     let aged = then.wrapping_sub(u64::from(HANDSHAKE_SECONDS) * 1_000_000_000);
     noted[16..].copy_from_slice(&aged.to_ne_bytes());
     fe.skel.maps.handshakes.update(key.as_bytes(), &noted, MapFlags::ANY).expect("update");
+    let answered = || {
+        let noted = fe.skel.maps.handshakes.lookup(key.as_bytes(), MapFlags::ANY).expect("lookup").expect("noted");
+        u64::from_ne_bytes(noted[16..].try_into().expect("8 bytes"))
+    };
     fe.fe_in(&syn(70));
-    assert_eq!(handshake(&fe), Some([70, 0, 0]), "a new connection of the same number");
+    assert_eq!(answered(), aged, "a SYN of the same number may be a stranger's");
+    fe.fe_out(&syn_ack(900, 71));
+    assert!(answered() >= then, "its server has answered it");
 }
 
 /// So many SYNs that others' handshakes are forgotten cost those one shortcut, and no response.
