@@ -11,6 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use service::impostor::{Impostor, Listening, agents_address};
 use service::{connect_to_agent, may_run, start};
 use shunt_lab::{Fetch, Host};
+use shunt_testbed::eventually;
 use shunt_wire::local::{self, Reason};
 use shunt_wire::peer::{self, Frame, Hello, MAGIC, Refused, padded_name};
 use zerocopy::FromZeros;
@@ -156,8 +157,11 @@ fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
         connection.send(&frame)?;
         connection.rest();
         drop(listening);
-        let log = service.service.agent(backend)?.log();
-        ensure!(log.contains("speaks another version"), "{log}");
+        eventually(|| {
+            let log = service.service.agent(backend)?.log();
+            ensure!(log.contains("speaks another version"), "{log}");
+            Ok(())
+        })?;
         // It has its session with one of its own version.
         service.service.restart_agent(frontend)
     })

@@ -12,6 +12,7 @@ use service::{ALONE, FILES, Running, may_run, start_on};
 use shunt_lab::{
     Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256,
 };
+use shunt_testbed::eventually;
 
 /// Files that are offered.
 const LONG: u64 = 4;
@@ -256,9 +257,13 @@ fn without_a_route_to_a_backends_senders_its_bodies_are_relayed() -> Result<()> 
         let (stats, backend) = (service.frontend_stats()?, service.service.stats(service.lab.backend())?);
         ensure!(stats.count("agent.routes_lost") == 1 && stats.count("servers.fetched") == 0, "{:#}", stats.0);
         ensure!(backend.count("servers.relayed_offers_limit") == LONG, "{:#}", backend.0);
-        let log = service.service.agent(frontend)?.log();
-        let said = log.lines().filter(|line| line.contains("WARN") && line.contains("no route to a backend")).count();
-        ensure!(said == 1, "said {said} times:\n{log}");
+        eventually(|| {
+            let log = service.service.agent(frontend)?.log();
+            let is_it = |line: &&str| line.contains("WARN") && line.contains("no route to a backend");
+            let said = log.lines().filter(is_it).count();
+            ensure!(said == 1, "said {said} times:\n{log}");
+            Ok(())
+        })?;
         ip(frontend, &["route replace 10.77.1.250/32 via 10.77.1.101"])?;
         until("there is a route", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 1))?;
         // Its servers may hear of it a moment later.
