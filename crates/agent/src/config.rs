@@ -543,6 +543,16 @@ mod tests {
     }
 
     #[test]
+    fn every_example_of_the_documents_is_a_configuration() {
+        let docs = include_str!("../../../docs/shuntd.md");
+        let examples: Vec<_> = docs.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert_eq!(examples.len(), 3);
+        for example in examples {
+            parse(example).unwrap();
+        }
+    }
+
+    #[test]
     fn each_mistake_is_named() {
         let cases = [
             (GOOD.replace("\"be1\"", "\"be 1\""), "a-z"),
