@@ -302,6 +302,17 @@ static __noinline int sack_to_region(struct __sk_buff *skb, const struct packet 
     return store_sack(skb, p, e, &sack);
 }
 
+/* The window field of an ACK whose number is raised to a region's start: what the client has room
+ * for ends where it did. Else a backend sends more than that, and fe_in drops the client's word of
+ * it (claims_too_much), again and again. */
+static __always_inline __u16 window_from(const struct packet *p, __u32 ack, __u8 scale)
+{
+    __u32 room = (__u32) p->window << scale;
+    __u32 raised = is_before(p->ack, ack) ? ack - p->ack : 0;
+
+    return room > raised ? (room - raised) >> scale : 0;
+}
+
 /*
  * Turns the packet into the ACK that a backend gets: of its region alone, without data, and with
  * the frontend's newest ACK number in the sequence field, from where be_in takes it. Not a function
@@ -325,6 +336,7 @@ static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct pac
     put16(&e.plain, &tcp->dest, peer->port);
     put32(&e.plain, &tcp->seq, bpf_htonl(server_ack));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
+    put16(&e.plain, &tcp->window, bpf_htons(p->window));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
     put16(&e.plain, &tcp->urg_ptr, 0);
     if (p->sack && sack_to_region(skb, p, region, ack, &e))
@@ -346,6 +358,7 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
     __u32 n = (flow->spaces.made - 1 - index) & (BREAKS - 1);
     struct region region = nth_region(&flow->spaces, n);
     __u32 server_ack = flow->server_ack;
+    p->window = window_from(p, clamp_to(&region, p->ack), flow->snd_wscale);
     bpf_spin_unlock(&flow->lock);
 
     struct steer_peer *peer = bpf_map_lookup_elem(&peers, &region.payload.peer);

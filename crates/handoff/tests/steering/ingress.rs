@@ -303,6 +303,21 @@ fn a_lost_header_is_the_frontends_and_the_blocks_behind_it_the_backends() {
     assert_eq!(fe.flow().spaces.acked, 0);
 }
 
+/// With the header lost, the backend's room ends where its client's does, and not a header later: what is sent beyond would be
+/// acknowledged by a client that takes it, and nobody would believe that.
+#[test]
+fn a_raised_ack_number_makes_the_window_smaller() {
+    for (scale, window, left) in [(0, 500, 300), (0, 200, 0), (0, 100, 0), (7, 500, 498), (7, 1, 0), (14, 84, 83)] {
+        let fe = frontend!(Flow { snd_wscale: scale, edge: START + 100_000, ..active() });
+        let packet = Segment { window, ..from_client(START - 200).sack(&[(START, START + 1000)]) };
+        assert_eq!(fe.fe_in(&packet).segment().window, window, "the frontend's kernel knows its header");
+        assert_eq!(fe.copies(1)[0].window, left, "{window} << {scale}");
+    }
+    let fe = frontend!(Flow { snd_wscale: 7, ..active() });
+    fe.fe_in(&from_client(START + 1460));
+    assert_eq!(fe.copies(1)[0].window, from_client(0).window, "of an ACK that is not raised");
+}
+
 #[test]
 fn a_sack_of_the_header_alone_stays_at_the_frontend() {
     let mut fe = frontend!(active());

@@ -223,7 +223,11 @@ fn check(fe: &Frontend, model: &mut Model, report: &Report, complete: bool) -> R
     };
     if let Some(seen) = copy {
         let ack = model.client(model.in_newest(offset));
-        let expected = Segment { to: peer(), ack, options: Vec::new(), payload: Vec::new(), ..packet };
+        // What the client has room for ends where it did, also where its ACK number is raised to the region's start.
+        let raised = ack.wrapping_sub(packet.ack) as i32;
+        let room = (i64::from(packet.window) << WSCALE) - i64::from(raised.max(0));
+        let window = (room.max(0) >> WSCALE) as u16;
+        let expected = Segment { to: peer(), ack, window, options: Vec::new(), payload: Vec::new(), ..packet };
         prop_assert_eq!(seen.sack_blocks(), sack_to_backend);
         prop_assert_eq!(Segment { options: Vec::new(), ..seen }, expected);
     }
