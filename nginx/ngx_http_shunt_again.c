@@ -6,7 +6,9 @@
  * consent. The answer is then one with a body. Consents go with GET alone, which may be repeated
  * (RFC 9110, 9.2.2).
  *
- *   AGAIN --the upstream has ended--> posted event --> content handler
+ *   AGAIN --posted event--> the upstream is ended --> content handler
+ *
+ * The body behind that header is not waited for: it may be long, or never come.
  */
 #include "ngx_http_shunt.h"
 
@@ -20,13 +22,25 @@ ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ct
            !r->header_sent;
 }
 
-/* From the header filter: this header and the body behind it go nowhere. */
+static void ngx_http_shunt_again_soon(ngx_http_shunt_ctx_t *ctx)
+{
+    ctx->failure.data = ctx;
+    ctx->failure.handler = ngx_http_shunt_again_handler;
+    ctx->failure.log = ctx->request->connection->log;
+
+    if (!ctx->failure.posted) {
+        ngx_post_event(&ctx->failure, &ngx_posted_events);
+    }
+}
+
+/* From a filter: this header and the body behind it go nowhere. */
 void ngx_http_shunt_ask_again(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 {
     ctx->mode = SHUNT_MODE_AGAIN;
+    ngx_http_shunt_again_soon(ctx);
 }
 
-/* The body filter, in mode AGAIN: the request stays open until the upstream has ended. */
+/* The body filter, in mode AGAIN: the request stays open though its upstream may have ended. */
 ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                     ngx_chain_t *in)
 {
@@ -46,14 +60,7 @@ ngx_int_t ngx_http_shunt_again_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t 
     }
 
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
-
-    ctx->failure.data = ctx;
-    ctx->failure.handler = ngx_http_shunt_again_handler;
-    ctx->failure.log = r->connection->log;
-
-    if (!ctx->failure.posted) {
-        ngx_post_event(&ctx->failure, &ngx_posted_events);
-    }
+    ngx_http_shunt_again_soon(ctx);
 
     return NGX_AGAIN;
 }
@@ -123,6 +130,26 @@ void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     ngx_http_core_run_phases(r);
 }
 
+/* As ngx_http_upstream_create() ends the one before. NGX_AGAIN: a thread still writes its bytes to
+   a file. */
+static ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
+{
+    ngx_http_upstream_t *u = r->upstream;
+
+    if (u == NULL || u->cleanup == NULL) {
+        return NGX_OK;
+    }
+
+    if (u->pipe && u->pipe->writing) {
+        return NGX_AGAIN;
+    }
+
+    r->main->count++; /* which it takes with it */
+    (*u->cleanup)(r);
+
+    return NGX_OK;
+}
+
 static void ngx_http_shunt_again_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;
@@ -130,6 +157,11 @@ static void ngx_http_shunt_again_handler(ngx_event_t *ev)
     ngx_connection_t *c = r->connection;
 
     ngx_http_set_log_request(c->log, r);
+
+    if (ngx_http_shunt_end_upstream(r) == NGX_AGAIN) {
+        return; /* the body filter sees its end */
+    }
+
     ngx_http_shunt_release(ctx);
     ngx_http_shunt_start_over(r, ctx);
     ngx_http_run_posted_requests(c);

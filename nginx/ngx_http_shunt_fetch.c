@@ -8,6 +8,7 @@
 
 #define NGX_HTTP_SHUNT_FETCH_BUFS  2
 #define NGX_HTTP_SHUNT_FETCH_BYTES (64 * 1024)
+#define NGX_HTTP_SHUNT_FETCH_FIRST 2000 /* ms until its first byte, where it can be relayed */
 
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
@@ -25,6 +26,21 @@ void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_fetch_close(ctx);
     ctx->relayable = ctx->mode == SHUNT_MODE_FETCH_LATE;
     ngx_http_shunt_fail(ctx);
+}
+
+/* ms that the first byte may take from now on */
+static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_msec_t waited)
+{
+    ngx_uint_t spared;
+
+    spared = ctx->mode == SHUNT_MODE_FETCH_LATE ? ngx_http_shunt_rest_is_known(ctx)
+                                                : ngx_http_shunt_may_ask_again(ctx->request, ctx);
+
+    if (!spared || ctx->fetch.timeout <= NGX_HTTP_SHUNT_FETCH_FIRST) {
+        return ctx->fetch.timeout;
+    }
+
+    return waited < NGX_HTTP_SHUNT_FETCH_FIRST ? NGX_HTTP_SHUNT_FETCH_FIRST - waited : 1;
 }
 
 /* Returns NGX_AGAIN: the request stays open, as for any filter that holds bytes back. */
@@ -62,7 +78,7 @@ ngx_int_t ngx_http_shunt_fetch_begin(ngx_http_shunt_ctx_t *ctx,
     ctx->progress.data = ctx;
     ctx->progress.handler = ngx_http_shunt_fetch_timeout_handler;
     ctx->progress.log = r->connection->log;
-    ngx_add_timer(&ctx->progress, ctx->fetch.timeout);
+    ngx_add_timer(&ctx->progress, ngx_http_shunt_fetch_patience(ctx, 0));
     ngx_http_shunt_pulse_watch();
 
     return NGX_AGAIN;
@@ -116,9 +132,10 @@ void ngx_http_shunt_fetch_connected(ngx_http_shunt_ctx_t *ctx, int fd, uint64_t 
     ctx->fetch.stream = stream;
 
     /* answered: from here the socket tells how it ends, if this machine's agent is at work */
-    ctx->progress_at = ngx_current_msec;
     ngx_del_timer(&ctx->progress);
-    ngx_add_timer(stream->read, ctx->fetch.timeout);
+    ngx_add_timer(stream->read,
+                  ngx_http_shunt_fetch_patience(ctx, ngx_current_msec - ctx->progress_at));
+    ctx->progress_at = ngx_current_msec;
 
     if (ngx_handle_read_event(stream->read, 0) != NGX_OK) {
         ngx_http_shunt_fetch_failed(ctx, "its socket cannot be watched");

@@ -1,6 +1,6 @@
 """Responses whose offer cannot be used: asked for once more, without consent, before anything has left; and consents that
 are not given because the last ones came to nothing."""
-import gzip, os, struct, subprocess, sys, unittest
+import gzip, os, socket, struct, subprocess, sys, threading, unittest
 
 import agent as agents
 from configurations import IMAGE_FILTER, png
@@ -64,6 +64,98 @@ class Asked(Base):
     conf = Base.conf.replace("location /raw/ {{", """
         location /strange-backend/ {{ proxy_pass http://127.0.0.7:8083/; }}
         location /raw/ {{""").replace("listen 127.0.0.2:8083;", "listen 127.0.0.2:8083; listen 127.0.0.7:8083;")
+
+
+class Silent(Base):
+    """What does not come is not waited for as an upstream's answer is (60 s): the request is run once more."""
+    PATIENCE = 30  # seconds
+
+    def whole(self, uri, body, outcome, asked=1):
+        c = Client(timeout=self.PATIENCE)
+        r = c.get(uri)
+        self.assertEqual((r.status, r.body == body), (200, True))
+        self.assertClean(r)
+        self.assertEqual(self.outcome(), outcome)
+        self.assertEqual(self.agent.counters()["asked_again"], asked)
+        self.assertEqual(c.get("/small").body, b"s" * 100)  # the connection goes on
+
+    def fetched(self, *sent):
+        """The backend's agent answers a fetch, or not even that, and says no more."""
+        def silent(s, fetch, offer, length):
+            for data in sent:
+                ours, theirs = socket.socketpair()
+                self.addCleanup(ours.close)
+                socket.send_fds(s, [struct.pack("=IIQQ", agents.FETCHED, 24, fetch, length)], [theirs.fileno()])
+                theirs.close()
+                ours.sendall(data)
+        self.agent.on_fetch = silent
+
+    def test_a_refused_body(self):
+        value = f"1; backend=self; offer={7:016x}; length=50000; tag={'0' * 32}"
+        for location, n in ("/raw/x", 1), ("/raw-unbuffered/x", 2):
+            with self.subTest(location):
+                raw = Held(f"HTTP/1.1 200 OK\r\nContent-Length: 50000\r\nShunt-Payload: {value}\r\n\r\n".encode())
+                try:
+                    r = Client(timeout=self.PATIENCE).get(location)
+                finally:
+                    raw.close()
+                self.assertEqual((r.status, r.body, len(raw.requests)), (200, b"whole", 2))
+                self.assertEqual(self.agent.counters()["asked_again"], n)
+
+    def test_a_fetch_that_is_not_answered(self):
+        self.fetched()
+        self.whole("/sub/text.html", TEXT.replace(b"needle", b"thread"), "fetched:filter")
+
+    def test_a_fetch_that_brings_nothing(self):
+        self.fetched(b"")
+        self.whole("/sub/text.html", TEXT.replace(b"needle", b"thread"), "fetched:filter")
+
+    def test_a_fetch_that_brings_nothing_behind_a_header(self):
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        for n, sent in enumerate(((), (b"",))):
+            self.fetched(*sent)
+            r = Client(timeout=self.PATIENCE).get("/big")
+            self.assertEqual((r.status, r.body == BIG), (200, True))
+            self.assertEqual(self.agent.counters()["relayed_stopped"], n + 1)
+
+    def test_where_nobody_could_tell_the_rest_it_is_waited_for(self):
+        """Nothing is given up early that only a reset could follow."""
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        late = threading.Event()
+        def slow(*fetch):
+            late.wait(self.PATIENCE)
+            self.agent.serve_fetch(*fetch)
+        self.agent.on_fetch = slow
+        c = Client(timeout=self.PATIENCE)
+        c.send("/nobody/big")
+        c.head()
+        early = Client(timeout=self.PATIENCE)  # one that is given up, begun later
+        early.send("/sub/text.html")
+        self.until(lambda: self.agent.counters()["fetch_failed"], self.PATIENCE)
+        late.set()
+        self.assertEqual(c.f.read(len(BIG)) == BIG, True)
+        self.assertEqual(early.receive().body, TEXT.replace(b"needle", b"thread"))
+        self.assertEqual(self.agent.counters()["fetch_failed"], 1)
+
+    conf = Base.conf.replace("location /raw/ {{", """
+        location /raw-unbuffered/ {{ proxy_buffering off; proxy_pass http://127.0.0.5:8085/; }}
+        location /raw/ {{""")
+
+
+class Held(Raw):
+    """An upstream that answers a consent with that, and does not close; else with `whole`."""
+
+    def __init__(self, answer):
+        self.held = []
+        super().__init__(lambda q: answer)
+
+    def serve(self, c, request):
+        if field(request, "Shunt-Consent"):
+            self.held.append(c)
+            c.sendall(self.answer(request))
+        else:
+            c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole")
+            c.close()
 
 
 class NoTrust(Base):

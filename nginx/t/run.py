@@ -264,11 +264,14 @@ class Raw(threading.Thread):
             if self.closed:
                 return
             self.requests.append(data.decode())
-            try:
-                c.sendall(self.answer(data.decode()))
-            except OSError:  # nginx wants no more of it
-                pass
-            c.close()
+            self.serve(c, data.decode())
+
+    def serve(self, c, request):
+        try:
+            c.sendall(self.answer(request))
+        except OSError:  # nginx wants no more of it
+            pass
+        c.close()
 
     def close(self):
         self.s.shutdown(socket.SHUT_RDWR)
