@@ -269,7 +269,7 @@ struct shunt_board {
     X(25, refused_body, "refused: an offer with a body")                                                \
     X(26, fetch_failed, "fetches that failed")                                                      \
     X(27, relayed_untrusted_request, "not consented: method or request not eligible")               \
-    X(28, relayed_limit_rate, "relayed: limit_rate or limit_conn of the backend, or the frontend's proxy_limit_rate") \
+    X(28, relayed_limit_rate, "relayed: limit_rate or limit_conn of the backend, the frontend's proxy_limit_rate, an intermediate's limits") \
     X(29, relayed_not_worth, "not consented: bodies in that location are short")                    \
     X(30, failovers, "payloads that another backend went on with")                                  \
     X(31, failover_failed, "payloads that were lost with their backend: no other went on")          \

@@ -220,11 +220,12 @@ static ngx_int_t ngx_http_shunt_accept(ngx_http_request_t *r, ngx_http_shunt_ctx
     return ngx_http_shunt_try_filters(r, ctx);
 }
 
-/* As an intermediate: a filter here wants the body, and the answer is asked for with it. */
-static void ngx_http_shunt_want_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+/* As an intermediate: the body is needed here, and the answer is asked for with it. */
+static void ngx_http_shunt_want_body(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                     ngx_uint_t counter)
 {
-    ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_filter);
-    ngx_http_shunt_vain_note(r, SHUNT_COUNT_relayed_filter);
+    ngx_http_shunt_outcome(r, counter);
+    ngx_http_shunt_vain_note(r, counter);
     ngx_http_shunt_ask_again(r, ctx);
 }
 
@@ -325,7 +326,7 @@ static ngx_int_t ngx_http_shunt_early_body_filter(ngx_http_request_t *r, ngx_cha
 
     /* the header has not come to the late filter: a filter holds it until it has seen the body */
     if (ctx->mode == SHUNT_MODE_PASSING) {
-        ngx_http_shunt_want_body(r, ctx);
+        ngx_http_shunt_want_body(r, ctx, SHUNT_COUNT_relayed_filter);
     }
 
     if (ctx->mode == SHUNT_MODE_AGAIN) {
@@ -381,8 +382,24 @@ static ngx_int_t ngx_http_shunt_untouched(ngx_http_request_t *r, ngx_http_shunt_
            !r->post_action && !r->subrequest_ranges;
 }
 
+/* As an intermediate: 0, or the counter of why the body must come here. */
+static ngx_uint_t ngx_http_shunt_body_wanted(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    if (!ngx_http_shunt_untouched(r, ctx)) {
+        return SHUNT_COUNT_relayed_filter;
+    }
+
+    /* X-Accel-Limit-Rate: nginx limits here what it buffers, and the tier before hears nothing */
+    if (r->limit_rate && r->upstream->buffering) {
+        return SHUNT_COUNT_relayed_limit_rate;
+    }
+
+    return 0;
+}
+
 static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
 {
+    ngx_uint_t reason;
     ngx_http_shunt_ctx_t *ctx;
 
     if (r != r->main || r->header_sent) {
@@ -396,8 +413,10 @@ static ngx_int_t ngx_http_shunt_late_header_filter(ngx_http_request_t *r)
     }
 
     if (ctx && ctx->mode == SHUNT_MODE_PASSING) {
-        if (!ngx_http_shunt_untouched(r, ctx)) {
-            ngx_http_shunt_want_body(r, ctx);
+        reason = ngx_http_shunt_body_wanted(r, ctx);
+
+        if (reason) {
+            ngx_http_shunt_want_body(r, ctx, reason);
             return NGX_OK;
         }
 

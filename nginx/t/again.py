@@ -189,10 +189,13 @@ class Filtering(Base):
         location /charset/ {{ charset utf-8; charset_types *; proxy_pass http://backend/; }}
         location /slice/ {{ slice 100k; proxy_set_header Range $slice_range; proxy_pass http://backend/; }}
         location /rate/ {{ limit_rate 100m; proxy_pass http://backend/; }}
+        location /unbuffered/ {{ proxy_buffering off; proxy_pass http://backend/; }}
+        location /ignoring/ {{ proxy_ignore_headers X-Accel-Limit-Rate; proxy_pass http://backend/; }}
         IMAGE
         location /no/ {{""".replace("IMAGE", "location /image/ {{ image_filter resize 100 -; proxy_pass http://backend/; }}"
                                     if images else "")).replace("location /types/ {{", """
         location /packed/ {{ add_header Content-Encoding gzip; }}
+        location /unlimited/ {{ add_header X-Accel-Limit-Rate 0; alias {dir}/www/; }}
         location /types/ {{""")
 
     def prepare(self):
@@ -226,6 +229,19 @@ class Filtering(Base):
         body = c.get("/via" + uri, fields=fields).body
         c.close()
         return body
+
+    def test_x_accel_limit_rate_of_the_backend_limits_here(self):
+        self.body("/limited/big", BIG)
+        self.assertEqual((self.outcome(), self.outcome(8082)), ("-", "relayed:limit_rate"))
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_limit_rate"], n["asked_again"], n["shortcuts"]), (1, 1, 0))
+
+    def test_x_accel_limit_rate_that_limits_nothing_here_costs_no_shortcut(self):
+        """As nginx itself has it: of bodies that it does not buffer, or with 0, or where it is told to ignore it."""
+        for n, uri in enumerate(("/unlimited/big", "/unbuffered/limited/big", "/ignoring/limited/big")):
+            self.body(uri, BIG)
+            self.assertEqual(self.outcome(n=n + 1), "shortcut", uri)
+        self.assertEqual(self.agent.counters()["asked_again"], 0)
 
     @unittest.skipUnless(images, f"{IMAGE_FILTER} is not there (libnginx-mod-http-image-filter)")
     def test_one_that_holds_the_header_gets_the_body(self):

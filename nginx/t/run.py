@@ -53,6 +53,7 @@ CONF = HEAD + """
         location /types/ {{ alias {dir}/www/; shunt_offer_types text/html; }}
         location /cachehit/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://127.0.0.2:8083/; }}
         location /mem/ {{ sendfile off; alias {dir}/www/; }}
+        location /limited/ {{ add_header X-Accel-Limit-Rate 5000000; alias {dir}/www/; }}
         location /redirect/ {{ add_header X-Accel-Redirect /internal/big; return 200; }}
     }}
     server {{ # intermediate
@@ -433,6 +434,10 @@ class Shortcut(SeveralRequests, Base):
     def test_limit_rate_goes_with_the_handoff(self):
         self.assertEqual(Client().get("/rate/text.html").body, TEXT)
         self.assertEqual(self.agent.wait("handoff")["rate"], 5 << 20)
+
+    def test_x_accel_limit_rate_of_the_backend_goes_with_it_too(self):
+        self.assertEqual(Client().get("/limited/text.html").body, TEXT)
+        self.assertEqual(self.agent.wait("handoff")["rate"], 5_000_000)
 
     def test_realip_does_not_change_the_connection(self):
         c = Client(port=8086)
