@@ -2,7 +2,8 @@
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
  * begin, handoff | watch | again | probe, recovery | proof | taking, rest | part | fetch, trust |
- * hop, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash | kernel.
+ * hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash |
+ * kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -20,9 +21,13 @@
 
 #define SHUNT_TIERS_MAX 255
 #define SHUNT_TO_BYTES  8
-#define SHUNT_CONSENT_BYTES                                                          \
-    (sizeof("1; frontend=; nonce=; to=; tiers=255; from=") + SHUNT_NAME_BYTES + 32 + \
-     2 * SHUNT_TO_BYTES + NGX_INT64_LEN)
+
+/* What a tier that says nothing of it takes of a response's header: nginx's default. */
+#define SHUNT_HEADER_BYTES 4096
+
+#define SHUNT_CONSENT_BYTES                                                                   \
+    (sizeof("1; frontend=; nonce=; to=; tiers=255; from=; header=") + SHUNT_NAME_BYTES + 32 + \
+     2 * SHUNT_TO_BYTES + 2 * NGX_INT64_LEN)
 #define SHUNT_PAYLOAD_BYTES \
     (sizeof("1; backend=; offer=; length=; tag=") + SHUNT_NAME_BYTES + 16 + NGX_INT64_LEN + 32)
 
@@ -76,6 +81,7 @@ typedef struct {
     ngx_uint_t tiers;
     ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
     uint64_t from;   /* bytes: not to a shorter payload; 0: as the backend likes it */
+    uint64_t header; /* bytes that the header of its answer may have */
 } ngx_http_shunt_consent_t;
 
 typedef struct {
@@ -226,6 +232,7 @@ ngx_int_t ngx_http_shunt_post_read_handler(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_precontent_handler(ngx_http_request_t *r);
 void ngx_http_shunt_consent_init(void);
 ngx_int_t ngx_http_shunt_nonce(u_char nonce[16]);
+uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_consent_t *consent);
 ngx_int_t ngx_http_shunt_add_request_field(ngx_http_request_t *r, char *key, char *lowcase_key,
                                            ngx_str_t *value);
@@ -268,6 +275,10 @@ ngx_int_t ngx_http_shunt_backend_candidate(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_backend_offer(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_chain_t *in);
 ngx_int_t ngx_http_shunt_forbid_cache(ngx_http_request_t *r);
+
+/* header: whether it can carry an offer to the tier before */
+ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
+ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 
 /* frontend: the filters */
 ngx_int_t ngx_http_shunt_early_init(ngx_conf_t *cf);

@@ -44,6 +44,10 @@ static ngx_uint_t ngx_http_shunt_not_offered(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_type;
     }
 
+    if (!ngx_http_shunt_offer_fits(r, ctx)) {
+        return SHUNT_COUNT_relayed_header;
+    }
+
     /* several ranges: multipart/byteranges, which has no Content-Range of its own */
     if (r->headers_out.status == NGX_HTTP_PARTIAL_CONTENT && r->headers_out.content_range == NULL) {
         return SHUNT_COUNT_relayed_not_file;

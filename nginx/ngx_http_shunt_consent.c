@@ -107,13 +107,20 @@ ngx_int_t ngx_http_shunt_strip(ngx_http_request_t *r, ngx_int_t (*strips)(ngx_ta
     return NGX_OK;
 }
 
-/* By whom the consent came, where that is not the one who was to bring it. */
+/* By whom the consent came, where that is not the one who was to bring it. Nobody knows what header
+   a tier in between takes. */
 static ngx_int_t ngx_http_shunt_note_hop(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf,
                                          ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = r->connection;
 
-    if (ngx_http_shunt_is_plain(lcf, c->sockaddr) || ngx_http_shunt_hop_is_ours(c, &ctx->consent)) {
+    if (ngx_http_shunt_hop_is_ours(c, &ctx->consent)) {
+        return NGX_OK;
+    }
+
+    ctx->consent.header = ngx_min(ctx->consent.header, SHUNT_HEADER_BYTES);
+
+    if (ngx_http_shunt_is_plain(lcf, c->sockaddr)) {
         return NGX_OK;
     }
 
@@ -217,14 +224,51 @@ ngx_int_t ngx_http_shunt_add_consent(ngx_http_request_t *r, ngx_http_shunt_conse
     return ngx_http_shunt_add_request_field(r, "Shunt-Consent", "shunt-consent", &value);
 }
 
+/* NULL: nginx has no more of these modules. They may be missing in between. */
+static ngx_http_upstream_conf_t *ngx_http_shunt_next_upstream(ngx_http_request_t *r, ngx_uint_t *i)
+{
+    ngx_module_t *module, *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
+                                        &ngx_http_uwsgi_module, &ngx_http_scgi_module};
+
+    while (*i < sizeof(modules) / sizeof(modules[0])) {
+        module = modules[(*i)++];
+
+        if (module) {
+            return r->loc_conf[module->ctx_index];
+        }
+    }
+
+    return NULL;
+}
+
+/* Bytes of an answer's header that fit here: proxy_buffer_size, or that of the like. Where only
+   variables name the upstream, nobody knows yet which of them asks. */
+uint64_t ngx_http_shunt_header_room(ngx_http_request_t *r)
+{
+    ngx_uint_t i = 0, named = 0;
+    uint64_t room = 0;
+    ngx_http_upstream_conf_t *ucf;
+
+    while ((ucf = ngx_http_shunt_next_upstream(r, &i)) != NULL) {
+        if (ucf->upstream && !named) {
+            named = 1;
+            room = 0;
+        }
+
+        if ((ucf->upstream || !named) && (room == 0 || ucf->buffer_size < room)) {
+            room = ucf->buffer_size;
+        }
+    }
+
+    return room ? room : SHUNT_HEADER_BYTES;
+}
+
 /* 0, or the counter of the reason why the body must come here: it may be stored, or has to be slow
    on its way. */
 static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
 {
-    ngx_uint_t i;
+    ngx_uint_t i = 0;
     ngx_http_upstream_conf_t *ucf;
-    ngx_module_t *modules[] = {&ngx_http_proxy_module, &ngx_http_fastcgi_module,
-                               &ngx_http_uwsgi_module, &ngx_http_scgi_module};
 
     /* puts bodies together, from requests that carry no consent */
     if (&ngx_http_slice_filter_module &&
@@ -232,13 +276,7 @@ static ngx_uint_t ngx_http_shunt_body_needed(ngx_http_request_t *r)
         return SHUNT_COUNT_relayed_filter;
     }
 
-    for (i = 0; i < sizeof(modules) / sizeof(modules[0]); i++) {
-        if (modules[i] == NULL) {
-            continue;
-        }
-
-        ucf = r->loc_conf[modules[i]->ctx_index];
-
+    while ((ucf = ngx_http_shunt_next_upstream(r, &i)) != NULL) {
         if (ucf->store > 0) {
             return SHUNT_COUNT_relayed_cache;
         }
@@ -369,6 +407,7 @@ static ngx_int_t ngx_http_shunt_give(ngx_http_request_t *r, ngx_http_shunt_loc_c
     ctx->consent.tiers = 1;
     ctx->consent.rest = 0;
     ctx->consent.from = ngx_http_shunt_least_length(r, lcf);
+    ctx->consent.header = ngx_http_shunt_header_room(r);
     ctx->given = 1;
     ctx->consented = 1;
     ctx->given_at = ngx_current_msec;
@@ -414,6 +453,7 @@ static ngx_int_t ngx_http_shunt_pass(ngx_http_request_t *r, ngx_http_shunt_ctx_t
     }
 
     consent.tiers++;
+    consent.header = ngx_min(consent.header, ngx_http_shunt_header_room(r));
     ctx->passed = 1;
     ngx_http_shunt_hop_begin(r, ctx);
 

@@ -132,10 +132,17 @@ ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_
     consent->tiers = (ngx_uint_t) tiers;
     consent->rest = ngx_http_shunt_take_literal(&c, "; rest=1") == NGX_OK;
     consent->from = 0;
+    consent->header = SHUNT_HEADER_BYTES;
 
     if (ngx_http_shunt_take_literal(&c, "; from=") == NGX_OK &&
         (consent->rest ||
          ngx_http_shunt_take_decimal(&c, NGX_MAX_OFF_T_VALUE, &consent->from) != NGX_OK)) {
+        return NGX_ERROR;
+    }
+
+    if (ngx_http_shunt_take_literal(&c, "; header=") == NGX_OK &&
+        (ngx_http_shunt_take_decimal(&c, NGX_MAX_OFF_T_VALUE, &consent->header) != NGX_OK ||
+         consent->header == SHUNT_HEADER_BYTES)) {
         return NGX_ERROR;
     }
 
@@ -218,6 +225,10 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
 
     if (consent->from) {
         p = ngx_sprintf(p, "; from=%uL", consent->from);
+    }
+
+    if (consent->header != SHUNT_HEADER_BYTES) {
+        p = ngx_sprintf(p, "; header=%uL", consent->header);
     }
 
     field->len = p - field->data;

@@ -394,6 +394,10 @@ static ngx_uint_t ngx_http_shunt_body_wanted(ngx_http_request_t *r, ngx_http_shu
         return SHUNT_COUNT_relayed_limit_rate;
     }
 
+    if (!ngx_http_shunt_header_fits(r, ctx)) {
+        return SHUNT_COUNT_relayed_header;
+    }
+
     return 0;
 }
 

@@ -65,6 +65,7 @@ static ngx_int_t ngx_http_shunt_ask_fields(ngx_http_request_t *sr, ngx_http_shun
     rec->consent.tiers = 1;
     rec->consent.rest = 1;
     rec->consent.from = 0;
+    rec->consent.header = ngx_http_shunt_header_room(sr);
 
     return ngx_http_shunt_add_consent(sr, &rec->consent);
 }

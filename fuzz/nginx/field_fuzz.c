@@ -54,7 +54,7 @@ static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char text[512], from[32] = "", hex[33], to[17];
+    char text[512], from[32] = "", header[32] = "", hex[33], to[17];
     ngx_str_t field = {size, (u_char *) data};
     ngx_http_shunt_consent_t consent;
     ngx_http_shunt_payload_t payload;
@@ -66,9 +66,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (consent.from) {
             snprintf(from, sizeof(from), "; from=%" PRIu64, consent.from);
         }
-        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; to=%s; tiers=%lu%s%s",
+        if (consent.header != SHUNT_HEADER_BYTES) {
+            snprintf(header, sizeof(header), "; header=%" PRIu64, consent.header);
+        }
+        snprintf(text, sizeof(text), "1; frontend=%.*s; nonce=%s; to=%s; tiers=%lu%s%s%s",
                  (int) consent.frontend.len, consent.frontend.data, hex, to, consent.tiers,
-                 consent.rest ? "; rest=1" : "", from);
+                 consent.rest ? "; rest=1" : "", from, header);
         ngx_http_shunt_fuzz_same(text, data, size);
     }
 

@@ -3,7 +3,7 @@
 
 configurations.py has more of them, with other parts of nginx, board.py those of what the board says of peers, limits.py
 those of what the agent says and learns without messages, late.py those of fetches that fail when a header has left,
-again.py those of offers that cannot be used, endings.py those of handoffs that end otherwise than usually, recovery.py those
+again.py those of offers that cannot be used, header.py those of headers that have no room for one, endings.py those of handoffs that end otherwise than usually, recovery.py those
 of handoffs that another backend goes on with, plain.py those of tiers that know nothing of Shunt, stopped.py those of an
 agent that is stopped or refuses, and tls.py those of TLS connections.
 
@@ -863,8 +863,11 @@ class Refuse(Base):
         good = good_consent()
         relayed = [good.replace("self", "other"), good + ";", good[:-1] + "0", good.replace("aaaa", "AAAA"), good + "; from=0",
                    good + "; from=", good + "; from=05", good + "; from=1; from=1", good + "; from=1; rest=1",
-                   good + "; rest=1; from=1", good + f"; from={len(BIG) + 1}"]
-        taken = [good, good + "; rest=1", good + "; from=1", good + f"; from={len(BIG)}"]
+                   good + "; rest=1; from=1", good + f"; from={len(BIG) + 1}", good + "; header=4096", good + "; header=0",
+                   good + "; header=", good + "; header=08192", good + "; header=8192; from=1",
+                   good + "; header=8192; header=8192"]
+        taken = [good, good + "; rest=1", good + "; from=1", good + f"; from={len(BIG)}", good + "; header=8192",
+                 good + "; from=1; header=8192", good + "; rest=1; header=8192"]
         for value, cl in [(v, 0) for v in taken] + [(v, len(BIG)) for v in relayed]:
             c = Client("127.0.0.2", 8083, source="127.0.0.9")
             c.send("/big", fields=f"Shunt-Consent: {value}\r\n")
@@ -911,6 +914,7 @@ if __name__ == "__main__":
     from board import *
     from configurations import *
     from endings import *
+    from header import *
     from late import *
     from lifetime import *
     from limits import *

@@ -174,6 +174,15 @@ fn servers() -> Vec<Mistake> {
                     Some(|host, text| at(Frontend, host, text, |text| swap(text, "user root", "user www-data")));
             })
             .told(Teller::Agent(Frontend), &["users"]),
+        Mistake::new(
+            "header-buffer-small",
+            "the frontend's `proxy_buffer_size` has room for a header, but not with an offer",
+        )
+        .settings(|settings| {
+            settings.nginx_text = Some(|host, text| {
+                at(Frontend, host, text, |text| swap(text, "proxy_buffer_size 16k", "proxy_buffer_size 320"))
+            });
+        }),
         Mistake::new("intermediate-filters", "an intermediate with the module has filters that touch bodies")
             .lab(|lab| lab.intermediates(1))
             .settings(|settings| {

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How long a response's header is, as ngx_http_header_filter() is about to write it. A tier reads
+ * the whole of it into one buffer (proxy_buffer_size), and answers 502 where it does not fit. What
+ * fits by itself may not fit with an offer, so a consent says how long it may be.
+ */
+#include "ngx_http_shunt.h"
+
+/* those that ngx_http_header_filter() makes itself, at their longest */
+#define NGX_HTTP_SHUNT_STATUS_LINE "HTTP/1.1 416 Requested Range Not Satisfiable" CRLF
+#define NGX_HTTP_SHUNT_OWN_FIELDS                                                          \
+    "Content-Length: 0" CRLF "Last-Modified: Mon, 28 Sep 1970 06:00:00 GMT" CRLF           \
+    "Date: Mon, 28 Sep 1970 06:00:00 GMT" CRLF "Connection: keep-alive" CRLF               \
+    "Keep-Alive: timeout=18446744073709551615" CRLF "Vary: Accept-Encoding" CRLF "Server:" \
+    " " NGINX_VER_BUILD CRLF "Content-Type: ; charset=" CRLF CRLF
+
+/* Fields that other tiers may add, without a word. */
+#define NGX_HTTP_SHUNT_SPARE 256
+
+#define NGX_HTTP_SHUNT_OFFER_FIELDS \
+    (sizeof("Shunt-Payload: " CRLF "X-Accel-Expires: 0" CRLF) + SHUNT_PAYLOAD_BYTES)
+
+static size_t ngx_http_shunt_header_bytes(ngx_http_request_t *r)
+{
+    size_t len;
+    ngx_uint_t i;
+    ngx_list_part_t *part;
+    ngx_table_elt_t *h;
+
+    len = sizeof(NGX_HTTP_SHUNT_STATUS_LINE NGX_HTTP_SHUNT_OWN_FIELDS) +
+          r->headers_out.status_line.len + r->headers_out.content_type.len +
+          r->headers_out.charset.len;
+
+    /* which may become an absolute one */
+    if (r->headers_out.location) {
+        len += sizeof("https://:65535") + NGX_MAXHOSTNAMELEN;
+    }
+
+    for (part = &r->headers_out.headers.part; part; part = part->next) {
+        h = part->elts;
+
+        for (i = 0; i < part->nelts; i++) {
+            if (h[i].hash) {
+                len += h[i].key.len + h[i].value.len + sizeof(": " CRLF) - 1;
+            }
+        }
+    }
+
+    return len;
+}
+
+/* At an intermediate, of a header that has its offer already. */
+ngx_uint_t ngx_http_shunt_header_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    return ngx_http_shunt_header_bytes(r) <= ctx->consent.header;
+}
+
+/* At the backend, of one that would get an offer. */
+ngx_uint_t ngx_http_shunt_offer_fits(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
+{
+    return ngx_http_shunt_header_bytes(r) + NGX_HTTP_SHUNT_OFFER_FIELDS + NGX_HTTP_SHUNT_SPARE <=
+           ctx->consent.header;
+}
