@@ -18,13 +18,12 @@ use shunt_wire::local::{BoardHead, Handoff};
 use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
-use crate::alone::{self, Alone};
+use crate::alone;
 use crate::census::Census;
 use crate::config::{Config, FrontendConfig as FrontendSettings};
 use crate::host;
 use crate::incoming::Seldom;
 use crate::interfaces::{self, InterfaceError};
-use crate::store;
 
 /// Completion rings: one per control connection.
 const RINGS: u32 = MAX_RINGS;
@@ -368,7 +367,7 @@ fn key_of(client: Endpoint, server: Endpoint) -> FlowKey {
 }
 
 /// Ours first, as /proc/net/tcp has them.
-fn ends(key: &FlowKey) -> (SocketAddr, SocketAddr) {
+pub(crate) fn ends(key: &FlowKey) -> (SocketAddr, SocketAddr) {
     let end = |address, port: u16| Endpoint { address: Address(address), port_be: port.to_ne_bytes() }.socket_addr();
     (end(key.server_address, key.server_port), end(key.client_address, key.client_port))
 }
@@ -456,18 +455,4 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
-}
-
-/// Takes everything that an agent with this configuration put into the kernel out again, the store's parts too. `force`:
-/// an agent that runs is ended first, else it is refused.
-///
-/// # Errors
-/// See [`SteerError`].
-pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
-    if !config.pins.exists() {
-        return Ok(());
-    }
-    let _alone = if force { Alone::after_stopping(&config.pins) } else { Alone::with(&config.pins) }?;
-    store::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
-    Ok(shunt_handoff::detach_all(&config.pins)?)
 }

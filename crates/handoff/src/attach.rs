@@ -278,6 +278,16 @@ fn take_over(program: &ProgramMut<'_>, pin: &Path, id: u64) -> bool {
     is_same && link.update_prog(program).is_ok()
 }
 
+/// Ends a cgroup program's link at once: without its pin it would end some time later.
+pub(crate) fn detach_cgroup(pin: &Path) -> Result<(), SteeringError> {
+    if pin.exists()
+        && let Err(error) = Link::open(pin).and_then(|link| link.detach())
+    {
+        tracing::warn!(%error, pin = %pin.display(), "cannot take a program off a control group");
+    }
+    remove(pin)
+}
+
 fn remove(path: &Path) -> Result<(), SteeringError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -288,8 +298,8 @@ fn remove(path: &Path) -> Result<(), SteeringError> {
 }
 
 /// Takes the programs that use the maps under `pin_dir` off this network namespace's interfaces, and these maps out of
-/// the kernel, both sides'. Handoffs in progress end: their connections are no longer translated. The clsact qdiscs and
-/// others' programs stay.
+/// the kernel, both sides'. The connections of [`crate::end_handoffs`] hang from then on, unless they were closed. The
+/// clsact qdiscs and others' programs stay.
 ///
 /// # Errors
 /// Where a pinned file cannot be removed.
@@ -301,9 +311,8 @@ pub fn detach_all(pin_dir: &Path) -> Result<(), SteeringError> {
             detach_tc(ifindex, place, &ours);
         }
     }
-    for name in LINKS.iter().chain(&MAPS) {
-        remove(&pin_dir.join(name))?;
-    }
+    LINKS.iter().try_for_each(|link| detach_cgroup(&pin_dir.join(link)))?;
+    MAPS.iter().try_for_each(|map| remove(&pin_dir.join(map)))?;
     for place in [FE_IN, FE_OUT, BE_IN, BE_OUT] {
         pins_of(pin_dir, place.program).iter().try_for_each(|pin| remove(pin))?;
     }

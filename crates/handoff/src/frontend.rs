@@ -14,12 +14,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
 use crate::bpf::frontend::FrontendSkelBuilder;
-use crate::bpf::{
-    BREAKS, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_FLOWS, MAX_PEERS, MAX_RINGS, RING_BYTES,
-};
+use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
-use crate::pins;
+use crate::{moved, pins};
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
 
@@ -285,13 +283,7 @@ impl Frontend {
 
     /// All connections. One that comes or goes meanwhile may be missed.
     pub fn flows(&self) -> impl Iterator<Item = (FlowKey, Flow)> {
-        // With one call: one by one, a full table keeps an agent for so long that its peers take it for dead. And no
-        // fewer than there may be: the kernel ends a batch where the next bucket of the table does not fit, and
-        // libbpf-rs takes a batch that is not full for the last one.
-        let batch = self.flows.lookup_batch(MAX_FLOWS, MapFlags::LOCK, MapFlags::ANY);
-        batch
-            .into_iter()
-            .flatten()
+        moved::entries(&self.flows)
             .filter_map(|(key, flow)| Some((FlowKey::read_from_bytes(&key).ok()?, Flow::read_from_bytes(&flow).ok()?)))
     }
 

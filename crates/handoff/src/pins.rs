@@ -47,11 +47,9 @@ pub(crate) fn check_layout<'obj>(
     directory: &Path,
     maps: impl IntoIterator<Item = &'obj OpenMapMut<'obj>>,
 ) -> Result<(), SteeringError> {
-    let Ok(layout) = MapHandle::from_pinned_path(directory.join("layout")) else {
+    let Some(found) = layout_of(directory)? else {
         return Ok(());
     };
-    let found = layout.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(SteeringError::map("lookup", "layout"))?;
-    let found = found.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
     // 0: its maker ended before it could write the number. The maps are empty then.
     if found != STEERING_LAYOUT && found != 0 {
         return Err(mismatch(directory, format!("layout {found}"), format!("layout {STEERING_LAYOUT}")));
@@ -68,6 +66,20 @@ pub(crate) fn check_layout<'obj>(
         }
     }
     Ok(())
+}
+
+/// The number of the layout that the maps have; `None` where there are none.
+fn layout_of(directory: &Path) -> Result<Option<u32>, SteeringError> {
+    let Ok(layout) = MapHandle::from_pinned_path(directory.join("layout")) else {
+        return Ok(None);
+    };
+    let found = layout.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).map_err(SteeringError::map("lookup", "layout"))?;
+    Ok(Some(found.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)))
+}
+
+/// Whether this version of Shunt made the maps, and can read them.
+pub(crate) fn is_our_layout(directory: &Path) -> bool {
+    matches!(layout_of(directory), Ok(Some(STEERING_LAYOUT)))
 }
 
 /// Marks the maps as ours, once they are there.

@@ -7,7 +7,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, TC_EGRESS, TC_INGRESS, TcHookBuild
 use shunt_handoff::bpf::*;
 use shunt_handoff::frontend::Collected;
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
-use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all};
+use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, SteeringError, detach_all, end_handoffs};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::{Host, cgroup, ifindex, root};
@@ -118,6 +118,29 @@ fn maps_of_another_layout_are_refused_with_what_to_do() {
     detach_all(&pins.0).expect("detach_all");
     Frontend::load(&config).expect("the sentence was right");
     detach_all(&pins.0).expect("detach_all");
+}
+
+#[test]
+fn connections_with_breaks_are_told_before_the_programs_go() {
+    let Some(Loaded { host: _host, pins, frontend, flows }) = Loaded::new() else { return };
+    drop(frontend);
+    let mut moved = Flow::default();
+    moved.spaces.made = 1;
+    put(&flows, 1, &moved);
+    put(&flows, 2, &Flow::default());
+    let ports = || {
+        let told = end_handoffs(&pins.0).expect("end_handoffs");
+        let mut ports: Vec<u16> = told.iter().map(|key| u16::from_be(key.client_port)).collect();
+        ports.sort_unstable();
+        ports
+    };
+    assert_eq!(ports(), [1]);
+    assert!(!pins.0.join("fe_setsockopt").exists(), "a handoff could begin");
+    let layout = MapHandle::from_pinned_path(pins.0.join("layout")).expect("pinned");
+    layout.update(&0u32.to_ne_bytes(), &99u32.to_ne_bytes(), MapFlags::ANY).expect("update");
+    assert_eq!(ports(), [1, 2], "of another layout: any may have some");
+    detach_all(&pins.0).expect("detach_all");
+    assert_eq!(end_handoffs(&pins.0).expect("end_handoffs").len(), 0);
 }
 
 #[test]

@@ -85,6 +85,11 @@ impl Held {
     /// The same, and then asks for `/name`, whose body is not looked at: the connection goes on.
     pub fn finish_and_ask_again(mut self, service: &Running<'_>, name: &str) -> Result<()> {
         self.read_rest(service)?;
+        self.ask_again(name)
+    }
+
+    /// Reads nothing before, because the body has been read.
+    pub fn ask_again(mut self, name: &str) -> Result<()> {
         write!(self.stream, "GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
         let mut response = Vec::new();
         self.stream.read_to_end(&mut response).context("reading a second response")?;
@@ -92,7 +97,20 @@ impl Held {
         Ok(())
     }
 
-    fn read_rest(&mut self, service: &Running<'_>) -> Result<()> {
+    /// Waits for what comes behind a body that has been read: whether that is a reset. Silence is an error.
+    pub fn is_reset(mut self) -> Result<bool> {
+        loop {
+            match self.stream.read(&mut [0; 64]) {
+                Ok(_) => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(true),
+                Err(error) => return Err(error).with_context(|| format!("waiting behind {}", self.path)),
+            }
+        }
+    }
+
+    /// Reads the rest, compares every byte with the file, and keeps the connection.
+    pub fn read_rest(&mut self, service: &Running<'_>) -> Result<()> {
         let mut file = File::open(service.files.join(&self.path))?;
         ensure!(file.metadata()?.len() == self.length as u64, "{}: {} bytes", self.path, self.length);
         let (mut at, mut want, mut got) = (0, vec![0; 64 << 10], vec![0; 64 << 10]);

@@ -1,0 +1,55 @@
+//! `shuntd --detach`: connections whose bytes the steering programs have translated end at once, and no others.
+
+mod service;
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use service::held::Held;
+use service::{ALONE, FILES, Running, may_run, start_on};
+use shunt_lab::{Host, Lab, Options, Settings, shuntd_program};
+
+/// Runs `shuntd` with the host's configuration: what it says.
+fn shuntd(host: &Host, options: &[&str]) -> Result<String> {
+    let mut command = Command::new(shuntd_program()?);
+    command.arg("--config").arg(host.dir().join("shuntd.toml")).args(options).env("NO_COLOR", "1");
+    let output = host.output(command)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{options:?}: {said}");
+    Ok(said)
+}
+
+fn options() -> Options {
+    Options { settings: Settings { http: ALONE, ..Settings::default() }, ..Options::shunt() }
+}
+
+/// A connection that stays, with one whole response.
+fn kept(service: &Running<'_>, name: &str) -> Result<Held> {
+    let mut held = Held::ask(service, name, "")?;
+    held.read_rest(service)?;
+    Ok(held)
+}
+
+#[test]
+fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
+    if !may_run("connections_that_had_a_shortcut_are_reset_and_others_go_on") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, options(), |service| {
+        let (client, frontend) = (service.lab.client(), service.lab.frontend());
+        let short = client.run(|| kept(service, "1k"))??;
+        let before = service.frontend_stats()?.count("servers.shortcuts");
+        let long = client.run(|| kept(service, "64k"))??;
+        service.until_counted("servers.shortcuts", before + 1)?;
+        let under_way = client.run(|| Held::ask(service, "7m", ""))??;
+        service.until_counted("frontend.fe_begun", before + 2)?;
+
+        let said = shuntd(frontend, &["--detach", "--force"])?;
+        ensure!(said.contains("are closed") && said.contains("connections=2"), "{said}");
+        ensure!(client.run(|| long.is_reset())??, "something came behind a body");
+        ensure!(client.run(|| under_way.ends_early())??, "a body came whole without steering");
+        client.run(|| short.ask_again("64k"))??;
+        service.service.restart_agent(frontend)?;
+        service.good_again()
+    })
+}
