@@ -14,13 +14,48 @@ use crate::{host, store};
 /// # Errors
 /// See [`SteerError`].
 pub fn detach(config: &Config, force: bool) -> Result<(), SteerError> {
-    if !config.pins.exists() {
-        return Ok(());
+    if config.pins.exists() {
+        let _alone = if force { Alone::after_stopping(&config.pins) } else { Alone::with(&config.pins) }?;
+        everything(config)?;
     }
-    let _alone = if force { Alone::after_stopping(&config.pins) } else { Alone::with(&config.pins) }?;
+    let frontend = config.frontend.iter().flat_map(|frontend| &frontend.interfaces);
+    let backend = config.backend.iter().flat_map(|backend| &backend.interfaces);
+    let all = frontend.map(|name| (name, true)).chain(backend.map(|name| (name, false)));
+    all.into_iter().try_for_each(|(interface, is_frontend)| take_strays_off(interface, is_frontend, force))
+}
+
+/// Takes out whatever has pins. The caller is alone with these.
+pub(crate) fn everything(config: &Config) -> Result<(), SteerError> {
     store::detach(config).map_err(|error| SteerError::Host { what: "taking the store's parts out", error })?;
     close(&shunt_handoff::end_handoffs(&config.pins)?);
     Ok(shunt_handoff::detach_all(&config.pins)?)
+}
+
+/// Programs whose pins are gone may be this agent's, or another's: only an operator knows.
+fn take_strays_off(interface: &str, is_frontend: bool, force: bool) -> Result<(), SteerError> {
+    let Ok(ifindex) = host::interface_index(interface) else { return Ok(()) };
+    let strays = shunt_handoff::strays(ifindex, is_frontend);
+    for stray in &strays {
+        let program = stray.name();
+        if !force {
+            tracing::warn!(
+                interface,
+                program,
+                "a steering program whose pins are gone stays: `shuntd --detach --force` takes it off if no agent uses it"
+            );
+        } else if let Some(process) = stray.process() {
+            return Err(SteerError::InUse { program, interface: interface.to_owned(), process });
+        }
+    }
+    if force {
+        // Both programs of a role use one table.
+        strays.first().into_iter().for_each(|stray| close(&stray.moved()));
+        for stray in &strays {
+            stray.take_off()?;
+            tracing::info!(interface, program = stray.name(), "a steering program whose pins were gone is taken off");
+        }
+    }
+    Ok(())
 }
 
 /// Closes connections that would hang without the steering programs. Their resets pass these, which number them as the

@@ -67,6 +67,18 @@ pub enum SteerError {
         /// The other's.
         pins: Option<PathBuf>,
     },
+    /// An agent works with programs whose pins are gone.
+    #[error(
+        "process {process} works with the program {program} on interface \"{interface}\", whose pins are gone: stop it first (systemctl stop shuntd)"
+    )]
+    InUse {
+        /// Which.
+        program: &'static str,
+        /// Where.
+        interface: String,
+        /// Whose.
+        process: i32,
+    },
     /// The programs and maps.
     #[error(transparent)]
     Steering(SteeringError),

@@ -178,8 +178,13 @@ fn pins_of(pin_dir: &Path, program: &str) -> [std::path::PathBuf; 2] {
     [pin_dir.join(program), pin_dir.join(format!("{program}_next"))]
 }
 
+/// Places of a role's programs.
+pub(crate) fn places(is_frontend: bool) -> [TcPlace; 2] {
+    if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] }
+}
+
 /// Number of the program at that place.
-fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
+pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
     // Looking a filter up takes no program; the hook wants some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
     hook(&any, ifindex, place).query().ok()
@@ -188,11 +193,18 @@ fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
 /// Takes our filter off an interface, if it is there.
 fn detach_tc(ifindex: u32, place: TcPlace, ours: &Owned) {
     let is_ours = filter_at(ifindex, place).map(Tc).is_some_and(|there| ours.has(&there));
-    let Ok(any) = socket(AddressFamily::UNIX, SocketType::DGRAM, None) else { return };
-    if is_ours && let Err(error) = hook(&any, ifindex, place).detach() {
+    if is_ours && let Err(error) = take_off(ifindex, place) {
         let interface = interface_name(ifindex);
         tracing::warn!(%error, interface, program = place.program, "cannot take a program off an interface");
     }
+}
+
+/// Takes whatever is at that place off.
+pub(crate) fn take_off(ifindex: u32, place: TcPlace) -> Result<(), SteeringError> {
+    let failed = |source| SteeringError::Detach { program: place.program, interface: interface_name(ifindex), source };
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)
+        .map_err(|errno| failed(std::io::Error::from(errno).into()))?;
+    hook(&any, ifindex, place).detach().map_err(failed)
 }
 
 /// What is at the places of a role's programs on an interface.
@@ -209,9 +221,8 @@ pub enum Attached {
 /// What is at the places of a role's programs on an interface of this thread's network namespace, where the agent's pins
 /// are in `pin_dir`.
 pub fn attached(ifindex: u32, is_frontend: bool, pin_dir: &Path) -> Attached {
-    let places = if is_frontend { [FE_IN, FE_OUT] } else { [BE_IN, BE_OUT] };
     let mut lacking = Vec::new();
-    for place in places {
+    for place in places(is_frontend) {
         let pinned = pins_of(pin_dir, place.program).map(|pin| pinned_program(&pin));
         match filter_at(ifindex, place) {
             there @ Some(_) if pinned.contains(&there) => {}

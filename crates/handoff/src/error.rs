@@ -3,6 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+/// Advice where the pins of a program are not found.
+const WITHOUT_PINS: &str = "; where there is no other agent, somebody has removed this one's pins: run `shuntd --detach \
+                            --force` with this configuration";
+
 /// Every variant names what was called and on what; the kernel's answer is the source.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -20,10 +24,13 @@ pub enum SteeringError {
     Attach { program: &'static str, target: String, source: libbpf_rs::Error },
     #[error(
         "interface \"{interface}\" has the program {program} of another agent{}: stop that one and run `shuntd --detach` \
-         with its configuration, or name another interface",
-        .pins.as_ref().map(|pins| format!(", whose pins are in {}", pins.display())).unwrap_or_default()
+         with its configuration, or name another interface{}",
+        .pins.as_ref().map(|pins| format!(", whose pins are in {}", pins.display())).unwrap_or_default(),
+        if .pins.is_some() { "" } else { WITHOUT_PINS }
     )]
     Taken { interface: String, program: String, pins: Option<PathBuf> },
+    #[error("cannot take {program} off interface \"{interface}\"")]
+    Detach { program: &'static str, interface: String, source: libbpf_rs::Error },
     #[error("{call} of the {map} map")]
     Map { call: &'static str, map: &'static str, source: libbpf_rs::Error },
     #[error("{call} {path}")]

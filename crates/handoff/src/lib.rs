@@ -25,6 +25,7 @@ pub mod probe;
 pub mod reading;
 pub mod sender;
 mod spacing;
+mod strays;
 pub mod tls13;
 
 pub use attach::{Attached, TcPrograms, attach_cgroup, attached, detach_all, until_not_interrupted};
@@ -33,3 +34,4 @@ pub use counters::Counter;
 pub use error::SteeringError;
 pub use frontend::{Frontend, FrontendConfig};
 pub use moved::end_handoffs;
+pub use strays::{Stray, strays};

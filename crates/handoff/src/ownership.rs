@@ -52,8 +52,17 @@ impl Tc {
         self.told(|name, _| name).unwrap_or_else(|| format!("number {}", self.0))
     }
 
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.told(|told, _| told == name).unwrap_or(false)
+    }
+
+    /// Numbers of the maps that it uses, as far as the kernel tells.
+    pub(crate) fn maps(&self) -> Vec<u32> {
+        self.told(|_, maps| maps).unwrap_or_default()
+    }
+
     fn uses(&self, maps: &BTreeSet<u32>) -> bool {
-        self.told(|_, used| used.iter().any(|map| maps.contains(map))).unwrap_or(false)
+        self.maps().iter().any(|map| maps.contains(map))
     }
 
     fn told<T>(&self, what: impl Fn(String, Vec<u32>) -> T) -> Option<T> {

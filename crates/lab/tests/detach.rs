@@ -4,7 +4,7 @@ mod service;
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use service::held::Held;
 use service::{ALONE, FILES, Running, may_run, start_on};
 use shunt_lab::{Host, Lab, Options, Settings, shuntd_program};
@@ -45,11 +45,51 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
         service.until_counted("frontend.fe_begun", before + 2)?;
 
         let said = shuntd(frontend, &["--detach", "--force"])?;
-        ensure!(said.contains("are closed") && said.contains("connections=2"), "{said}");
         ensure!(client.run(|| long.is_reset())??, "something came behind a body");
         ensure!(client.run(|| under_way.ends_early())??, "a body came whole without steering");
+        ensure!(said.contains("are closed") && said.contains("connections=2"), "{said}");
         client.run(|| short.ask_again("64k"))??;
         service.service.restart_agent(frontend)?;
+        service.good_again()
+    })
+}
+
+/// As if the BPF file system had been emptied, or mounted anew.
+fn remove_pins(host: &Host) -> Result<()> {
+    let config = std::fs::read_to_string(host.dir().join("shuntd.toml"))?;
+    let pins = config.lines().find_map(|line| line.strip_prefix("pins = ")).context("no pins")?;
+    Ok(std::fs::remove_dir_all(pins.trim_matches('"'))?)
+}
+
+fn refused(host: &Host, options: &[&str], words: &[&str]) -> Result<()> {
+    let said = shuntd(host, options).err().context("not refused")?.to_string();
+    ensure!(words.iter().all(|word| said.contains(word)), "not {words:?}: {said}");
+    Ok(())
+}
+
+#[test]
+fn programs_without_pins_are_taken_off_by_force_unless_an_agent_works_with_them() -> Result<()> {
+    if !may_run("programs_without_pins_are_taken_off_by_force_unless_an_agent_works_with_them") {
+        return Ok(());
+    }
+    start_on(Lab::builder(), FILES, options(), |service| {
+        let (client, frontend, backend) = (service.lab.client(), service.lab.frontend(), service.lab.backend());
+        let held = client.run(|| kept(service, "64k"))??;
+        for (host, interface, program) in [(frontend, "client0", "fe_in"), (backend, "service0", "be_in")] {
+            let process = format!("process {}", service.service.agent(host)?.pid());
+            remove_pins(host)?;
+            refused(host, &["--detach", "--force"], &[&process, interface, program, "stop it first"])?;
+            service.service.kill_agent(host)?;
+            refused(host, &[], &[interface, "of another agent", "`shuntd --detach --force`"])?;
+            let said = shuntd(host, &["--detach"])?;
+            ensure!(said.contains(interface) && said.contains(program) && said.contains("--force"), "{said}");
+            refused(host, &[], &[interface])?;
+            shuntd(host, &["--detach", "--force"])?;
+            let said = shuntd(host, &["--detach"])?;
+            ensure!(said.is_empty(), "something is there still: {said}");
+            service.service.restart_agent(host)?;
+        }
+        ensure!(client.run(|| held.is_reset())??, "something came behind a body");
         service.good_again()
     })
 }

@@ -1,0 +1,87 @@
+//! Steering programs on an interface whose pins are gone: somebody emptied the BPF file system, or mounted it anew. Nothing
+//! in the kernel tells then whose they were. A process that has one open is an agent that works with it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{MapCore, MapHandle};
+
+use crate::attach::{self, TcPlace};
+use crate::bpf::{Flow, FlowKey};
+use crate::error::SteeringError;
+use crate::moved::moved;
+use crate::ownership::{Owned, Tc};
+
+/// One program.
+#[derive(Debug)]
+pub struct Stray {
+    ifindex: u32,
+    place: TcPlace,
+    program: Tc,
+}
+
+/// Those at the places of a role's programs on an interface of this thread's network namespace. Programs with other names
+/// are other software's. It takes CAP_SYS_ADMIN: without it there are none.
+pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
+    attach::log_libbpf();
+    let places = attach::places(is_frontend).into_iter();
+    let at = |place: TcPlace| Some(Stray { ifindex, place, program: Tc(attach::filter_at(ifindex, place)?) });
+    let found = places.filter_map(at).filter(|stray| stray.program.is_named(stray.place.program));
+    let found: Vec<Stray> = found.collect();
+    if found.is_empty() {
+        return found;
+    }
+    let pinned: Vec<Owned> = directories().iter().map(|directory| Owned::by(directory)).collect();
+    found.into_iter().filter(|stray| !pinned.iter().any(|owned| owned.has(&stray.program))).collect()
+}
+
+impl Stray {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        self.place.program
+    }
+
+    /// A process that works with it.
+    pub fn process(&self) -> Option<i32> {
+        let mut all = fs::read_dir("/proc").ok()?.flatten();
+        all.find_map(|entry| {
+            let process = entry.file_name().to_str()?.parse().ok()?;
+            self.is_open_in(&entry.path().join("fdinfo")).then_some(process)
+        })
+    }
+
+    fn is_open_in(&self, descriptors: &Path) -> bool {
+        let line = format!("prog_id:\t{}", self.program.0);
+        let mut all = fs::read_dir(descriptors).into_iter().flatten().flatten();
+        all.any(|one| fs::read_to_string(one.path()).is_ok_and(|text| text.lines().any(|found| found == line)))
+    }
+
+    /// As [`crate::end_handoffs`], except that handoffs have ended with the pins.
+    pub fn moved(&self) -> Vec<FlowKey> {
+        let maps = self.program.maps().into_iter().filter_map(|map| MapHandle::from_map_id(map).ok());
+        let flows = maps.filter(|map| map.name() == "flows");
+        flows.flat_map(|map| moved(&map, map.value_size() as usize == size_of::<Flow>())).collect()
+    }
+
+    /// Takes it off.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take_off(&self) -> Result<(), SteeringError> {
+        attach::take_off(self.ifindex, self.place)
+    }
+}
+
+/// Every directory of every BPF file system that this process sees.
+fn directories() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mounts = mounts.filter(|fields| fields.get(2) == Some(&"bpf")).map(|fields| PathBuf::from(fields[1]));
+    let (mut found, mut left) = (Vec::new(), mounts.collect::<Vec<_>>());
+    while let Some(directory) = left.pop() {
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        left.extend(entries.filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())).map(|one| one.path()));
+        found.push(directory);
+    }
+    found
+}
