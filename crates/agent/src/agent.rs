@@ -26,7 +26,7 @@ use shunt_sys::erase::wipe_stack;
 use shunt_wire::local::Reason;
 use slab::Slab;
 
-use crate::alone::Alone;
+use crate::alone::{Alone, Beginning};
 use crate::board::Board;
 use crate::callers::Callers;
 use crate::config::Config;
@@ -195,6 +195,8 @@ impl Agent {
         let (is_frontend, is_backend) = (config.frontend.is_some(), config.backend.is_some());
         let board = Board::new(&config.name, is_frontend, is_backend, lifetime.as_millis() as u32, &names)?;
         let alone = Alone::with(&config.pins)?;
+        let pins = config.clone();
+        let beginning = Beginning::of(&pins);
         let frontend = config.frontend.as_ref();
         let frontend = frontend.map(|frontend| FrontendSteering::load(&config, frontend)).transpose()?;
         let reads = Reads::new()?;
@@ -233,6 +235,7 @@ impl Agent {
         let mut pressure = Pressure::new(config.peers.len());
         pressure.descriptor_limit = raise_descriptor_limit(&config);
         let (now, seen) = (Instant::now(), views::unseen(config.peers.len()));
+        beginning.has_worked();
         Ok(Self {
             peers: config.peers.iter().map(|peer| Peer::new(peer, config.dials(peer), now)).collect(),
             config,

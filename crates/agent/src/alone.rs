@@ -11,6 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use shunt_handoff::pins;
 
+use crate::config::Config;
+use crate::detach;
 use crate::steer::SteerError;
 
 /// How long an agent may take to end when it is told to twice.
@@ -69,6 +71,34 @@ fn tell_to_end(pins: &Path, process: i32) -> io::Result<()> {
     let Some(pid) = Pid::from_raw(process) else { return Ok(()) };
     let Ok(agent) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
     if holder(pins) == Some(process) { Ok(pidfd_send_signal(agent, Signal::TERM)?) } else { Ok(()) }
+}
+
+/// A start that has not worked yet. Where nothing was pinned before, it takes back what it has put into the kernel.
+pub(crate) struct Beginning<'config> {
+    config: &'config Config,
+    takes_back: bool,
+}
+
+impl<'config> Beginning<'config> {
+    /// Of an agent that is alone with its pins.
+    pub(crate) fn of(config: &'config Config) -> Self {
+        let is_first = std::fs::read_dir(&config.pins).is_ok_and(|mut pinned| pinned.next().is_none());
+        Self { config, takes_back: is_first }
+    }
+
+    pub(crate) fn has_worked(mut self) {
+        self.takes_back = false;
+    }
+}
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        if self.takes_back
+            && let Err(error) = detach::everything(self.config)
+        {
+            tracing::warn!(%error, "what this start has put into the kernel stays: run `shuntd --detach`");
+        }
+    }
 }
 
 /// The process that works with these pins, as far as the kernel tells.
