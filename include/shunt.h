@@ -343,6 +343,8 @@ struct shunt_counters {
 #define SHUNT_MSG_PROVE         15
 /* its answer; or, unasked: the file behind a handoff with SHUNT_OPTION_DIGEST */
 #define SHUNT_MSG_DIGEST        16
+/* control: the server has forgotten the digest of that handoff, as it was told */
+#define SHUNT_MSG_WITHDRAWN     17
 
 #define SHUNT_CHANNEL_CONTROL 1
 #define SHUNT_CHANNEL_OFFERS  2
@@ -503,6 +505,13 @@ struct shunt_digest {
     shunt_u32 peer;      /* the backend whose agent says so */
     shunt_u32 known;     /* 0: nobody knows, or the file has changed since */
     shunt_u8 sha256[32]; /* of the whole file */
+};
+
+struct shunt_withdrawn {
+    struct shunt_header header;
+    shunt_u32 peer;  /* index into the board: who sends it */
+    shunt_u32 epoch; /* of that entry */
+    shunt_u64 handoff;
 };
 
 struct shunt_abort {

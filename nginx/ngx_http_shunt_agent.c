@@ -19,6 +19,7 @@ typedef union {
     struct shunt_abort abort;
     struct shunt_fetch fetch;
     struct shunt_prove prove;
+    struct shunt_withdrawn withdrawn;
 } ngx_http_shunt_message_t;
 
 static ngx_int_t ngx_http_shunt_received(ngx_http_shunt_received_t *in);

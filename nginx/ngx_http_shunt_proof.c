@@ -49,6 +49,24 @@ ngx_uint_t ngx_http_shunt_is_same_file(ngx_http_shunt_ctx_t *ctx, const struct s
            ngx_memcmp(msg->sha256, ctx->file.sha256, sizeof(msg->sha256)) == 0;
 }
 
+/* The backend that sends seals nothing more until it knows that its digest counts no longer: else
+ * another might seal, too, what it has sealed of a file that has changed. */
+static void ngx_http_shunt_forget_file(ngx_http_shunt_ctx_t *ctx)
+{
+    struct shunt_withdrawn msg;
+
+    ctx->file.known = 0;
+
+    ngx_memzero(&msg, sizeof(msg));
+    msg.header.kind = SHUNT_MSG_WITHDRAWN;
+    msg.header.size = sizeof(msg);
+    msg.peer = ctx->peer.index;
+    msg.epoch = ctx->peer.epoch;
+    msg.handoff = ctx->id;
+
+    (void) ngx_http_shunt_agent_post(&msg, sizeof(msg)); /* where it is lost, we are told again */
+}
+
 /* An agent says which file is behind a handoff that is under way, or behind an offer. */
 void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_digest *msg)
 {
@@ -65,8 +83,13 @@ void ngx_http_shunt_digest_told(ngx_http_shunt_ctx_t *ctx, const struct shunt_di
         return;
     }
 
+    if (!msg->known) {
+        ngx_http_shunt_forget_file(ctx);
+        return;
+    }
+
     /* A backend that goes on for another sends a file that is known to be the same. */
-    if (!msg->known || !ctx->file.known) {
+    if (!ctx->file.known) {
         ctx->file.known = msg->known;
         ctx->file.offset = msg->offset;
         ngx_memcpy(ctx->file.sha256, msg->sha256, sizeof(msg->sha256));

@@ -11,7 +11,7 @@ import array, ctypes, fcntl, hashlib, ipaddress, itertools, mmap, os, re, socket
 
 MASK = (1 << 64) - 1
 HELLO, WELCOME, OFFER, HANDOFF, ABORT, ENDED, FETCH, FETCHED = range(1, 9)
-PROVE, DIGEST = 15, 16
+PROVE, DIGEST, WITHDRAWN = 15, 16, 17
 OPTION_DIGEST = 8
 CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
@@ -274,6 +274,9 @@ class Agent:
             _, _, peer, _, handoff, offer, length, tag = struct.unpack("=IIIIQQQ16s", data)
             self.note("prove", (peer, offer, length, tag))
             self.on_digest(s, handoff, offer)
+        elif kind == WITHDRAWN:
+            _, _, peer, _, handoff = struct.unpack("=IIIIQ", data)
+            self.note("withdrawn", (peer, self.ring_of.get(s, 0) << 64 | handoff))
         elif kind == FETCH:
             _, _, peer, _, fetch, offer, length, tag, _ = struct.unpack(FETCH_FORMAT, data)
             self.note("fetch", fetch)

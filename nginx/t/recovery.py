@@ -188,6 +188,8 @@ class Proof(Lost):
         self.lose(100_000, reason=SOCKET)
         self.ends_in_a_reset("/digest/big")
         self.assertEqual((self.asked(), self.agent.counters()["failover_unproven"]), ([], 1))
+        handoff = self.agent.wait("handoff")
+        self.assertEqual(self.agent.wait("withdrawn"), (handoff["peer"], handoff["handoff"]), "its agent hears of it")
 
     def test_nobody_knows_what_is_offered(self):
         self.unproven({}, {"known": 0})

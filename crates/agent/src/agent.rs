@@ -136,6 +136,8 @@ pub struct Agent {
     pub(crate) pressure: Pressure,
     /// Handoffs to end at the end of this turn: peer, worker, handoff.
     pub(crate) given_up: HashSet<(u32, u32, u64)>,
+    /// Claims in this turn whose frontends know that their digest is withdrawn, named alike.
+    pub(crate) withdrawn: HashSet<(u32, u32, u64)>,
     /// Handoffs to cancel then.
     pub(crate) cancelled: HashSet<(Canceller, u64)>,
     pub(crate) peers: Vec<Peer>,
@@ -254,6 +256,7 @@ impl Agent {
             next_worker: 1,
             pressure,
             given_up: HashSet::new(),
+            withdrawn: HashSet::new(),
             cancelled: HashSet::new(),
             credentials,
             incoming: Waiting::default(),
@@ -357,6 +360,7 @@ impl Agent {
                 self.handle(*source);
             }
             self.abort_given_up();
+            self.go_on_unproven();
             self.cancel_handoffs();
             if self.pressure.is_look_due() {
                 self.look_at_limits();

@@ -176,6 +176,12 @@ fn digest_of(job: &Job, buffer: &mut [u8]) -> io::Result<Sha256> {
     context.finish().as_ref().try_into().map_err(io::Error::other)
 }
 
+/// Whether a file that is still as it was so long ago had not been written to shortly before: else bytes that were read
+/// then may be of an earlier state with the same times.
+pub(crate) fn was_quiet(identity: &FileIdentity, ago: Duration) -> bool {
+    identity.is_older_than(QUIET + ago, SystemTime::now())
+}
+
 /// All that is known, and the threads that find out more.
 pub(crate) struct Digests(Arc<Shared>);
 
@@ -292,6 +298,13 @@ mod tests {
         assert_eq!(wait(&digests, &file, other), Known::Never);
         let larger = FileIdentity { size: MOST_BYTES + 1, ..identity };
         assert_eq!(digests.ask(&file, larger, Want::Now), Known::Never);
+    }
+
+    #[test]
+    fn a_file_is_quiet_from_the_end_of_its_last_write_on() {
+        let (_, identity) = old_file(b"old");
+        assert!(was_quiet(&identity, Duration::ZERO));
+        assert!(!was_quiet(&identity, Duration::from_secs(3600)), "an hour ago it was not there");
     }
 
     #[test]

@@ -271,6 +271,10 @@ impl Agent {
                 self.on_digest(index, &digest);
                 Ok(())
             }
+            (Frame::Withdrawn(withdrawn), true) => {
+                self.on_withdrawn(index, &withdrawn);
+                Ok(())
+            }
             (Frame::Abort(abort), true) => {
                 self.on_abort(index, abort.worker.get(), abort.handoff.get());
                 Ok(())

@@ -8,7 +8,13 @@
 //! ```
 //!
 //! The server compares, and claims the offer if they are equal. The second backend then sends nothing but the file that
-//! it has told of.
+//! it has told of. The first one seals nothing more of a file that is not the one it has told of, until it is known that this
+//! counts no longer:
+//!
+//! ```text
+//!   the file changes    backend's agent ==DIGEST, unknown==> ... --> server
+//!                             goes on   <==WITHDRAWN==       ... <--
+//! ```
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +25,7 @@ use shunt_wire::peer;
 use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
-use crate::digests::{Known, Sha256, Want};
+use crate::digests::{Known, Sha256, Want, was_quiet};
 use crate::packets;
 
 /// How long a question waits for its file to be read; a server gives up earlier.
@@ -146,8 +152,10 @@ impl Agent {
         let mut told = Vec::new();
         for news in senders.take_news() {
             let known = match news.file {
-                Some((file, identity)) => self.digests.ask(file, identity, Want::Ahead),
-                None => Known::Never,
+                Some((file, identity)) if was_quiet(&identity, self.now.duration_since(news.begun)) => {
+                    self.digests.ask(file, identity, Want::Ahead)
+                }
+                _ => Known::Never,
             };
             let sha256 = match known {
                 Known::NotYet => continue,
@@ -158,10 +166,36 @@ impl Agent {
         }
         for (index, claimant, offset, sha256) in told {
             if let Some(senders) = &mut self.senders {
-                senders.settle_news(index, sha256.is_some());
+                senders.settle_news(index, sha256.is_some(), self.now);
             }
             let Claimant { peer, worker, handoff, .. } = claimant;
             self.tell_digest(peer as usize, &digest(worker, handoff, offset, sha256));
+        }
+    }
+
+    /// A server has forgotten the digest of a handoff. Of a session that is gone nobody waits for that.
+    pub(crate) fn withdrawn(&mut self, server: usize, withdrawn: &local::Withdrawn) {
+        let index = withdrawn.peer as usize;
+        let worker = self.servers[server].worker;
+        let current = self.board.epoch(index) == Some(withdrawn.epoch);
+        if let Some(session) = self.peers.get_mut(index).filter(|_| current).and_then(|peer| peer.session()) {
+            let known = peer::Withdrawn { worker: worker.into(), zero: 0.into(), handoff: withdrawn.handoff.into() };
+            known.emit(session.transport.output());
+            self.mark_unsent(index);
+        }
+    }
+
+    /// Another agent's server has forgotten one that it was told by this agent.
+    pub(crate) fn on_withdrawn(&mut self, peer: usize, known: &peer::Withdrawn) {
+        self.withdrawn.insert((peer as u32, known.worker.get(), known.handoff.get()));
+    }
+
+    /// Senders whose frontends have forgotten their digests go on, at the end of a turn.
+    pub(crate) fn go_on_unproven(&mut self) {
+        let withdrawn = std::mem::take(&mut self.withdrawn);
+        let (false, Some(senders)) = (withdrawn.is_empty(), &mut self.senders) else { return };
+        for index in senders.go_on_unproven(&withdrawn) {
+            self.on_sender(index);
         }
     }
 

@@ -235,6 +235,10 @@ impl Agent {
                 self.prove(index, &prove);
                 Ok(())
             }
+            (Request::Withdrawn(withdrawn), Role::Control { .. }) => {
+                self.withdrawn(index, &withdrawn);
+                Ok(())
+            }
             (Request::Abort(abort), Role::Control { .. }) => {
                 self.abort_handoff(index, abort.handoff);
                 Ok(())

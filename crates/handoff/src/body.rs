@@ -60,6 +60,13 @@ impl Body {
         }
     }
 
+    /// See [`Payload::set_told`]. Bytes that are not sealed may differ from another backend's.
+    pub(crate) fn set_told(&self, told: bool) {
+        if let Self::Sealed(sealed) = self {
+            sealed.payload().set_told(told);
+        }
+    }
+
     /// See [`Payload::is_unchanged`].
     pub(crate) fn is_unchanged(&self) -> bool {
         match self {

@@ -73,8 +73,8 @@ impl Payload {
         let (first, has_changed) = (Cell::new(None), Cell::new(false));
         let (mtime_ns, size) = ((offer.flags & Offer::BODY == 0).then_some(offer.mtime_ns), offer.size);
         let file = Arc::new(OwnedFd::from(file));
-        let may_wait = Cell::new(false);
-        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven, may_wait };
+        let (is_told, may_wait) = (Cell::new(false), Cell::new(false));
+        let source = Source::Offered { file, mtime_ns, size, first, has_changed, proven, is_told, may_wait };
         Self::of(vec![Range { source, offset: offer.offset, end: offer.offset + offer.length }])
     }
 
@@ -156,6 +156,21 @@ impl Payload {
             }
             _ => None,
         }
+    }
+
+    /// Notes whether others have been told the digest of [`Payload::file`], and may seal the same records.
+    pub fn set_told(&self, told: bool) {
+        for range in &self.ranges {
+            if let Source::Offered { is_told, .. } = &range.source {
+                is_told.set(told);
+            }
+        }
+    }
+
+    /// Whether the last look found another file than the one whose digest others have been told: none of it may be sealed
+    /// until they know.
+    pub fn is_withheld(&self) -> bool {
+        self.ranges.iter().any(|range| range.source.is_withheld())
     }
 
     /// The offer that all of it is of, as it was made, and its file, whatever has been sent: but for its number, tag, peer and

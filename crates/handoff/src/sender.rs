@@ -34,7 +34,7 @@ use crate::identity::FileIdentity;
 use crate::payload::Payload;
 use crate::reading::{Done, Owner, Reads};
 use crate::tls13::stream::Workbench;
-use connection::{Digest, Sender, State, Verdict, first_slot};
+use connection::{Sender, State, Verdict, first_slot};
 
 pub use answers::{FirstAnswer, Unsent};
 pub use load::Load;
@@ -95,6 +95,8 @@ pub struct FileNews<'a> {
     pub file: Option<(BorrowedFd<'a>, FileIdentity)>,
     /// Where in it the payload begins.
     pub offset: u64,
+    /// Since when it has been sent.
+    pub begun: Instant,
 }
 
 /// What a call left to do.
@@ -104,8 +106,9 @@ pub enum Progress {
     Queued,
     /// The socket takes no more now: call [`Senders::resume`] with this index when it is writable.
     Blocked(usize),
-    /// What is next is not in memory, and is being read: [`Senders::take_read`] goes on.
-    Reading,
+    /// What is next is not in memory, and is being read: [`Senders::take_read`] goes on. Or it is withheld until the frontend
+    /// answers: [`Senders::go_on_unproven`].
+    Waiting,
 }
 
 /// All senders of one agent.
@@ -279,7 +282,7 @@ impl<T: SenderTable> Senders<T> {
             }
             Ok(false) => {
                 self.advise(index);
-                Ok(if self.slots[index].is_reading() { Progress::Reading } else { Progress::Blocked(index) })
+                Ok(if self.slots[index].is_waiting() { Progress::Waiting } else { Progress::Blocked(index) })
             }
             Err(reason) => Err(self.fail(index, reason)),
         }
@@ -468,16 +471,27 @@ impl<T: SenderTable> Senders<T> {
             let sender = self.slots.get(index)?;
             let payload = sender.payload()?;
             let offset = payload.end().saturating_sub(sender.length);
-            Some(FileNews { index, claimant: sender.claimant, file: payload.file(), offset })
+            Some(FileNews { index, claimant: sender.claimant, file: payload.file(), offset, begun: sender.begun })
         };
         news.into_iter().filter_map(of).collect()
     }
 
     /// The frontend of the sender at `index` has been told which file that sends; or it never will be.
-    pub fn settle_news(&mut self, index: usize, is_known: bool) {
+    pub fn settle_news(&mut self, index: usize, is_known: bool, now: Instant) {
         if let Some(sender) = self.slots.get_mut(index) {
-            sender.digest = if is_known { Digest::Told } else { Digest::Unwanted };
+            sender.settle_news(is_known, now);
         }
+    }
+
+    /// Frontends know that the digests of these are withdrawn, by peer, worker and handoff: the senders that can go on, by
+    /// index. All at once, as [`Self::abort`].
+    pub fn go_on_unproven(&mut self, withdrawn: &HashSet<(u32, u32, u64)>) -> Vec<usize> {
+        let is_meant = |of: &Claimant| withdrawn.contains(&(of.peer, of.worker, of.handoff));
+        let senders = self.slots.iter_mut();
+        senders
+            .filter(|(_, sender)| is_meant(&sender.claimant))
+            .filter_map(|(index, sender)| sender.go_on_unproven().then_some(index))
+            .collect()
     }
 
     /// Makes room by closing parked senders, those that have waited longest: how many.

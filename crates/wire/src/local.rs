@@ -45,6 +45,7 @@ pub mod kind {
     pub const ANSWER: u32 = 14;
     pub const PROVE: u32 = 15;
     pub const DIGEST: u32 = 16;
+    pub const WITHDRAWN: u32 = 17;
 }
 
 /// What a connection is for.
@@ -206,6 +207,9 @@ message!(
     /// SHA-256 of the whole file behind a handoff's payload, or behind an offer (PROVE).
     Digest, kind::DIGEST, { handoff: u64, offset: u64, peer: u32, known: u32, sha256: [u8; 32], });
 message!(
+    /// The server has forgotten a handoff's digest, as it was told (DIGEST with `known` 0).
+    Withdrawn, kind::WITHDRAWN, { peer: u32, epoch: u32, handoff: u64, });
+message!(
     /// Its answer; one descriptor, a socket that yields the payload and then ends.
     Fetched, kind::FETCHED, { fetch: u64, length: u64, });
 
@@ -266,6 +270,7 @@ pub enum Request {
     Cancel(Cancel),
     Ask(Ask),
     Prove(Prove),
+    Withdrawn(Withdrawn),
     Fetch(Fetch),
     Stats,
 }
@@ -292,6 +297,7 @@ impl Request {
             kind::CANCEL => exactly(packet).map(Request::Cancel),
             kind::ASK => exactly::<Ask>(packet)?.checked().map(Request::Ask),
             kind::PROVE => exactly::<Prove>(packet)?.checked().map(Request::Prove),
+            kind::WITHDRAWN => exactly::<Withdrawn>(packet)?.checked().map(Request::Withdrawn),
             kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
             kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
             _ => Err(Reason::Malformed),
@@ -355,6 +361,13 @@ impl Ask {
 impl Prove {
     fn checked(self) -> Result<Self, Reason> {
         require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
+        Ok(self)
+    }
+}
+
+impl Withdrawn {
+    fn checked(self) -> Result<Self, Reason> {
+        require((self.peer as usize) < BOARD_PEERS)?;
         Ok(self)
     }
 }

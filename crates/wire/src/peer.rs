@@ -57,6 +57,7 @@ pub mod kind {
     pub const EXAMINE: u16 = 27;
     pub const EXAMINED: u16 = 28;
     pub const DELIVERED: u16 = 29;
+    pub const WITHDRAWN: u16 = 30;
 }
 
 /// First in every frame.
@@ -294,6 +295,18 @@ body!(
     }
 );
 body!(
+    /// Frontend's agent to backend's: the server knows that this claim's DIGEST is taken back. Until then the backend seals
+    /// nothing more.
+    Withdrawn, kind::WITHDRAWN, {
+        /// From the claim.
+        worker: U32,
+        /// Zero.
+        zero: U32,
+        /// From the claim.
+        handoff: U64,
+    }
+);
+body!(
     /// Nothing else to say, but here: whoever hears nothing for too long takes the other side for lost.
     Ping, kind::PING, {}
 );
@@ -388,6 +401,7 @@ pub enum Frame {
     Answer(Answer),
     Prove(Prove),
     Digest(Digest),
+    Withdrawn(Withdrawn),
     Abort(Abort),
     Ended(Ended),
     Spacing(Spacing),
@@ -433,6 +447,7 @@ impl Frame {
             kind::ANSWER => exactly(body).map(Frame::Answer),
             kind::PROVE => exactly::<Prove>(body)?.checked().map(Frame::Prove),
             kind::DIGEST => exactly::<Digest>(body)?.checked().map(Frame::Digest),
+            kind::WITHDRAWN => exactly::<Withdrawn>(body)?.checked().map(Frame::Withdrawn),
             kind::ABORT => exactly(body).map(Frame::Abort),
             kind::ENDED => exactly(body).map(Frame::Ended),
             kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
@@ -682,6 +697,12 @@ impl Digest {
     }
 }
 
+impl Withdrawn {
+    fn checked(self) -> Result<Self, Reason> {
+        if self.zero == U32::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+    }
+}
+
 impl Closed {
     fn checked(self) -> Result<Self, Reason> {
         if self.offers.get() <= 1 { Ok(self) } else { Err(Reason::Malformed) }
@@ -796,7 +817,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..31, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..32, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

@@ -26,6 +26,8 @@ pub(super) enum Source {
         has_changed: Cell<bool>,
         /// What it must be, where others rely on its bytes.
         proven: Option<FileIdentity>,
+        /// The digest of its first state has been told, and not been withdrawn.
+        is_told: Cell<bool>,
         /// Whoever asks its file system for something may wait for others than a disk.
         may_wait: Cell<bool>,
     },
@@ -58,6 +60,11 @@ impl Source {
         let is_longer = now.size > *size && mtime_ns.is_some();
         let as_told = is_longer || now.size == *size && mtime_ns.is_none_or(|then| then == now.mtime_ns);
         as_told && proven.is_none_or(|proven| proven == now)
+    }
+
+    /// Whether others take it for what it was, and it is not.
+    pub(super) fn is_withheld(&self) -> bool {
+        matches!(self, Self::Offered { is_told, has_changed, .. } if is_told.get() && has_changed.get())
     }
 
     fn identity(&self) -> Option<FileIdentity> {

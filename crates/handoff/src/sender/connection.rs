@@ -28,6 +28,8 @@ const RCV_WND: u32 = 65535;
 const LOOK_EVERY: u32 = 16;
 /// A payload that is shorter under way is not worth a digest.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
+/// A frontend that has not answered is told again that a digest is withdrawn: its server may not have taken that.
+const WITHDRAW_AGAIN: Duration = Duration::from_secs(1);
 /// How long a client may acknowledge nothing of what a new socket sends, and four round trips more. A tail probe goes
 /// out after a second, and the first retransmission after three.
 const ANSWER_WITHIN: Duration = Duration::from_millis(1500);
@@ -46,10 +48,12 @@ pub(super) enum State {
 pub(super) enum Digest {
     /// It does not want to, or never will.
     Unwanted,
-    /// It is to be told of a payload that has been under way since then.
-    Wanted(Instant),
+    /// It is to be told, once the payload has been under way for a while.
+    Wanted,
     /// It has been told.
     Told,
+    /// It was told then that this is not known any more. Nothing is sealed until it answers.
+    Withdrawn(Instant),
 }
 
 /// What a look at a sender says.
@@ -77,6 +81,8 @@ pub(super) struct Sender {
     /// Of its payload in bytes.
     pub(super) length: u64,
     pub(super) digest: Digest,
+    /// Beginning of its payload.
+    pub(super) begun: Instant,
     pub(super) word: Word,
     /// Payloads so far.
     payloads: u32,
@@ -161,6 +167,7 @@ impl Sender {
             paced: false,
             length: claim.length.get(),
             digest: Digest::Unwanted,
+            begun: now,
             word: Word::Unwanted,
             payloads: 0,
             spacing: Default::default(),
@@ -265,7 +272,8 @@ impl Sender {
     /// Begins with a body.
     pub(super) fn begin(&mut self, body: Body, claim: &Claim, now: Instant) {
         let is_wanted = claim.options & Handoff::DIGEST != 0;
-        self.digest = if is_wanted { Digest::Wanted(now) } else { Digest::Unwanted };
+        self.begun = now;
+        self.digest = if is_wanted { Digest::Wanted } else { Digest::Unwanted };
         self.word = if claim.options & Handoff::WORD != 0 { Word::Owed } else { Word::Unwanted };
         self.state = State::Sending(body);
     }
@@ -278,9 +286,37 @@ impl Sender {
         }
     }
 
-    /// Whether it comes no further until a read has ended.
-    pub(super) fn is_reading(&self) -> bool {
-        matches!(&self.state, State::Sending(body) if body.payload().is_reading())
+    /// Whether it comes no further until a read has ended, or its frontend answers, though its socket may take more.
+    pub(super) fn is_waiting(&self) -> bool {
+        let waits = |payload: &Payload| payload.is_reading() || payload.is_withheld();
+        matches!(&self.state, State::Sending(body) if waits(body.payload()))
+    }
+
+    /// Its frontend has been told which file it sends, or that this is not known any more.
+    pub(super) fn settle_news(&mut self, is_known: bool, now: Instant) {
+        let State::Sending(body) = &self.state else {
+            self.digest = if is_known { Digest::Told } else { Digest::Unwanted };
+            return;
+        };
+        if is_known {
+            body.set_told(true);
+        }
+        self.digest = match self.digest {
+            _ if is_known => Digest::Told,
+            _ if body.payload().is_withheld() => Digest::Withdrawn(now),
+            _ => Digest::Unwanted,
+        };
+    }
+
+    /// Its frontend knows that the digest is withdrawn: whether that was so.
+    pub(super) fn go_on_unproven(&mut self) -> bool {
+        let State::Sending(body) = &self.state else { return false };
+        let was_withdrawn = matches!(self.digest, Digest::Withdrawn(_));
+        if was_withdrawn {
+            body.set_told(false);
+            self.digest = Digest::Unwanted;
+        }
+        was_withdrawn
     }
 
     /// A read has ended: whether it was this sender's.
@@ -295,8 +331,9 @@ impl Sender {
     pub(super) fn has_news(&self, now: Instant) -> bool {
         match self.digest {
             Digest::Unwanted => false,
-            Digest::Wanted(since) => now.duration_since(since) >= DIGEST_AFTER,
+            Digest::Wanted => now.duration_since(self.begun) >= DIGEST_AFTER,
             Digest::Told => self.payload().is_some_and(|payload| payload.file().is_none()),
+            Digest::Withdrawn(told) => now.duration_since(told) >= WITHDRAW_AGAIN,
         }
     }
 
@@ -384,7 +421,7 @@ impl Sender {
                 if unchanged { Verdict::Keep } else { Verdict::Fail(Reason::FileChanged) }
             }
             // Not the client's fault: another backend may have the rest.
-            _ if waited > limits.progress && self.is_reading() => Verdict::Fail(Reason::Socket),
+            _ if waited > limits.progress && self.is_waiting() => Verdict::Fail(Reason::Socket),
             _ if waited > limits.progress => Verdict::Fail(Reason::NoProgress),
             _ => Verdict::Keep,
         }

@@ -1,7 +1,8 @@
 //! A payload as a stream of sealed records, as much of it at a time as the socket takes.
 //!
 //! Some records are read from the file with one call, right to where they are sealed in place, and given to the socket
-//! with another. What the socket leaves of them waits as ciphertext. Bytes of a file that has changed are never sealed.
+//! with another. What the socket leaves of them waits as ciphertext. Bytes of a file that has changed are never sealed, nor
+//! those of one that has grown, while another backend may go on with the file that it was.
 
 use std::os::fd::AsFd;
 
@@ -104,7 +105,7 @@ impl SealedPayload {
     }
 
     /// Gives the socket what it takes: `true` when it has everything; `false` also where it would take more, after a
-    /// fair share.
+    /// fair share, or where its payload waits for a read or is withheld.
     ///
     /// # Errors
     /// [`Reason::FileChanged`] where the file is shorter or newer than its header said, else what the socket says.
@@ -118,7 +119,7 @@ impl SealedPayload {
                 return Ok(false);
             }
             let Some(sealed) = self.seal_some(&mut workbench.0)? else {
-                return Ok(false); // a read has to end first
+                return Ok(false); // a read has to end first, or a digest to be withdrawn
             };
             let skip = std::mem::take(&mut self.skip);
             let sealed = &workbench.0[skip..sealed];
@@ -166,7 +167,8 @@ impl SealedPayload {
         Ok(taken)
     }
 
-    /// Seals the next records: how many bytes they have on the workbench. `None`: their contents are not in memory.
+    /// Seals the next records: how many bytes they have on the workbench. `None`: their contents are not in memory, or
+    /// withheld ([`Payload::is_withheld`]).
     fn seal_some(&mut self, workbench: &mut [u8]) -> Result<Option<usize>, Reason> {
         let indices = self.next..(self.next + RECORDS_AT_ONCE as u64).min(self.records.count());
         let mut places = Vec::with_capacity(RECORDS_AT_ONCE);
@@ -185,6 +187,9 @@ impl SealedPayload {
         // numbers, or will, and a sender may have waited long for its turn.
         if !self.is_unchanged() {
             return Err(Reason::FileChanged);
+        }
+        if self.payload.is_withheld() {
+            return Ok(None);
         }
         let sealer = self.sealer.as_mut().expect("there are keys until all is sealed");
         places.into_iter().for_each(|place| sealer.seal(place, ContentType::ApplicationData));

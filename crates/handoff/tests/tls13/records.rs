@@ -132,6 +132,42 @@ fn a_file_that_changes_ends_the_stream_before_a_changed_byte_is_sealed() {
     }
 }
 
+/// Reads all that a stream sends until it waits for something else than its socket.
+fn sent_until_it_waits(stream: &mut SealedPayload, ours: &UnixStream, theirs: &mut UnixStream, all: &mut Vec<u8>) {
+    let (mut workbench, mut step) = (Workbench::default(), vec![0; 1 << 20]);
+    loop {
+        let (left, had) = (stream.remaining(), all.len());
+        let _ = stream.send_to(ours, &mut workbench).unwrap();
+        while let Ok(taken @ 1..) = theirs.read(&mut step) {
+            all.extend_from_slice(&step[..taken]);
+        }
+        if (stream.remaining(), all.len()) == (left, had) {
+            return;
+        }
+    }
+}
+
+/// Another backend may go on with the file that it was, under the same numbers, until it is known that the file has changed.
+#[test]
+fn a_file_that_grows_after_its_digest_is_told_is_sealed_once_that_is_withdrawn() {
+    let before = bytes(4 << 20);
+    let mut file = file_of(&before);
+    let keys = Keys::of(Suite::Aes128GcmSha256);
+    let mut stream = SealedPayload::new(payload(&file, 0), keys.generation()).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    assert_eq!(stream.send_to(&ours, &mut Workbench::default()), Ok(false));
+    stream.payload().set_told(true);
+    file.write_all(b"more").unwrap();
+    let mut all = Vec::new();
+    sent_until_it_waits(&mut stream, &ours, &mut theirs, &mut all);
+    assert!(stream.payload().is_withheld() && stream.remaining() > 1 << 20, "{} bytes left", stream.remaining());
+    stream.payload().set_told(false);
+    sent_until_it_waits(&mut stream, &ours, &mut theirs, &mut all);
+    assert_eq!(stream.remaining(), 0);
+    assert!(opened(&keys, &all) == before, "other bytes");
+}
+
 #[test]
 fn a_file_that_ends_early_ends_the_stream() {
     let file = file_of(&bytes(1 << 20));

@@ -1,14 +1,26 @@
 //! A backend that is lost in mid-payload: another goes on, in the right byte of the right record.
 
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
+use shunt_handoff::identity::FileIdentity;
 use shunt_lab::{Host, Lab, Role};
 
 use crate::bed::on_tls_in;
 use crate::client::{Body, Client, Target};
 use crate::nonces::opened;
 use crate::service::{Running, may_run};
+
+/// Waits until a file is old enough for its digest to be told of payloads that begin.
+pub fn until_it_is_quiet(file: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !FileIdentity::of(&file.metadata()?).is_older_than(Duration::from_secs(4), SystemTime::now()) {
+        ensure!(Instant::now() < deadline, "the file does not age");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
 
 /// Reads on, slowly, until the backend that sends has told which file it sends: who that is.
 pub fn until_its_file_is_known<'lab>(
@@ -43,6 +55,7 @@ fn the_download_goes_on_and_no_nonce_is_used_twice() -> Result<()> {
         return Ok(());
     }
     on_tls_in(Lab::builder().backends(2), |service| {
+        until_it_is_quiet(&service.files.join("64m"))?;
         let before = service.frontend_stats()?;
         let opened = opened(service, |service| {
             let (lab, target) = (service.lab, Target::of(service));

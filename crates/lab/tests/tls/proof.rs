@@ -3,14 +3,16 @@
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use shunt_lab::{Host, Lab, Role};
 
 use crate::bed::{FILES, options};
-use crate::client::{Client, Target, Told};
-use crate::failover::{lose, until_its_file_is_known};
+use crate::client::{Body, Client, Target, Told};
+use crate::failover::{lose, until_it_is_quiet, until_its_file_is_known};
 use crate::nonces::opened;
 use crate::service::{Running, may_run, start_prepared};
 
@@ -47,21 +49,37 @@ fn with_files(are_same: bool, test: impl FnOnce(&mut Running<'_>) -> Result<()>)
         let mut backends = lab.hosts_of(Role::Backend).zip(1..);
         backends.try_for_each(|(host, number)| write(host, if are_same { 1 } else { number }))
     };
-    start_prepared(Lab::builder().backends(2), FILES, options, prepare, test)
+    start_prepared(Lab::builder().backends(2), FILES, options, prepare, |service| {
+        let mut backends = service.lab.hosts_of(Role::Backend);
+        backends.try_for_each(|host| until_it_is_quiet(&host.dir().join(BODY)))?;
+        test(service)
+    })
 }
 
-/// Loses the backend that sends in mid-download; `rest` sees to the rest of it.
-fn download(
-    service: &mut Running<'_>,
-    rest: impl FnOnce(Client, crate::client::Body) -> Result<Told> + Send,
-) -> Result<Vec<Told>> {
-    let (lab, target) = (service.lab, Target::of(service));
-    let (mut client, mut body) = lab.client().run(|| -> Result<_> {
+/// Begins to download, until the backend that sends has told which file that is.
+fn begin<'lab>(service: &Running<'lab>) -> Result<(Client, Body, &'lab Host)> {
+    let target = Target::of(service);
+    let (mut client, mut body) = service.lab.client().run(|| -> Result<_> {
         let mut client = Client::connect(&target)?;
         let body = client.ask(BODY)?;
         Ok((client, body))
     })??;
     let sender = until_its_file_is_known(service, &mut client, &mut body)?;
+    Ok((client, body, sender))
+}
+
+/// A target whose files are those of another backend than `sender`.
+fn with_file_of_another(service: &Running<'_>, sender: &Host) -> Result<Target> {
+    let other = service.lab.hosts_of(Role::Backend).find(|host| host.name() != sender.name());
+    let mut target = Target::of(service);
+    target.files = other.context("no other backend")?.dir().to_path_buf();
+    Ok(target)
+}
+
+/// Loses the backend that sends in mid-download; `rest` sees to the rest of it.
+fn download(service: &mut Running<'_>, rest: impl FnOnce(Client, Body) -> Result<Told> + Send) -> Result<Vec<Told>> {
+    let lab = service.lab;
+    let (client, body, sender) = begin(service)?;
     lose(service, sender)?;
     let told = lab.client().run(|| rest(client, body))??;
     service.service.restart_agent(sender)?;
@@ -111,6 +129,61 @@ fn another_goes_on_with_the_same_bytes_of_a_file_of_its_own() -> Result<()> {
         })?;
         let after = service.frontend_stats()?;
         ensure!(after.count("servers.failovers") == before.count("servers.failovers") + 1, "nobody went on");
+        Ok(())
+    })
+}
+
+/// Runs `ip route` on a host.
+fn route(host: &Host, arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.arg("route").args(arguments);
+    host.check(command).map(drop)
+}
+
+/// A log, say: nobody can go on for its backend any more, but that goes on itself.
+#[test]
+fn a_file_that_grows_after_its_digest_was_told_comes_whole() -> Result<()> {
+    if !may_run("a_file_that_grows_after_its_digest_was_told_comes_whole") {
+        return Ok(());
+    }
+    with_files(true, |service| {
+        let (mut client, body, sender) = begin(service)?;
+        let target = with_file_of_another(service, sender)?;
+        let before = service.service.stats(sender)?.count("agent.unproven");
+        File::options().append(true).open(sender.dir().join(BODY))?.write_all(b"more")?;
+        service.lab.client().run(|| client.finish(&target, body, BODY))??;
+        let after = service.service.stats(sender)?.count("agent.unproven");
+        ensure!(after > before, "the digest of what the file was still counts");
+        Ok(())
+    })
+}
+
+/// The backend's agent cannot be heard any more, and its file is overwritten: another goes on with what that was, and nothing of
+/// what it is now has left under the same numbers.
+#[test]
+fn a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record() -> Result<()> {
+    if !may_run("a_file_that_is_overwritten_where_nobody_hears_of_it_shows_in_no_record") {
+        return Ok(());
+    }
+    with_files(true, |service| {
+        let before = service.frontend_stats()?;
+        opened(service, |service| {
+            let (mut client, body, sender) = begin(service)?;
+            let target = with_file_of_another(service, sender)?;
+            let frontend = service.lab.frontend().service_address().context("the agents' network")?;
+            route(sender, &["add", "blackhole", &format!("{frontend}/32")])?;
+            let file = File::options().write(true).open(sender.dir().join(BODY))?;
+            file.write_all_at(b"more", BODY_BYTES)?; // a file that grows is sent on, unless others may have its digest
+            file.write_all_at(&vec![7; BODY_BYTES as usize], 0)?;
+            let told = service.lab.client().run(|| -> Result<_> {
+                client.finish(&target, body, BODY)?;
+                client.told()
+            })?;
+            route(sender, &["del", "blackhole", &format!("{frontend}/32")])?;
+            Ok(vec![told?])
+        })?;
+        let after = service.frontend_stats()?;
+        ensure!(after.count("servers.failovers") > before.count("servers.failovers"), "nobody went on");
         Ok(())
     })
 }
