@@ -258,6 +258,18 @@ class Application(Lost):
         nonces = [re.search("nonce=([0-9a-f]{32})", q).group(1) for q in (first, rest)]
         self.assertNotEqual(*nonces)
 
+    conf = Base.conf.replace("location /raw/ {{", """
+        location /raw-wide/ {{
+            proxy_buffer_size 16k; proxy_busy_buffers_size 16k; proxy_pass http://127.0.0.5:8085/;
+        }}
+        location /raw/ {{""")
+
+    def test_the_room_for_its_header_is_told_too(self):
+        self.application(self.whole, self.answer)
+        self.lose(1000)
+        self.assertEqual(Client().get("/raw-wide/x").body == BIG, True)
+        self.assertRegex(field(self.raw.requests[1], "Shunt-Consent"), "; tiers=1; rest=1; header=16384$")
+
     def test_nothing_of_the_answer_reaches_the_client(self):
         fields = f"ETag: {ETAG}\r\nContent-Range: bytes 1000-{len(BIG) - 1}/{len(BIG)}\r\nSet-Cookie: a=b\r\n"
         self.application(self.whole, lambda q: self.answer(q, fields=fields))
