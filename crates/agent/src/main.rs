@@ -62,8 +62,12 @@ fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
     if config.store.is_some() {
         println!("{:?} is this agent's", Holder::named(&config.name));
     }
-    let faults: Vec<String> = doctor::check(config).iter().filter_map(doctor::Finding::fault_line).collect();
+    let findings = doctor::check(config);
+    let faults: Vec<String> = findings.iter().filter_map(doctor::Finding::fault_line).collect();
     anyhow::ensure!(faults.is_empty(), "{}: not good\n{}", path.display(), faults.join("\n"));
+    if let Some(group) = findings.iter().find(|finding| finding.area == "cgroup") {
+        println!("{}: servers are to be in it, or below it", group.about);
+    }
     println!("{}: good", path.display());
     Ok(())
 }

@@ -105,7 +105,11 @@ impl Place {
         let host = |what| move |error| SteerError::Host { what, error };
         let cgroup = match &config.cgroup {
             Some(path) => path.clone(),
-            None => cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?,
+            None => {
+                let found = cgroup::root().map_err(host("finding the cgroup v2 hierarchy (`cgroup` names it)"))?;
+                tracing::info!(cgroup = %found.display(), "found cgroup v2: servers are to be below it (`cgroup` names another)");
+                found
+            }
         };
         Ok(Self {
             cgroup,

@@ -144,7 +144,7 @@ fn capabilities() -> Finding {
 pub(super) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
-        None => (cgroup::root(), "cgroup v2".to_owned()),
+        None => (cgroup::root(), found_group()),
     };
     let is_one = |path: &PathBuf| statfs(path).is_ok_and(|found| found.f_type == CGROUP2_SUPER_MAGIC);
     let advice = match directory {
@@ -155,6 +155,10 @@ pub(super) fn group(config: &Config) -> Finding {
         Err(error) => Some(format!("{error}: `mount -t cgroup2 none /sys/fs/cgroup`, or boot with it")),
     };
     Finding::of("cgroup", about, advice)
+}
+
+fn found_group() -> String {
+    cgroup::root().map_or_else(|_| "cgroup v2".to_owned(), |path| format!("cgroup v2, found at {}", path.display()))
 }
 
 /// Checks that nothing else takes the senders' ports.
