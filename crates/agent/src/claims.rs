@@ -198,7 +198,7 @@ impl Agent {
 
     pub(crate) fn report(&mut self, failure: Failure) {
         let Failure { claimant, reason } = failure;
-        self.log_failed_handoff(reason, claimant.handoff, claimant.trace);
+        self.log_failed_handoff(reason, claimant.handoff, None, claimant.trace);
         self.tell_peer(&claimant, reason);
     }
 }

@@ -3,6 +3,8 @@
 //! The kernel has begun the region already (SHUNT_BEGIN), and tells the server itself when it is complete; the agent
 //! only carries the claim there, and bad news back.
 
+use std::net::SocketAddr;
+
 use shunt_wire::TraceId;
 use shunt_wire::local::{Handoff, Reason};
 use shunt_wire::parts::Parts;
@@ -40,13 +42,16 @@ impl Agent {
         let ring = self.servers[server].ring();
         if !self.frontend.as_ref().zip(ring).is_some_and(|(frontend, ring)| frontend.knows(handoff, ring)) {
             self.counts.handoffs_unknown += 1;
-            self.log_failed_handoff(Reason::NotAllowed, handoff.handoff, handoff.trace);
+            let ended = self.frontend.as_ref().zip(ring).and_then(|(frontend, ring)| frontend.end_of(handoff, ring));
+            let client = Some(handoff.client().socket_addr());
+            self.log_failed_handoff(ended.unwrap_or(Reason::NotAllowed), handoff.handoff, client, handoff.trace);
             return self.tell_server(server, handoff.handoff, Reason::NotAllowed);
         }
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {
-            self.log_failed_handoff(Reason::UnknownOffer, id, handoff.trace);
+            let client = Some(handoff.client().socket_addr());
+            self.log_failed_handoff(Reason::UnknownOffer, id, client, handoff.trace);
             return self.tell_server(server, id, Reason::UnknownOffer);
         };
         tracing::debug!(handoff = id, length = handoff.length, trace, "a payload is claimed");
@@ -81,12 +86,19 @@ impl Agent {
         }
     }
 
-    pub(crate) fn log_failed_handoff(&mut self, reason: Reason, handoff: u64, trace: TraceId) {
-        let trace = trace.known().map(display);
+    /// `client`: where it is known.
+    pub(crate) fn log_failed_handoff(
+        &mut self,
+        reason: Reason,
+        handoff: u64,
+        client: Option<SocketAddr>,
+        trace: TraceId,
+    ) {
+        let (client, trace) = (client.map(display), trace.known().map(display));
         if is_clients(reason) {
-            tracing::debug!(%reason, handoff, trace, "a handoff ended early");
+            tracing::debug!(%reason, handoff, client, trace, "a handoff ended early");
         } else if self.failures.may_speak(self.now) {
-            tracing::warn!(%reason, handoff, trace, "a handoff failed");
+            tracing::warn!(%reason, handoff, client, trace, "a handoff failed");
         }
     }
 

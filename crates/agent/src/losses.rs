@@ -14,6 +14,7 @@ use shunt_handoff::frontend::ActiveRegion;
 use shunt_wire::local::Reason;
 
 use crate::agent::Agent;
+use crate::steer::ends;
 
 /// How long a payload may make no progress, and round trips on top of that: loss is repaired in fewer.
 const GRACE: Duration = Duration::from_millis(300);
@@ -97,7 +98,7 @@ impl Agent {
         let left = |region: &ActiveRegion| region.queues && region.ring == ring && region.acked == 0;
         for region in frontend.active_regions(None).into_iter().filter(left) {
             if newest.is_none_or(|newest| is_later(region.handoff, newest)) {
-                tracing::info!(handoff = region.handoff, "a process has ended with a handoff that it has not told of");
+                tracing::info!(handoff = region.handoff, client = %ends(&region.key).1, "a process has ended with a handoff that it has not told of");
                 frontend.cancel(&region);
             } else {
                 self.losses.0.push(Watched { region, due: self.now + LEFT, tells: 1 });
@@ -130,7 +131,8 @@ impl Agent {
         });
         for (region, is_given_up) in stalled {
             self.counts.stalled += 1;
-            tracing::warn!(handoff = region.handoff, acked = region.acked, "a lost agent's payload comes no further");
+            let client = ends(&region.key).1;
+            tracing::warn!(handoff = region.handoff, %client, acked = region.acked, "a lost agent's payload comes no further");
             self.tell_all_servers(region.handoff, Reason::PeerLost);
             if is_given_up {
                 self.cancel_if_left(&region);

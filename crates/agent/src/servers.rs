@@ -130,7 +130,7 @@ impl Agent {
         self.counts.refused_callers += 1;
         let PeerCredentials { pid, uid, gid } = caller.credentials;
         if self.refusals.may_speak(self.now) {
-            tracing::warn!(pid, uid, gid, "refused a process that is neither in `users` nor in `groups`");
+            tracing::warn!(pid, uid, gid, "refused a process that is in none of `users`, `groups` and `observers`");
         }
         let ended = Ended { header: Ended::HEADER, handoff: 0, reason: Reason::NotAllowed as u32, peer: NO_PEER };
         let _ = packets::send(socket, ended.as_bytes(), &[]);

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
-use shunt_handoff::bpf::{MAX_FLOWS, MAX_RINGS};
-use shunt_handoff::frontend::{ActiveRegion, Collected, Delivery, FlowKey, Spacing, SteerPeer};
+use shunt_handoff::bpf::{FLOW_RESET, MAX_FLOWS, MAX_RINGS};
+use shunt_handoff::frontend::{ACTIVE, ActiveRegion, Collected, Delivery, FlowKey, Spacing, SteerPeer};
 use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
 use shunt_handoff::{Backend, BackendConfig, Counter, Frontend, FrontendConfig, SteeringError, TcPrograms};
 use shunt_sys::cgroup;
-use shunt_wire::local::{BoardHead, Handoff};
+use shunt_wire::local::{BoardHead, Handoff, Reason};
 use shunt_wire::peer::Hello;
 use shunt_wire::{Address, Endpoint, peer};
 
@@ -290,6 +290,14 @@ impl FrontendSteering {
                 None
             })
             .is_some_and(is_it)
+    }
+
+    /// Why a handoff of that ring is over already; `None` where the kernel knows of none.
+    pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
+        let flow = self.programs.flow(&key_of(handoff.client(), handoff.server())).ok()??;
+        let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
+        let is_reset = u32::from(flow.flags) & FLOW_RESET != 0;
+        is_it.then_some(if is_reset { Reason::ClientGone } else { Reason::Aborted })
     }
 
     /// Payloads on their way from the peer at `index`, or from any.

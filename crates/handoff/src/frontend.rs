@@ -60,7 +60,7 @@ pub struct Collected {
 }
 
 /// SHUNT_REGION_ACTIVE.
-const ACTIVE: u32 = 1;
+pub const ACTIVE: u32 = 1;
 
 /// A region whose payload is not all with its client yet.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use rustix::time::{ClockId, clock_gettime};
 use shunt_handoff::bpf::{FLOW_CLIENT_FIN, FLOW_SERVER_FIN, Flow, FlowKey};
-use zerocopy::IntoBytes;
+use shunt_handoff::frontend::ACTIVE;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::lab::Lab;
 
@@ -55,6 +56,13 @@ impl FlowTable {
             // Those that did not fit are not there.
             let _ = self.0.delete(nobody(number).as_bytes());
         }
+    }
+
+    /// How many handoffs are under way, as the kernel knows.
+    pub fn active(&self) -> usize {
+        let flows = self.0.keys().filter_map(|key| self.0.lookup(&key, MapFlags::LOCK).ok().flatten());
+        let flows = flows.filter_map(|flow| Flow::read_from_bytes(&flow).ok());
+        flows.filter(|flow| flow.spaces.made > 0 && flow.spaces.status == ACTIVE).count()
     }
 
     fn add(&self, number: u32, flow: &Flow) -> libbpf_rs::Result<()> {

@@ -45,7 +45,7 @@ fn connections_that_had_a_shortcut_are_reset_and_others_go_on() -> Result<()> {
         service.until_counted("frontend.fe_begun", before + 2)?;
 
         let said = shuntd(frontend, &["--detach", "--force"])?;
-        ensure!(client.run(|| long.is_reset())??, "something came behind a body");
+        ensure!(client.run(|| long.ends_in_a_reset())??, "something came behind a body");
         ensure!(client.run(|| under_way.ends_early())??, "a body came whole without steering");
         ensure!(said.contains("are closed") && said.contains("connections=2"), "{said}");
         client.run(|| short.ask_again("64k"))??;
@@ -89,7 +89,7 @@ fn programs_without_pins_are_taken_off_by_force_unless_an_agent_works_with_them(
             ensure!(said.is_empty(), "something is there still: {said}");
             service.service.restart_agent(host)?;
         }
-        ensure!(client.run(|| held.is_reset())??, "something came behind a body");
+        ensure!(client.run(|| held.ends_in_a_reset())??, "something came behind a body");
         service.good_again()
     })
 }

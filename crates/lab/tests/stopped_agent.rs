@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use service::held::Held;
 use service::{FILES, Running, may_run, start, start_on};
-use shunt_lab::{Host, Lab, Options, Role, Stats, fetch};
+use shunt_lab::{FlowTable, Host, Lab, Options, Role, Stats, fetch};
+use shunt_testbed::eventually;
 
 /// Until everybody has found everybody again, and has counted.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -134,6 +135,36 @@ fn a_payload_that_no_agent_calls_delivered_is_complete_when_its_client_says_so()
         let stats = service.frontend_stats()?;
         ensure!(stats.count("servers.aborted") == 0, "{}", stats.under("servers"));
         ensure!(stats.count("frontend.fe_taken") == 2, "{}", stats.under("frontend"));
+        Ok(())
+    })
+}
+
+/// The agent hears of a handoff whose client has left meanwhile.
+#[test]
+fn a_client_that_leaves_is_no_refusal_in_the_log() -> Result<()> {
+    if !may_run("a_client_that_leaves_is_no_refusal_in_the_log") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let frontend = service.lab.frontend();
+        let flows = FlowTable::of(service.lab)?;
+        service.still_good()?;
+        signal(service, frontend, Signal::STOP)?;
+        let held = ask(service)?;
+        eventually(|| {
+            ensure!(flows.active() == 1, "no handoff is under way");
+            Ok(())
+        })?;
+        held.reset()?;
+        eventually(|| {
+            ensure!(flows.active() == 0, "the reset has not come");
+            Ok(())
+        })?;
+        signal(service, frontend, Signal::CONT)?;
+        service.until_counted("agent.handoffs_unknown", 1)?;
+        service.good_again()?;
+        let log = service.service.agent(frontend)?.log();
+        ensure!(!log.contains("a handoff failed"), "{log}");
         Ok(())
     })
 }

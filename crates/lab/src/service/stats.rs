@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::Value;
@@ -29,14 +30,26 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
     let ask = || -> Result<Stats> {
         let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
-        rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?)
-            .context("connecting (is shuntd running? --socket names another)")?;
+        rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).map_err(|errno| match errno {
+            Errno::ACCESS => {
+                anyhow!("its socket is closed to this user: `observers` in its shuntd.toml names who may ask")
+            }
+            errno => anyhow!(errno).context("connecting (is shuntd running? --socket names another)"),
+        })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
-        rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL).context("asking")?;
+        match rustix::net::send(&agent, request.as_bytes(), SendFlags::NOSIGNAL) {
+            Err(Errno::PIPE) => {} // it has refused and closed before: its answer is there
+            sent => drop(sent.context("asking")?),
+        }
         let mut answer = vec![0; ANSWER_BYTES];
         // Where a timeout is set, EINTR is also of a process that was stopped and goes on (signal(7)).
-        let receive = || rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty());
-        let (length, _) = rustix::io::retry_on_intr(receive).context("receiving")?;
+        let mut receive =
+            || rustix::io::retry_on_intr(|| rustix::net::recv(&agent, &mut answer[..], RecvFlags::empty()));
+        let received = match receive() {
+            Err(Errno::CONNRESET) => receive(), // it has closed with the question unread: its answer comes next
+            received => received,
+        };
+        let (length, _) = received.context("receiving")?;
         Stats::parse(&answer[..length])
     };
     ask().with_context(|| format!("asking the agent at {}", socket.display()))

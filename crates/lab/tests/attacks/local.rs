@@ -136,8 +136,22 @@ fn another_users_process_is_no_server() -> Result<()> {
         ensure!(answer.trim() == "6 15", "the observer as a server: {answer:?}");
         let refused = service.frontend_stats()?.count("agent.refused_callers");
         ensure!(refused == 3, "{refused} refusals counted");
+        ensure!(service.service.agent(frontend)?.log().contains("`observers`"), "the log does not name the setting");
+        let said = stats_as_nobody(frontend)?;
+        ensure!(said.contains("`observers`"), "{said}");
         service.still_good()
     })
+}
+
+/// What `shunt stats` says to a user who may not ask.
+fn stats_as_nobody(host: &Host) -> Result<String> {
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups"]);
+    command.arg(shunt_lab::shuntd_program()?.with_file_name("shunt")).args(["stats", "--socket"]);
+    command.arg(ShuntPart::agent_socket(host));
+    let output = host.output(command)?;
+    ensure!(!output.status.success(), "it was answered");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -150,6 +164,8 @@ fn without_a_list_the_socket_is_its_owners() -> Result<()> {
         open_way(service, frontend)?;
         let error = ask(NOBODY, frontend, &[STATS]).expect_err("the socket's mode keeps others away");
         ensure!(format!("{error:#}").contains("PermissionError"), "{error:#}");
+        let said = stats_as_nobody(frontend)?;
+        ensure!(said.contains("`observers`"), "{said}");
         Ok(())
     })
 }

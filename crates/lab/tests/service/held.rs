@@ -60,6 +60,11 @@ impl Held {
         Ok(self.stream.local_addr()?)
     }
 
+    /// Goes away with a reset.
+    pub fn reset(self) -> Result<()> {
+        Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
+    }
+
     /// Reads on, whatever the bytes are: whether the connection ends before all have come. Silence is an error.
     pub fn ends_early(mut self) -> Result<bool> {
         let mut left = self.length - self.begun.len();
@@ -98,7 +103,7 @@ impl Held {
     }
 
     /// Waits for what comes behind a body that has been read: whether that is a reset. Silence is an error.
-    pub fn is_reset(mut self) -> Result<bool> {
+    pub fn ends_in_a_reset(mut self) -> Result<bool> {
         loop {
             match self.stream.read(&mut [0; 64]) {
                 Ok(_) => return Ok(false),
