@@ -13,6 +13,7 @@ use shunt_wire::peer;
 use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
+use crate::hearing::{News, Question};
 use crate::packets;
 
 impl Agent {
@@ -21,9 +22,13 @@ impl Agent {
         let index = ask.peer as usize;
         let worker = self.servers[server].worker;
         let current = self.board.epoch(index) == Some(ask.epoch);
-        let Some(session) = self.peers.get_mut(index).filter(|_| current).and_then(|peer| peer.session()) else {
+        if !current || index >= self.peers.len() || !self.peers[index].is_up() {
             return;
-        };
+        }
+        if !self.may_ask(index, Question::Ask, worker, ask.handoff) {
+            return self.tell_answer(server, index, ask.handoff, Reason::Limit as u32);
+        }
+        let Some(session) = self.peers[index].session() else { return };
         let question = peer::Ask {
             worker: worker.into(),
             zero: 0.into(),
@@ -77,11 +82,18 @@ impl Agent {
 
     /// The answer, for the program that asked, if it is there still.
     pub(crate) fn on_answer(&mut self, peer: usize, answer: &peer::Answer) {
-        let reason = answer.reason.get();
+        let (worker, handoff, reason) = (answer.worker.get(), answer.handoff.get(), answer.reason.get());
+        if !self.is_heard(peer, Some((Question::Ask, worker, handoff)), News::Waits) {
+            return;
+        }
         self.counts.declined += u64::from(reason != local::Answer::YES);
-        let Some(server) = self.owner_of(answer.worker.get()) else { return };
-        let (header, handoff) = (local::Answer::HEADER, answer.handoff.get());
-        let told = local::Answer { header, handoff, reason, peer: peer as u32 };
+        if let Some(server) = self.owner_of(worker) {
+            self.tell_answer(server, peer, handoff, reason);
+        }
+    }
+
+    fn tell_answer(&mut self, server: usize, peer: usize, handoff: u64, reason: u32) {
+        let told = local::Answer { header: local::Answer::HEADER, handoff, reason, peer: peer as u32 };
         if !matches!(packets::send(&self.servers[server].socket, told.as_bytes(), &[]), Ok(true)) {
             self.counts.unread += 1;
         }

@@ -26,6 +26,10 @@ pub(crate) const AGENT: &[(&str, &str)] = &[
     ("accept_failed", "times that no connection could be accepted, for want of descriptors or memory"),
     ("log_lines_lost", "lines of its log that nobody took: its disk is full, or its reader does not read"),
     ("unread", "messages that a server did not take, its socket being full"),
+    (
+        "unasked",
+        "messages of other agents that were dropped: answers to no question, or more than their handoffs can have",
+    ),
     ("offers", "offers taken from servers"),
     ("offers_to_strangers", "of those, dropped: made to a peer that is not trusted any more"),
     ("offers_without_descriptor", "offers dropped for want of descriptors"),

@@ -12,6 +12,7 @@ use shunt_wire::peer::{Abort, Claim, Delivered, Ended, Spacing};
 use tracing::field::display;
 
 use crate::agent::Agent;
+use crate::hearing::News;
 
 /// Who has a handoff cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +61,7 @@ impl Agent {
             None => claim.emit(session.transport.output()),
             Some(parts) => claim.emit_with(parts, session.transport.output()),
         }
+        self.note_given(peer, &claim, parts.is_some());
         self.mark_unsent(peer);
     }
 
@@ -103,6 +105,9 @@ impl Agent {
     }
 
     pub(crate) fn on_ended(&mut self, peer: usize, ended: &Ended) {
+        if !self.is_heard(peer, None, News::End) {
+            return;
+        }
         let reason = Reason::from_number(ended.reason.get()).unwrap_or(Reason::Malformed);
         let trace = ended.trace.known().map(display);
         let (handoff, name) = (ended.handoff.get(), &self.peers[peer].name);

@@ -24,6 +24,7 @@ mod drain;
 mod exposition;
 mod fetches;
 mod handoffs;
+mod hearing;
 mod host;
 mod incoming;
 mod interfaces;

@@ -12,6 +12,7 @@ use shunt_wire::prefixes::{Prefix, Prefixes};
 use crate::addresses::SenderAddresses;
 use crate::agent::Agent;
 use crate::config::{HEARTBEAT_MIN, PeerConfig, SILENT_HEARTBEATS};
+use crate::hearing::Hearing;
 use crate::incoming::Incoming;
 use crate::poll::{Interest, Source};
 use crate::speaks_for::SpeaksFor;
@@ -32,6 +33,8 @@ pub(crate) struct Peer {
     offer_key: [u8; 16],
     /// Where our senders for its clients are, as our newest HELLO says.
     pub(crate) senders: SenderAddresses,
+    /// What servers may still hear of it.
+    pub(crate) hearing: Hearing,
     /// Why it cannot be reached, as the log has it.
     said: Option<String>,
     /// Its heartbeat, as the log has it where that differs from ours.
@@ -72,6 +75,7 @@ impl Peer {
             backoff: BACKOFF.0,
             offer_key: [0; 16],
             senders: SenderAddresses::default(),
+            hearing: Hearing::default(),
             said: None,
             said_heartbeat: None,
         }
@@ -376,6 +380,7 @@ impl Agent {
         }
         let _ = self.board.lost(index);
         self.watch_regions(Some(index as u32));
+        self.peers[index].hearing.forget_questions();
         self.forget_waiting(|of| of.peer == index as u32);
         if let Some(senders) = &mut self.senders {
             senders.forget_peer(index as u32);

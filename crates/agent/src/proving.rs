@@ -26,7 +26,9 @@ use zerocopy::IntoBytes;
 
 use crate::agent::Agent;
 use crate::digests::{Known, Sha256, Want, was_quiet};
+use crate::hearing::{News, Question as Asked};
 use crate::packets;
+use crate::peers::Peer;
 
 /// How long a question waits for its file to be read; a server gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,9 +77,11 @@ impl Agent {
         let index = prove.peer as usize;
         let worker = self.servers[server].worker;
         let current = self.board.epoch(index) == Some(prove.epoch);
-        let Some(session) = self.peers.get_mut(index).filter(|_| current).and_then(|peer| peer.session()) else {
+        let is_up = current && self.peers.get(index).is_some_and(Peer::is_up);
+        let may = is_up && self.may_ask(index, Asked::Prove, worker, prove.handoff);
+        let Some(session) = self.peers.get_mut(index).filter(|_| may).and_then(|peer| peer.session()) else {
             let unknown = digest(worker, prove.handoff, 0, None);
-            return self.on_digest(index, &unknown);
+            return self.pass_on_digest(index, &unknown);
         };
         let question = peer::Prove {
             worker: worker.into(),
@@ -201,6 +205,13 @@ impl Agent {
 
     /// For the server that asked, or whose handoff it is about.
     pub(crate) fn on_digest(&mut self, peer: usize, digest: &peer::Digest) {
+        let question = (Asked::Prove, digest.worker.get(), digest.handoff.get());
+        if self.is_heard(peer, Some(question), News::Digest) {
+            self.pass_on_digest(peer, digest);
+        }
+    }
+
+    fn pass_on_digest(&mut self, peer: usize, digest: &peer::Digest) {
         let Some(server) = self.owner_of(digest.worker.get()) else { return };
         let told = local::Digest {
             header: local::Digest::HEADER,

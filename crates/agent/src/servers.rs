@@ -359,6 +359,7 @@ impl Agent {
         }
         self.counts.keep(server.counters());
         self.drop_fetches_of(index);
+        self.forget_questions_of(server.worker);
         false
     }
 }

@@ -43,6 +43,8 @@ pub struct Counts {
     pub rings_exhausted: u64,
     /// Messages that a server did not take.
     pub unread: u64,
+    /// Messages of peers that were dropped: about nothing that they were asked or given.
+    pub unasked: u64,
     /// Offers taken from servers.
     pub offers: u64,
     /// Of those, dropped: made to a peer that is not trusted any more.
@@ -100,6 +102,7 @@ impl Default for Counts {
             servers_refused: 0,
             rings_exhausted: 0,
             unread: 0,
+            unasked: 0,
             offers: 0,
             offers_to_strangers: 0,
             offers_without_descriptor: 0,
@@ -206,6 +209,7 @@ impl Agent {
             "rings_exhausted": counts.rings_exhausted,
             "log_lines_lost": LOG.lost(),
             "unread": counts.unread,
+            "unasked": counts.unasked,
             "offers": counts.offers,
             "offers_to_strangers": counts.offers_to_strangers,
             "offers_without_descriptor": counts.offers_without_descriptor,

@@ -7,7 +7,7 @@ use shunt_lab::{Fetch, Lab, Options, Role};
 use shunt_testbed::eventually;
 use shunt_wire::Address;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Claim, Ended, Frame, Hello, MAGIC, Spacing, VERSION, padded_name};
+use shunt_wire::peer::{Answer, Claim, Digest, Ended, Frame, Hello, MAGIC, Spacing, VERSION, padded_name};
 use shunt_wire::prefixes::Prefixes;
 use zerocopy::FromZeros;
 
@@ -138,6 +138,46 @@ fn a_backends_agent_has_no_say_in_anothers_handoffs() -> Result<()> {
         session.send(&begins)?;
         session.frame()?.context("the frontend's agent answers with HELLO")?;
         meddle(service, &mut session)
+    })
+}
+
+/// Answers to questions that nobody has asked, and news of handoffs that it was not given, for every server there may be.
+fn unasked() -> (Vec<u8>, u64) {
+    let (mut frames, mut count) = (Vec::new(), 0);
+    for (worker, handoff) in (0..8).flat_map(|worker| (0..1024u64).map(move |handoff| (worker, handoff))) {
+        let mut digest = Digest::new_zeroed();
+        (digest.worker, digest.handoff, digest.known) = (worker.into(), handoff.into(), 1.into());
+        digest.emit(&mut frames);
+        Answer { worker: worker.into(), reason: 0.into(), handoff: handoff.into() }.emit(&mut frames);
+        let (reason, trace) = ((Reason::PeerLost as u32).into(), Default::default());
+        Ended { worker: worker.into(), reason, handoff: handoff.into(), trace }.emit(&mut frames);
+        count += 3;
+    }
+    (frames, count)
+}
+
+#[test]
+fn a_backends_agent_that_answers_without_end_is_not_heard() -> Result<()> {
+    if !may_run("a_backends_agent_that_answers_without_end_is_not_heard") {
+        return Ok(());
+    }
+    start_on(Lab::builder().backends(2), FILES, Options::shunt(), |service| {
+        let (mut session, begins) = in_place_of_second_backend(service)?;
+        session.send(&begins)?;
+        session.frame()?.context("the frontend's agent answers with HELLO")?;
+        let (before, (frames, count)) = (service.frontend_stats()?, unasked());
+        session.send(&frames)?;
+        let after = eventually(|| {
+            let now = service.frontend_stats()?;
+            let dropped = now.count("agent.unasked") - before.count("agent.unasked");
+            ensure!(dropped >= count, "{dropped} of {count} were dropped");
+            Ok(now)
+        })?;
+        ensure!(after.count("agent.unread") == before.count("agent.unread"), "a server's socket was full");
+        drop(session);
+        let other = service.lab.hosts_of(Role::Backend).nth(1).context("a second backend")?;
+        service.service.restart_agent(other)?;
+        service.good_again()
     })
 }
 
