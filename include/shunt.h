@@ -27,7 +27,7 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 4
+#define SHUNT_VERSION 5
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *

@@ -322,7 +322,6 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
 /* rest: relayed by a request for it */
 void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx);
-ngx_uint_t ngx_http_shunt_rest_is_known(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);

@@ -8,7 +8,7 @@
 
 #define NGX_HTTP_SHUNT_FETCH_BUFS  2
 #define NGX_HTTP_SHUNT_FETCH_BYTES (64 * 1024)
-#define NGX_HTTP_SHUNT_FETCH_FIRST 2000 /* ms until its first byte, where it can be relayed */
+#define NGX_HTTP_SHUNT_FETCH_FIRST 2000 /* ms until its first byte, where all can be asked for */
 
 static void ngx_http_shunt_fetch_timeout_handler(ngx_event_t *ev);
 static void ngx_http_shunt_stream_handler(ngx_event_t *rev);
@@ -28,15 +28,12 @@ void ngx_http_shunt_fetch_failed(ngx_http_shunt_ctx_t *ctx, const char *why)
     ngx_http_shunt_fail(ctx);
 }
 
-/* ms that the first byte may take from now on */
+/* ms that the first byte may take from now on. Behind a header that has left only the rest of this
+   very response would do, which another backend may not have: a slow fetch is better than that. */
 static ngx_msec_t ngx_http_shunt_fetch_patience(ngx_http_shunt_ctx_t *ctx, ngx_msec_t waited)
 {
-    ngx_uint_t spared;
-
-    spared = ctx->mode == SHUNT_MODE_FETCH_LATE ? ngx_http_shunt_rest_is_known(ctx)
-                                                : ngx_http_shunt_may_ask_again(ctx->request, ctx);
-
-    if (!spared || ctx->fetch.timeout <= NGX_HTTP_SHUNT_FETCH_FIRST) {
+    if (ctx->mode == SHUNT_MODE_FETCH_LATE || !ngx_http_shunt_may_ask_again(ctx->request, ctx) ||
+        ctx->fetch.timeout <= NGX_HTTP_SHUNT_FETCH_FIRST) {
         return ctx->fetch.timeout;
     }
 

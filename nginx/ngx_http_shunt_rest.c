@@ -116,25 +116,6 @@ void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx)
     ngx_http_run_posted_requests(c);
 }
 
-/* The payload's first byte that a fetch still owes, or all of it: without what the client had
- * before. */
-static uint64_t ngx_http_shunt_rest_from(ngx_http_shunt_ctx_t *ctx)
-{
-    return ctx->fetch.output ? ctx->payload.length - ctx->fetch.left + ctx->fetch.skip : 0;
-}
-
-/* Whether somebody would know the rest of a fetch for the same. The whole of one backend's is right
- * for its ETag, whatever a rest would take. */
-ngx_uint_t ngx_http_shunt_rest_is_known(ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_http_shunt_loc_conf_t *lcf;
-
-    lcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
-
-    return ctx->etag.len && ctx->rest == NULL &&
-           (ngx_http_shunt_rest_from(ctx) == 0 || lcf->recover != NGX_HTTP_SHUNT_DIGEST);
-}
-
 /*
  * The payload of a header that has left comes no further: by a handoff that is still active, by a
  * fetch, or by neither, where that could not begin. NGX_OK: its rest is asked for. NGX_DECLINED:
@@ -142,6 +123,12 @@ ngx_uint_t ngx_http_shunt_rest_is_known(ngx_http_shunt_ctx_t *ctx)
  */
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 {
+    /* of a fetch, without what the client had before */
+    uint64_t from = ctx->fetch.output ? ctx->payload.length - ctx->fetch.left + ctx->fetch.skip : 0;
+    ngx_http_shunt_loc_conf_t *lcf;
+
+    lcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
+
     if (ctx->etag.len == 0 || ctx->rest) {
         return NGX_DECLINED;
     }
@@ -154,14 +141,15 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
                                                   : ngx_http_shunt_rest_ask(ctx, ctx->acked);
     }
 
-    if (!ngx_http_shunt_rest_is_known(ctx)) {
+    /* The whole of one backend's is right for its ETag, whatever a rest would take. */
+    if (from && lcf->recover == NGX_HTTP_SHUNT_DIGEST) {
         return NGX_DECLINED;
     }
 
     ctx->mode = SHUNT_MODE_REST;
     ctx->request->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    return ngx_http_shunt_rest_ask(ctx, ngx_http_shunt_rest_from(ctx));
+    return ngx_http_shunt_rest_ask(ctx, from);
 }
 
 /* ---- the answer ---- */

@@ -15,6 +15,7 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLMSG_ERROR: u16 = 2;
 /// include/net/tcp_states.h
+const TCP_TIME_WAIT: u8 = 6;
 const TCP_LISTEN: u8 = 10;
 const ANY_COOKIE: [u8; 8] = [u8::MAX; 8];
 const ANSWER_BYTES: usize = 4096;
@@ -81,14 +82,16 @@ impl Closer {
         Ok(Self { socket, sequence: 0, domain: sockopt::bound_interface(&any)? })
     }
 
-    /// Closes the connection between these two, whatever its state.
+    /// Closes the connection between these two, but for one that only waits for late packets (TIME_WAIT): nobody has it.
     ///
     /// # Errors
     /// The kernel's: ENOENT where there is none, EOPNOTSUPP where it cannot.
     pub(crate) fn close(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
         // Where there is no such connection, the kernel takes the listening socket of that port for it.
         let found = self.ask(SOCK_DIAG_BY_FAMILY, local, remote, ANY_COOKIE)?;
-        let found = found.filter(|found| found.state != TCP_LISTEN).ok_or(io::Error::from(io::ErrorKind::NotFound))?;
+        let found = found
+            .filter(|found| ![TCP_LISTEN, TCP_TIME_WAIT].contains(&found.state))
+            .ok_or(io::Error::from(io::ErrorKind::NotFound))?;
         self.ask(SOCK_DESTROY, local, remote, found.cookie).map(drop)
     }
 
@@ -161,6 +164,24 @@ mod tests {
         }
         is_closed("127.0.0.1:0");
         is_closed("[::1]:0");
+    }
+
+    /// Nobody has it any more, so that nobody would get a reset.
+    #[test]
+    fn one_that_waits_for_late_packets_is_left_alone() {
+        if !shunt_testbed::root() {
+            return;
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, remote) = listener.accept().unwrap();
+        drop(server);
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        drop(client);
+        let ends = (listener.local_addr().unwrap(), remote);
+        assert_eq!(Closer::open().unwrap().close(ends.0, ends.1).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(crate::host::connections().unwrap().contains(&ends));
+        assert!(!crate::host::held_connections().unwrap().contains(&ends));
     }
 
     #[test]

@@ -78,10 +78,13 @@ fn close(connections: &[FlowKey]) {
         tracing::info!(connections = closed, "connections that have had a shortcut are closed: they get a reset");
     }
     // A kernel without sock_diag(7) knows no connection, and says only that.
-    let Ok(living) = host::connections() else { return };
+    let Ok(living) = host::held_connections() else { return };
     let hanging = connections.iter().filter(|key| living.contains(&ends(key))).count();
     if hanging > 0 {
-        let error = failed.map_or_else(|| "the kernel has no sock_diag(7)".to_owned(), |error| error.to_string());
+        let error = failed.map_or_else(
+            || "sock_diag(7) does not find them; in a VRF run this by `ip vrf exec`".to_owned(),
+            |error| error.to_string(),
+        );
         tracing::warn!(
             connections = hanging,
             error,

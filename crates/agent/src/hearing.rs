@@ -15,8 +15,8 @@ use crate::agent::Agent;
 const QUESTIONS: usize = 4096;
 /// Messages of a kind that a peer may still send, however many handoffs it was given: as many may end at once.
 const MOST: u32 = 1 << 16;
-/// Digests of one handoff: known, withdrawn, and that again where its server did not take it.
-const DIGESTS: u32 = 4;
+/// Digests of one handoff: known, withdrawn, and that again after 1, 2, 4... s for a minute, where its server did not take it.
+const DIGESTS: u32 = 8;
 
 /// A kind of question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

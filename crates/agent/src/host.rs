@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
+use procfs::net::TcpState;
 use rustix::net::{AddressFamily, SocketType};
 
 /// Where tcp_mem says nothing, or next to nothing.
@@ -56,11 +57,23 @@ pub fn tcp_memory_bytes() -> u64 {
 /// # Errors
 /// The kernel's.
 pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    connections_in(|_| true)
+}
+
+/// Those of them that a process has: without the ones that only wait for late packets.
+///
+/// # Errors
+/// The kernel's.
+pub fn held_connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
+    connections_in(|state| state != TcpState::TimeWait)
+}
+
+fn connections_in(is_meant: impl Fn(TcpState) -> bool) -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     let canonical = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
     let v4 = procfs::net::tcp().map_err(io::Error::other)?;
     // A kernel without IPv6 has no such file.
     let v6 = procfs::net::tcp6().unwrap_or_default();
-    let all = v4.into_iter().chain(v6);
+    let all = v4.into_iter().chain(v6).filter(|entry| is_meant(entry.state.clone()));
     Ok(all.map(|entry| (canonical(entry.local_address), canonical(entry.remote_address))).collect())
 }
 

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 /// Advice where the pins of a program are not found.
-const WITHOUT_PINS: &str = "; where there is no other agent, somebody has removed this one's pins: run `shuntd --detach \
-                            --force` with this configuration";
+const WITHOUT_PINS: &str = "; where there is no other agent, in no container either, somebody has removed this one's \
+                            pins: run `shuntd --detach --force` with this configuration";
 
 /// Every variant names what was called and on what; the kernel's answer is the source.
 #[derive(Debug, thiserror::Error)]

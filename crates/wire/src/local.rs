@@ -12,7 +12,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.

@@ -25,7 +25,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.

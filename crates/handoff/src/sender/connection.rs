@@ -28,7 +28,8 @@ const RCV_WND: u32 = 65535;
 const LOOK_EVERY: u32 = 16;
 /// A payload that is shorter under way is not worth a digest.
 const DIGEST_AFTER: Duration = Duration::from_secs(1);
-/// A frontend that has not answered is told again that a digest is withdrawn: its server may not have taken that.
+/// A frontend that has not answered is told again that a digest is withdrawn, for its server may not have taken that: after
+/// so long, and then each time after twice as long.
 const WITHDRAW_AGAIN: Duration = Duration::from_secs(1);
 /// How long a client may acknowledge nothing of what a new socket sends, and four round trips more. A tail probe goes
 /// out after a second, and the first retransmission after three.
@@ -52,8 +53,8 @@ pub(super) enum Digest {
     Wanted,
     /// It has been told.
     Told,
-    /// It was told then that this is not known any more. Nothing is sealed until it answers.
-    Withdrawn(Instant),
+    /// It was told then that this is not known any more, and will be again. Nothing is sealed until it answers.
+    Withdrawn { told: Instant, again: Duration },
 }
 
 /// What a look at a sender says.
@@ -303,7 +304,8 @@ impl Sender {
         }
         self.digest = match self.digest {
             _ if is_known => Digest::Told,
-            _ if body.payload().is_withheld() => Digest::Withdrawn(now),
+            Digest::Withdrawn { again, .. } => Digest::Withdrawn { told: now, again: again * 2 },
+            _ if body.payload().is_withheld() => Digest::Withdrawn { told: now, again: WITHDRAW_AGAIN },
             _ => Digest::Unwanted,
         };
     }
@@ -311,7 +313,7 @@ impl Sender {
     /// Its frontend knows that the digest is withdrawn: whether that was so.
     pub(super) fn go_on_unproven(&mut self) -> bool {
         let State::Sending(body) = &self.state else { return false };
-        let was_withdrawn = matches!(self.digest, Digest::Withdrawn(_));
+        let was_withdrawn = matches!(self.digest, Digest::Withdrawn { .. });
         if was_withdrawn {
             body.set_told(false);
             self.digest = Digest::Unwanted;
@@ -333,7 +335,7 @@ impl Sender {
             Digest::Unwanted => false,
             Digest::Wanted => now.duration_since(self.begun) >= DIGEST_AFTER,
             Digest::Told => self.payload().is_some_and(|payload| payload.file().is_none()),
-            Digest::Withdrawn(told) => now.duration_since(told) >= WITHDRAW_AGAIN,
+            Digest::Withdrawn { told, again } => now.duration_since(told) >= again,
         }
     }
 
