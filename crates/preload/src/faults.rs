@@ -7,6 +7,7 @@ use rustix::event::Timespec;
 use shunt_odb::fetch::FetchError;
 use shunt_sys::userfaultfd::{Event, Userfaultfd};
 
+use crate::hooks::Inside;
 use crate::memory::Memory;
 
 /// How often shares go back that are too few to go at once.
@@ -33,6 +34,9 @@ pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
 }
 
 fn serve(memory: &Memory, faults: &Userfaultfd) {
+    // Its own system calls end no turn of the program: whose thread may hold Handings, and wait for a lock that this one has
+    // just dropped and is to wake it for.
+    let _inside = Inside::enter();
     let (mut looked, mut tended) = (Instant::now(), Instant::now());
     let every = Timespec { tv_sec: 0, tv_nsec: RETURNS_EVERY.subsec_nanos().into() };
     loop {

@@ -16,7 +16,7 @@ use shunt_sys::odb;
 use super::handing::Failed;
 use crate::counts::count;
 use crate::descriptors::borrow;
-use crate::hooks::outside;
+use crate::hooks::{Inside, outside};
 use crate::kernel::{self, own};
 use crate::runtime::Runtime;
 
@@ -74,6 +74,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     let copy = rustix::io::fcntl_dupfd_cloexec(&connection, 512);
     let started = crate::hooks::thread::start_ours(|| {
         builder.spawn(move || {
+            let _inside = Inside::enter(); // as the thread of faults
             let _under_way = under_way;
             if write_all(runtime, &connection, &failed).is_none() {
                 reset(&connection);

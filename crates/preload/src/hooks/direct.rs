@@ -24,7 +24,9 @@ unsafe extern "C-unwind" fn syscall(
     f: usize,
 ) -> c_long {
     let fd = a as c_int;
-    turn_ends();
+    if !wakes(number, b) {
+        turn_ends();
+    }
     if runtime().is_some() {
         // SAFETY: the program's own call, as all here.
         let known = unsafe {
@@ -70,6 +72,12 @@ unsafe extern "C-unwind" fn syscall(
         return known as c_long;
     }
     plain(number, [a, b, c, d, e, f])
+}
+
+/// Whether a call wakes others and does not wait itself, so that no turn ends: std's locks make it where one is dropped.
+fn wakes(number: c_long, operation: usize) -> bool {
+    let flags = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
+    number == libc::SYS_futex && [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET].contains(&(operation as c_int & !flags))
 }
 
 fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
