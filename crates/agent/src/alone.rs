@@ -80,7 +80,7 @@ pub(crate) struct Beginning<'config> {
 }
 
 impl<'config> Beginning<'config> {
-    /// Of an agent that is alone with its pins.
+    /// The start of an agent that is alone with its pins.
     pub(crate) fn of(config: &'config Config) -> Self {
         let is_first = std::fs::read_dir(&config.pins).is_ok_and(|mut pinned| pinned.next().is_none());
         Self { config, takes_back: is_first }

@@ -61,7 +61,7 @@ impl Found {
     }
 }
 
-/// What asks sock_diag(7).
+/// A socket that asks sock_diag(7).
 #[derive(Debug)]
 pub(crate) struct Closer {
     socket: Socket,

@@ -1,5 +1,5 @@
-//! What a peer may have this machine's servers hear. A server's socket has little room: a peer that could fill it would keep
-//! from servers what others have to say.
+//! A bound on the messages that a peer has this machine's servers read. A server's socket has little room: a peer that could
+//! fill it would keep from servers what others have to say.
 //!
 //! A question (ASK, PROVE) is known by its names until it is answered. What a peer says unasked is about a handoff that it was
 //! given; an agent does not know when one of these is over, so they are counted, and not remembered.
@@ -38,7 +38,7 @@ pub(crate) enum News {
     Waits,
 }
 
-/// What servers may still hear of one peer.
+/// The messages of one peer that servers still take.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {
     /// By the server's number and its name for the question.

@@ -60,7 +60,7 @@ pub fn connections() -> io::Result<HashSet<(SocketAddr, SocketAddr)>> {
     connections_in(|_| true)
 }
 
-/// Those of them that a process has: without the ones that only wait for late packets.
+/// As [`connections`], without those that only wait for late packets, which no process has.
 ///
 /// # Errors
 /// The kernel's.

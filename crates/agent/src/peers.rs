@@ -33,7 +33,7 @@ pub(crate) struct Peer {
     offer_key: [u8; 16],
     /// Where our senders for its clients are, as our newest HELLO says.
     pub(crate) senders: SenderAddresses,
-    /// What servers may still hear of it.
+    /// The messages of it that servers still take.
     pub(crate) hearing: Hearing,
     /// Why it cannot be reached, as the log has it.
     said: Option<String>,

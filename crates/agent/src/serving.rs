@@ -39,7 +39,7 @@ enum Turn {
     Done,
     /// The reader takes no more now, or others are to have their turn.
     Later,
-    /// What is next is not in memory, and is being read.
+    /// The next bytes are not in memory, and are being read.
     Reading,
 }
 

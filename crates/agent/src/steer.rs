@@ -135,7 +135,7 @@ pub struct FrontendSteering {
     full: Full,
 }
 
-/// What is known of refusals for want of room among the flows.
+/// The refusals for want of room among the flows, as far as they are known.
 #[derive(Default)]
 struct Full {
     /// The last look, and how many there were.
@@ -166,7 +166,7 @@ impl FrontendSteering {
         self.census.start()
     }
 
-    /// What belongs on the interfaces that clients come in on.
+    /// The programs for the interfaces that clients come in on.
     pub fn tc_programs(&self) -> Arc<TcPrograms> {
         self.programs.tc_programs()
     }
@@ -414,7 +414,7 @@ impl BackendSteering {
         Ok(Self(Backend::load(&BackendConfig { pin_dir, netns_cookie, cgroup, interfaces, ports })?))
     }
 
-    /// What belongs on the interfaces that payloads leave by.
+    /// The programs for the interfaces that payloads leave by.
     pub fn tc_programs(&self) -> Arc<TcPrograms> {
         self.0.tc_programs()
     }

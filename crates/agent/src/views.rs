@@ -1,4 +1,4 @@
-//! What this machine sees of the ways to each peer and to clients, kept for their doctors (EXAMINE). The kernel may take its
+//! This machine's view of the ways to each peer and to clients, kept for their doctors (EXAMINE). The kernel may take its
 //! time over each question, so a thread asks (ports.rs), and an answer may be a few seconds old.
 
 use std::io;

@@ -106,8 +106,8 @@ pub enum Progress {
     Queued,
     /// The socket takes no more now: call [`Senders::resume`] with this index when it is writable.
     Blocked(usize),
-    /// What is next is not in memory, and is being read: [`Senders::take_read`] goes on. Or it is withheld until the frontend
-    /// answers: [`Senders::go_on_unproven`].
+    /// The next bytes are not in memory, and are being read: [`Senders::take_read`] goes on. Or they are withheld until the
+    /// frontend answers: [`Senders::go_on_unproven`].
     Waiting,
 }
 

@@ -144,7 +144,11 @@ fn capabilities() -> Finding {
 pub(super) fn group(config: &Config) -> Finding {
     let (directory, about) = match &config.cgroup {
         Some(path) => (Ok(path.clone()), format!("cgroup = \"{}\"", path.display())),
-        None => (cgroup::root(), found_group()),
+        None => {
+            let found = cgroup::root();
+            let at = found.as_ref().map_or_else(|_| String::new(), |path| format!(", found at {}", path.display()));
+            (found, format!("cgroup v2{at}"))
+        }
     };
     let is_one = |path: &PathBuf| statfs(path).is_ok_and(|found| found.f_type == CGROUP2_SUPER_MAGIC);
     let advice = match directory {
@@ -155,10 +159,6 @@ pub(super) fn group(config: &Config) -> Finding {
         Err(error) => Some(format!("{error}: `mount -t cgroup2 none /sys/fs/cgroup`, or boot with it")),
     };
     Finding::of("cgroup", about, advice)
-}
-
-fn found_group() -> String {
-    cgroup::root().map_or_else(|_| "cgroup v2".to_owned(), |path| format!("cgroup v2, found at {}", path.display()))
 }
 
 /// Checks that nothing else takes the senders' ports.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::test_machine::{Machine, on_a_machine};
 
-/// What is in the way to this client, of a machine whose steering is on `east`; `None`: nothing.
+/// The obstacle on the way to this client, of a machine whose steering is on `east`; `None`: nothing.
 fn obstacle(more: &[&str], client: &str, test: &str, then: impl FnOnce(&Machine) + Send) -> Option<Option<String>> {
     on_a_machine(test, more, |machine| {
         let mut paths = Paths::open(&["east".into()]).unwrap();
