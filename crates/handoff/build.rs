@@ -13,7 +13,7 @@ use std::path::Path;
 use libbpf_cargo::SkeletonBuilder;
 
 /// Structs that user space reads or writes, by the object whose BTF has them.
-const FRONTEND_TYPES: [&str; 6] = ["bpf_spin_lock", "flow_break", "spaces", "flow", "flow_key", "steer_peer"];
+const FRONTEND_TYPES: [&str; 7] = ["bpf_spin_lock", "flow_break", "spaces", "flow", "flow_key", "steer_peer", "begun"];
 const BACKEND_TYPES: [&str; 2] = ["sender_key", "sender_slot"];
 
 fn main() {

@@ -41,7 +41,7 @@ impl Agent {
         // Of another session: its regions were given up with it (lose_peer), and the server asks for the rest again.
         let current = self.board.epoch(peer) == Some(handoff.epoch);
         let ring = self.servers[server].ring();
-        if !self.frontend.as_ref().zip(ring).is_some_and(|(frontend, ring)| frontend.knows(handoff, ring)) {
+        if !self.frontend.as_mut().zip(ring).is_some_and(|(frontend, ring)| frontend.knows(handoff, ring)) {
             self.counts.handoffs_unknown += 1;
             let ended = self.frontend.as_ref().zip(ring).and_then(|(frontend, ring)| frontend.end_of(handoff, ring));
             let client = Some(handoff.client().socket_addr());

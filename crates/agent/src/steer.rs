@@ -279,8 +279,12 @@ impl FrontendSteering {
 
     /// Whether the kernel knows a handoff as its server describes it: on that connection, to that peer, and complete by the
     /// server's own ring. Another server's connection would be another's response.
-    pub fn knows(&self, handoff: &Handoff, ring: u32) -> bool {
-        let known = self.programs.active_region(&key_of(handoff.client(), handoff.server()));
+    pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
+        let key = key_of(handoff.client(), handoff.server());
+        if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
+            return true;
+        }
+        let known = self.programs.active_region(&key);
         let is_it = |region: ActiveRegion| {
             region.handoff == handoff.handoff && region.peer == handoff.peer && region.ring == ring
         };

@@ -53,6 +53,15 @@ struct {
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } ring_owners SEC(".maps");
 
+/* Of each agent's own: whoever comes after it looks among the flows. */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, BEGUN);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __type(key, __u32);
+    __type(value, struct begun);
+} begun SEC(".maps");
+
 /*
  * The ring number `index` for whoever makes this system call, or NULL. Rings are numbered from 0
  * on, and records of one that another user's process could name would be lies to its worker.

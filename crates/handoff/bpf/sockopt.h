@@ -421,6 +421,23 @@ static __always_inline void report_refusal(void *ring, __u64 handoff, enum steer
         count(FE_EVENT_LOST);
 }
 
+/* For the agent, which hears of this handoff by the server that is `ring`'s. Its name is written
+ * last: with it, all of it is there. */
+static __always_inline void note_begun(const struct asked *a, __u64 handoff, __u32 ring, __u32 peer,
+                                       __u64 now)
+{
+    __u32 index = ring * BEGUN_OF_A_RING + (handoff & (BEGUN_OF_A_RING - 1));
+    struct begun *b = bpf_map_lookup_elem(&begun, &index);
+
+    if (!b)
+        return;
+    *(volatile __u64 *) &b->handoff = 0;
+    b->begun_ns = now;
+    b->flow = a->key;
+    b->peer = peer;
+    *(volatile __u64 *) &b->handoff = handoff;
+}
+
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,
                                                 bool is_appended)
 {
@@ -441,17 +458,20 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
     struct flow *flow = find_or_insert(&asked);
     if (!flow)
         return FE_REFUSED_FULL;
-    flow->last_seen_ns = bpf_ktime_get_ns();
+    __u64 now = bpf_ktime_get_ns();
+    flow->last_seen_ns = now;
     bpf_spin_lock(&flow->lock);
     if (is_appended)
         result = append_region(flow, &begin, &asked);
     else
         result = begin_region(flow, &begin, &asked, false);
     bpf_spin_unlock(&flow->lock);
-    if (result == FE_BEGUN)
+    if (result == FE_BEGUN) {
+        note_begun(&asked, begin.handoff, begin.ring, begin.peer, now);
         report_state(asked.ring, &asked.key, flow);
-    else if (result == FE_REFUSED_UNPROVEN || !is_appended)
+    } else if (result == FE_REFUSED_UNPROVEN || !is_appended) {
         report_refusal(asked.ring, begin.handoff, result);
+    }
     if (result == FE_REFUSED_UNPROVEN)
         watch_port(asked.key.server_port); /* connections to come are watched from the beginning */
     return result;
@@ -474,8 +494,10 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     bpf_spin_lock(&flow->lock);
     result = move_region(flow, &move, &asked);
     bpf_spin_unlock(&flow->lock);
-    if (result == FE_MOVED)
+    if (result == FE_MOVED) {
+        note_begun(&asked, move.handoff, move.ring, move.peer, bpf_ktime_get_ns());
         report_state(asked.ring, &asked.key, flow);
+    }
     return result;
 }
 

@@ -19,6 +19,8 @@
 #define MAX_PEERS         64 /* SHUNT_BOARD_PEERS */
 #define MAX_RINGS         512
 #define MAX_HANDSHAKES    65536
+#define BEGUN_OF_A_RING   64 /* a power of two */
+#define BEGUN             (MAX_RINGS * BEGUN_OF_A_RING)
 #define PORTS             65536
 #define HANDSHAKE_SECONDS 60     /* how long a handshake proves something */
 #define RING_BYTES        262144 /* 8,192 completions between two looks of a worker */
@@ -165,6 +167,18 @@ struct sender_key {
     __u8 client_address[16];
     __be16 client_port;
     __be16 port; /* ours */
+};
+
+/*
+ * A region that a server has begun, or has moved: one of the newest of its ring, by the low bits of
+ * its name. The agent maps these and finds the handoffs that it is told of without a system call; a
+ * newer one in the same place costs one.
+ */
+struct begun {
+    __u64 handoff; /* 0: none, or the agent has found it */
+    __u64 begun_ns;
+    struct flow_key flow;
+    __u32 peer;
 };
 
 /* Index into `sender_slots`, an array that the agent maps and writes without a system call. */

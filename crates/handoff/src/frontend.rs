@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,11 +11,15 @@ use std::time::Duration;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::time::{ClockId, clock_gettime};
+use shunt_sys::mapped::MappedArray;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
 use crate::bpf::frontend::FrontendSkelBuilder;
-use crate::bpf::{BREAKS, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS, RING_BYTES};
+use crate::bpf::{
+    BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS,
+    RING_BYTES,
+};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
 use crate::{moved, pins};
@@ -58,6 +63,9 @@ pub struct Collected {
     /// Those that are known still.
     pub left: usize,
 }
+
+/// So long a region that has begun is taken for one that is active still. What takes its server longer to tell is looked for.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// SHUNT_REGION_ACTIVE.
 pub const ACTIVE: u32 = 1;
@@ -103,6 +111,11 @@ impl ActiveRegion {
     }
 }
 
+fn is_begun(begun: &Begun, handoff: u64, peer: u32, key: &FlowKey, now_ns: u64) -> bool {
+    let is_it = begun.handoff == handoff && begun.peer == peer && begun.flow.as_bytes() == key.as_bytes();
+    is_it && now_ns.saturating_sub(begun.begun_ns) < FRESH.as_nanos() as u64
+}
+
 /// Where the frontend's programs go.
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
@@ -125,6 +138,7 @@ pub struct Frontend {
     rings: MapHandle,
     ring_owners: MapHandle,
     counters: MapHandle,
+    begun: MappedArray<Begun>,
     fe_spacing: OwnedFd,
     fe_delivered: OwnedFd,
     fe_forget: OwnedFd,
@@ -179,6 +193,8 @@ impl Frontend {
             rings: handle(&*loaded.maps.rings, "rings")?,
             ring_owners: handle(&*loaded.maps.ring_owners, "ring_owners")?,
             counters: handle(&*loaded.maps.counters, "counters")?,
+            begun: MappedArray::new(&loaded.maps.begun, (MAX_RINGS * BEGUN_OF_A_RING) as usize)
+                .map_err(|source| SteeringError::map("mmap", "begun")(source.into()))?,
             fe_spacing: program(loaded.progs.fe_spacing.as_fd(), "fe_spacing")?,
             fe_delivered: program(loaded.progs.fe_delivered.as_fd(), "fe_delivered")?,
             fe_forget: program(loaded.progs.fe_forget.as_fd(), "fe_forget")?,
@@ -295,6 +311,20 @@ impl Frontend {
         Ok(self.flow(key)?.and_then(|flow| ActiveRegion::of(*key, &flow)))
     }
 
+    /// Whether the server whose ring that is has just begun this handoff there, or moved it there: as [`Self::active_region`]
+    /// says, without a system call. `false`, too, where that is not known, or has been asked before.
+    pub fn take_begun(&mut self, ring: u32, handoff: u64, peer: u32, key: &FlowKey) -> bool {
+        if ring >= MAX_RINGS || handoff == 0 {
+            return false;
+        }
+        let index = (ring * BEGUN_OF_A_RING) as usize + (handoff % u64::from(BEGUN_OF_A_RING)) as usize;
+        let is_it = is_begun(&self.begun.read(index), handoff, peer, key, monotonic_ns());
+        if is_it {
+            self.begun.write_field(index, offset_of!(Begun, handoff), 0u64);
+        }
+        is_it
+    }
+
     /// Those of all connections, with the same reservation as [`Self::flows`].
     pub fn active_regions(&self) -> impl Iterator<Item = ActiveRegion> {
         self.flows().filter_map(|(key, flow)| ActiveRegion::of(key, &flow))
@@ -390,6 +420,17 @@ mod tests {
         assert!(has_ended(&flow(FLOW_CLIENT_FIN | FLOW_SERVER_FIN)));
         assert!(!has_ended(&flow(FLOW_CLIENT_FIN)));
         assert!(!has_ended(&flow(FLOW_SERVER_FIN)));
+    }
+
+    #[test]
+    fn a_region_has_begun_where_all_agrees_and_not_long_ago() {
+        let (key, other) = (FlowKey { client_port: 1, ..Default::default() }, FlowKey::default());
+        let begun = Begun { handoff: 5, begun_ns: 1_000, flow: key, peer: 2 };
+        let fresh_until = 1_000 + FRESH.as_nanos() as u64;
+        assert!(is_begun(&begun, 5, 2, &key, 1_000) && is_begun(&begun, 5, 2, &key, fresh_until - 1));
+        assert!(!is_begun(&begun, 5, 2, &key, fresh_until), "it may be over by now");
+        assert!(!is_begun(&begun, 6, 2, &key, 1_000) && !is_begun(&begun, 5, 3, &key, 1_000));
+        assert!(!is_begun(&begun, 5, 2, &other, 1_000));
     }
 
     #[test]

@@ -6,16 +6,61 @@
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
 
+use std::time::{Duration, Instant};
+
 use rustix::fs::{FsWord, fstatfs};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+use crate::identity::FileIdentity;
+
 /// Samples lie at most this far apart, in bytes. The kernel reads ahead in pieces of this size.
-const STRIDE_BYTES: usize = 128 << 10;
+pub(crate) const STRIDE_BYTES: usize = 128 << 10;
 /// Most bytes that one question is about.
 const MOST_BYTES: usize = 1 << 20;
 
 /// f_type of file systems that are nothing but memory: tmpfs, ramfs, hugetlbfs (linux/magic.h).
 const MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x958_458f6];
+
+/// So long, what was found in memory is not asked for again. A page that has just been read is among the last that the
+/// kernel takes back; a file that many clients ask for is asked for once in that time, and not for each of them.
+const FOUND_FOR: Duration = Duration::from_millis(10);
+/// Files that are known at once, by their inode's low bits. A power of two.
+const FOUND: usize = 256;
+
+/// What was found in memory a moment ago.
+#[derive(Debug)]
+pub(crate) struct Found(Vec<Option<Range>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    file: FileIdentity,
+    from: u64,
+    to: u64,
+    at: Instant,
+}
+
+impl Default for Found {
+    fn default() -> Self {
+        Self(vec![None; FOUND])
+    }
+}
+
+impl Found {
+    pub(crate) fn note(&mut self, file: FileIdentity, from: u64, bytes: usize, now: Instant) {
+        self.0[Self::place(&file)] = Some(Range { file, from, to: from + bytes as u64, at: now });
+    }
+
+    /// Bytes of a file from `from` on.
+    pub(crate) fn bytes_from(&self, file: &FileIdentity, from: u64, now: Instant) -> usize {
+        let Some(range) = &self.0[Self::place(file)] else { return 0 };
+        let is_it = range.file == *file && range.from <= from && now.duration_since(range.at) < FOUND_FOR;
+        if is_it { usize::try_from(range.to.saturating_sub(from)).unwrap_or(0) } else { 0 }
+    }
+
+    fn place(file: &FileIdentity) -> usize {
+        file.inode as usize & (FOUND - 1)
+    }
+}
 
 /// The file system does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +129,21 @@ mod tests {
         assert_eq!(here, 300 << 10);
         assert_eq!(bytes_from(&file, 1000, 5), Ok(5));
         assert_eq!(bytes_from(&file, 0, 9 << 20), Ok(MOST_BYTES), "so much at once");
+    }
+
+    #[test]
+    fn what_was_found_is_known_for_a_moment() {
+        let (mut found, now) = (Found::default(), Instant::now());
+        let file = FileIdentity { device: 1, inode: 7, size: 1 << 20, mtime_ns: 1, ctime_ns: 1 };
+        assert_eq!(found.bytes_from(&file, 0, now), 0);
+        found.note(file, 1000, 500, now);
+        let known = |file: &FileIdentity, from, after| found.bytes_from(file, from, now + after);
+        let soon = FOUND_FOR / 2;
+        assert_eq!([1000, 1499].map(|from| known(&file, from, soon)), [500, 1]);
+        assert_eq!([999, 1500, u64::MAX].map(|from| known(&file, from, soon)), [0, 0, 0]);
+        assert_eq!(known(&file, 1000, FOUND_FOR), 0, "some time ago");
+        assert_eq!(known(&FileIdentity { ctime_ns: 2, ..file }, 1000, soon), 0, "written to");
+        assert_eq!(known(&FileIdentity { inode: 7 + FOUND as u64, ..file }, 1000, soon), 0, "another file");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use rustix::io::{Errno, preadv};
 use shunt_wire::local::Reason;
 
 use crate::identity::FileIdentity;
-use crate::in_memory;
+use crate::in_memory::{self, Found};
 
 /// Threads that are to call [`Reads::work`].
 pub const THREADS: usize = 32;
@@ -107,6 +107,7 @@ struct State {
     done: Vec<Done>,
     /// Devices that are memory, and when that was found.
     memory: HashMap<u64, Instant>,
+    found: Found,
     read: u64,
 }
 
@@ -259,6 +260,16 @@ impl Reads {
         let id = state.add(device, Work::Read { owner, wanted });
         self.0.work.notify_one();
         Ok(Ticket { shared: self.0.clone(), device, id })
+    }
+
+    /// What was found in memory of a file, from `at` on, a moment ago: so many bytes.
+    pub(crate) fn found(&self, file: &FileIdentity, at: u64) -> usize {
+        self.0.lock().found.bytes_from(file, at, Instant::now())
+    }
+
+    /// Bytes of a file that are in memory now.
+    pub(crate) fn note_found(&self, file: FileIdentity, at: u64, bytes: usize) {
+        self.0.lock().found.note(file, at, bytes, Instant::now());
     }
 
     /// Whether a device is known to be memory: nobody waits for it.

@@ -85,8 +85,18 @@ impl Source {
 
     /// Bytes from `at` on that nobody waits for, at most `most`.
     pub(super) fn in_memory(&self, at: u64, most: usize, reads: &Reads) -> usize {
+        let file = if let Self::Offered { first, .. } = self { first.get() } else { None };
+        let found = file.map_or(0, |file| reads.found(&file, at));
+        if found >= most.min(in_memory::STRIDE_BYTES) {
+            return most.min(found);
+        }
         match in_memory::bytes_from(self, at, most) {
-            Ok(here) => here,
+            Ok(here) => {
+                if let Some(file) = file.filter(|_| here > 0) {
+                    reads.note_found(file, at, here);
+                }
+                here
+            }
             Err(Untold) if self.is_memory(reads) => most,
             Err(Untold) => 0,
         }

@@ -2,6 +2,7 @@
 //! so and ends.
 
 mod backend;
+mod begun;
 mod behind;
 mod claims;
 mod cost;

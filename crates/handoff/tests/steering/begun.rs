@@ -1,0 +1,70 @@
+//! What an agent finds of its servers' handoffs without a system call.
+
+use shunt_handoff::bpf::{BEGUN_OF_A_RING, FlowKey};
+use shunt_sys::sockopt;
+
+use super::programs::key;
+use super::steered::*;
+
+/// Of the connection that SHUNT_BEGIN has just answered for.
+fn flow(steered: &Steered) -> FlowKey {
+    let state = steered.answer();
+    key(state.client().socket_addr(), state.server().socket_addr())
+}
+
+#[test]
+fn a_region_that_has_begun_is_found_once() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, _client) = steered.connect_and_send_header();
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(&steered);
+    let mut other = flow;
+    other.client_port ^= 1;
+    let frontend = &mut steered.frontend;
+    assert!(!frontend.take_begun(RING, 1, PEER, &other), "another connection");
+    assert!(!frontend.take_begun(RING, 1, PEER + 1, &flow), "another peer");
+    assert!(!frontend.take_begun(RING, 1 + u64::from(BEGUN_OF_A_RING), PEER, &flow), "another name");
+    assert!(!frontend.take_begun(RING + 1, 1, PEER, &flow), "another server");
+    assert!(!frontend.take_begun(u32::MAX, 1, PEER, &flow) && !frontend.take_begun(RING, 0, PEER, &flow));
+    assert!(frontend.take_begun(RING, 1, PEER, &flow));
+    assert!(!frontend.take_begun(RING, 1, PEER, &flow), "what is told again is looked for");
+    assert!(frontend.active_region(&flow).expect("a lookup").is_some(), "and found");
+}
+
+#[test]
+fn a_region_that_was_moved_is_found_by_its_new_name() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, _client) = steered.connect_and_send_header();
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(&steered);
+    let moved = Move { peer: PEER, ring: RING, handoff: 2, from: 10 };
+    sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &moved).expect("SHUNT_MOVE");
+    assert!(steered.frontend.take_begun(RING, 2, PEER, &flow));
+}
+
+#[test]
+fn what_the_kernel_refused_has_not_begun() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, _client) = steered.connect_and_send_header();
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(&steered);
+    begin(&server, 2, 1000).expect_err("a region is active");
+    let beyond = Move { peer: PEER, ring: RING, handoff: 3, from: 1000 };
+    sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &beyond).expect_err("nothing is left to move");
+    assert!([2, 3].into_iter().all(|handoff| !steered.frontend.take_begun(RING, handoff, PEER, &flow)));
+    assert!(steered.frontend.take_begun(RING, 1, PEER, &flow));
+}
+
+#[test]
+fn of_two_in_one_place_the_newer_is_found() {
+    let Some(mut steered) = Steered::new() else { return };
+    let newer = 1 + u64::from(BEGUN_OF_A_RING);
+    let connections = [1, newer].map(|handoff| {
+        let (server, client) = steered.connect_and_send_header();
+        begin(&server, handoff, 1000).expect("SHUNT_BEGIN");
+        (server, client, flow(&steered))
+    });
+    let [first, second] = connections.each_ref().map(|(_, _, flow)| *flow);
+    assert!(!steered.frontend.take_begun(RING, 1, PEER, &first));
+    assert!(steered.frontend.take_begun(RING, newer, PEER, &second));
+}
