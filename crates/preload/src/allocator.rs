@@ -7,20 +7,76 @@ use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
+use libc::c_long;
+use shunt_sys::userfaultfd::PAGE_BYTES;
 
-pub struct Allocator(Mutex<Dlmalloc>);
+use crate::kernel;
+
+/// Memory for the allocator, by the kernel's own calls. libc's are interposed: they would ask for locks of the library,
+/// whose holders allocate.
+struct Kernel;
+
+impl Kernel {
+    fn mapped(number: c_long, arguments: [usize; 6]) -> *mut u8 {
+        // SAFETY: a new mapping, or one that the allocator alone uses.
+        unsafe { kernel::call(number, arguments) }.map_or(std::ptr::null_mut(), |at| at as *mut u8)
+    }
+
+    fn is_unmapped(at: *mut u8, bytes: usize) -> bool {
+        // SAFETY: memory of the allocator's that it has no use for any more.
+        unsafe { kernel::call(libc::SYS_munmap, [at as usize, bytes, 0, 0, 0, 0]) }.is_ok()
+    }
+}
+
+// SAFETY: mmap(2), mremap(2) and munmap(2) do what is asked of each.
+unsafe impl dlmalloc::Allocator for Kernel {
+    fn alloc(&self, bytes: usize) -> (*mut u8, usize, u32) {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let at = Self::mapped(libc::SYS_mmap, [0, bytes, access as usize, kind as usize, usize::MAX, 0]);
+        if at.is_null() { (at, 0, 0) } else { (at, bytes, 0) }
+    }
+
+    fn remap(&self, at: *mut u8, before: usize, bytes: usize, may_move: bool) -> *mut u8 {
+        let flags = if may_move { libc::MREMAP_MAYMOVE } else { 0 };
+        Self::mapped(libc::SYS_mremap, [at as usize, before, bytes, flags as usize, 0, 0])
+    }
+
+    fn free_part(&self, at: *mut u8, before: usize, bytes: usize) -> bool {
+        Self::is_unmapped(at.wrapping_add(bytes), before - bytes)
+    }
+
+    fn free(&self, at: *mut u8, bytes: usize) -> bool {
+        Self::is_unmapped(at, bytes)
+    }
+
+    fn can_release_part(&self, _flags: u32) -> bool {
+        true
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        true
+    }
+
+    fn page_size(&self) -> usize {
+        PAGE_BYTES
+    }
+}
+
+type Heap = Dlmalloc<Kernel>;
+
+pub struct Allocator(Mutex<Heap>);
 
 thread_local! {
     /// While this thread forks. Without a destructor: to enter one, memory is allocated.
-    static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, Dlmalloc>>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, Heap>>>> = const { Cell::new(None) };
 }
 
 impl Allocator {
     pub const fn new() -> Self {
-        Self(Mutex::new(Dlmalloc::new()))
+        Self(Mutex::new(Dlmalloc::new_with_allocator(Kernel)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Dlmalloc> {
+    fn lock(&self) -> MutexGuard<'_, Heap> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -20,8 +20,8 @@ mod sealed;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use libc::iovec;
 use rustix::net::ipproto;
@@ -32,6 +32,7 @@ use smallvec::SmallVec;
 
 use crate::counts::count;
 use crate::descriptors::borrow;
+use crate::inside::{Held, Inside, Lock};
 use crate::kernel::{self, Errno};
 use crate::outside;
 use crate::parts::{Parts, addresses, length, of};
@@ -63,7 +64,7 @@ static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
 pub struct Bypass {
     store: PathBuf,
-    handings: Mutex<Handings>,
+    handings: Lock<Handings>,
 }
 
 /// A write, cut at its first run of absent bytes that one machine has.
@@ -114,25 +115,21 @@ impl Cut {
 
 impl Bypass {
     pub fn new(store: PathBuf) -> Self {
-        Self { store, handings: Mutex::default() }
+        Self { store, handings: Lock::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Handings> {
-        self.handings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, Handings> {
+        self.handings.lock()
     }
 
     /// `None`: another thread has them.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Handings>> {
-        match self.handings.try_lock() {
-            Ok(handings) => Some(handings),
-            Err(TryLockError::Poisoned(handings)) => Some(handings.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+    fn try_lock(&self) -> Option<Held<'_, Handings>> {
+        self.handings.try_lock()
     }
 
     /// Until the value is dropped nothing changes: before a fork, when all that has begun is told.
     pub fn hold_still(&'static self) -> MutexGuard<'static, Handings> {
-        let mut handings = self.lock();
+        let mut handings = self.handings.hold_still();
         handings.tell_all();
         handings
     }
@@ -264,7 +261,7 @@ pub fn turn_ends() {
 #[cold]
 fn tell() {
     if let Some(runtime) = crate::runtime::runtime()
-        && let Some(_inside) = crate::hooks::Inside::enter()
+        && let Some(_inside) = Inside::enter()
     {
         let before = crate::hooks::errno();
         runtime.bypass.lock().tell_all();

@@ -7,7 +7,7 @@ use rustix::event::Timespec;
 use shunt_odb::fetch::FetchError;
 use shunt_sys::userfaultfd::{Event, Userfaultfd};
 
-use crate::hooks::Inside;
+use crate::inside::Inside;
 use crate::memory::Memory;
 
 /// How often shares go back that are too few to go at once.

@@ -25,7 +25,6 @@ pub mod thread;
 mod variadic;
 mod wait;
 
-use std::cell::Cell;
 use std::os::fd::RawFd;
 
 use crate::descriptors;
@@ -62,39 +61,4 @@ fn connection(fd: RawFd) -> Option<(&'static Runtime, u32)> {
     }
     let runtime = runtime()?;
     Some((runtime, descriptors::place(runtime, fd)?))
-}
-
-thread_local! {
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// The thread is in the library, where it may hold locks. A signal's handler that interrupts it there must not wait for
-/// them.
-pub struct Inside;
-
-impl Inside {
-    /// `None`: it was already.
-    #[inline]
-    pub fn enter() -> Option<Self> {
-        // Not `then_some`, which makes one and drops it where the thread was inside already.
-        if INSIDE.replace(true) { None } else { Some(Self) }
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.set(false);
-    }
-}
-
-/// Waits, in the library, without any lock.
-pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
-    struct Back(bool);
-    impl Drop for Back {
-        fn drop(&mut self) {
-            INSIDE.set(self.0);
-        }
-    }
-    let _back = Back(INSIDE.replace(false));
-    wait()
 }

@@ -11,6 +11,7 @@
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`tls`]: absent memory that goes to clients over TLS;
 //! * [`store`]: where this process leaves what it writes;
+//! * [`inside`]: whether a thread is in the library, and its locks;
 //! * [`allocator`]: memory of the library's own.
 //!
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
@@ -26,6 +27,7 @@ mod counts;
 mod descriptors;
 mod faults;
 mod hooks;
+mod inside;
 mod kernel;
 mod learning;
 mod memory;

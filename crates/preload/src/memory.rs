@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece, Pieces};
@@ -31,6 +31,7 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::counts::{self, count};
+use crate::inside::{Held, Lock};
 use crate::{blocks, faults};
 use scratch::Scratch;
 
@@ -69,11 +70,11 @@ pub fn has_threads() {
 pub struct Memory {
     /// /dev/userfaultfd, open.
     device: OwnedFd,
-    state: Mutex<State>,
+    state: Lock<State>,
     pub holders: Holders,
     pub scratch: Scratch,
     pub returns: Arc<Returns>,
-    recent: Mutex<Weak<Hold>>,
+    recent: Lock<Weak<Hold>>,
 }
 
 #[derive(Default)]
@@ -125,16 +126,16 @@ impl Memory {
     pub fn new(device: OwnedFd, store: PathBuf) -> Self {
         Self {
             device,
-            state: Mutex::default(),
+            state: Lock::default(),
             holders: Holders::new(store, counts::begin),
             scratch: Scratch::default(),
             returns: Arc::default(),
-            recent: Mutex::default(),
+            recent: Lock::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Held<'_, State> {
+        self.state.lock()
     }
 
     /// A share of a payload that this process keeps from here on. `from_writer`: see [`Hold::from_writer`].
@@ -143,7 +144,7 @@ impl Memory {
         // Of the whole payload up to there: what was taken before came in the same reference.
         let of_bytes = reference.offset + reference.length;
         let hold = Arc::new(new(reference.payload, share, of_bytes, &self.returns));
-        if let Ok(mut recent) = self.recent.try_lock() {
+        if let Some(mut recent) = self.recent.try_lock() {
             *recent = Arc::downgrade(&hold);
         }
         hold
@@ -153,7 +154,7 @@ impl Memory {
     /// takes one.
     pub fn recent_hold(&self, payload: &PayloadId) -> Option<Arc<Hold>> {
         // Not waited for: in the child of a fork, whoever has it may be gone.
-        let hold = self.recent.try_lock().ok()?.upgrade()?;
+        let hold = self.recent.try_lock()?.upgrade()?;
         (hold.payload() == *payload).then_some(hold)
     }
 
@@ -493,7 +494,7 @@ impl Memory {
         // What cannot be had stays absent here.
         let _ = self.fetch_range(&(0..usize::MAX - PAGE_BYTES));
         let holders = self.holders.hold_still();
-        let mut state = self.lock();
+        let mut state = self.state.hold_still();
         state.fill_saved();
         Still { state, returns: self.returns.hold_still(), holders }
     }

@@ -10,7 +10,8 @@ use shunt_odb::store::usage::Counted;
 use smallvec::smallvec;
 
 use crate::counts::count;
-use crate::hooks::{errno, outside, real};
+use crate::hooks::{errno, real};
+use crate::inside::outside;
 use crate::kernel::{self, Errno};
 use crate::memory::Copies;
 use crate::memory::scratch::Buffer;

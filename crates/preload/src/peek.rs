@@ -9,7 +9,7 @@ use shunt_odb::reference::REFERENCE_BYTES;
 
 use crate::ahead::{Piece, walk};
 use crate::descriptors;
-use crate::hooks::outside;
+use crate::inside::outside;
 use crate::kernel::{self, Errno, own};
 use crate::parts::{Parts, length, split};
 use crate::receive::{Frame, Read, Stop, plain};

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::connections::Connection;
 use crate::descriptors;
-use crate::hooks::outside;
+use crate::inside::outside;
 use crate::kernel::{self, Errno, own};
 use crate::memory::any_absent;
 use crate::parts::{PARTS_AT_ONCE, Parts, addresses, behind, first, length, split};

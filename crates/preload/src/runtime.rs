@@ -14,6 +14,7 @@ use crate::allocator;
 use crate::bypass::{Bypass, Handings};
 use crate::connections::{self, Connections};
 use crate::descriptors;
+use crate::inside::Inside;
 use crate::memory::{self, Memory};
 use crate::store::{self, Store};
 use crate::tls;
@@ -74,6 +75,7 @@ struct Still {
     store: store::Still<'static>,
     bypass: MutexGuard<'static, Handings>,
     _tls: MutexGuard<'static, ()>,
+    _inside: Option<Inside>,
 }
 
 thread_local! {
@@ -82,8 +84,9 @@ thread_local! {
 
 pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
+        let _inside = Inside::enter();
         let (_tls, bypass, store) = (tls::hold_still(), runtime.bypass.hold_still(), runtime.store.hold_still());
-        STILL.set(Some(Still { _tls, bypass, store, memory: runtime.memory.hold_still() }));
+        STILL.set(Some(Still { _inside, _tls, bypass, store, memory: runtime.memory.hold_still() }));
     }
 }
 

@@ -3,13 +3,15 @@
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use shunt_odb::learnt::{Note, Report};
 use shunt_odb::place::Version;
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
 use shunt_odb::store::client::Connection;
+
+use crate::inside::Lock;
 
 /// After the store refused, or was not there: how long until it is asked again.
 const RETRY_MS: u64 = 1000;
@@ -20,7 +22,7 @@ const REFERRED_MAX: usize = 1 << 30;
 
 pub struct Store {
     path: PathBuf,
-    leased: Mutex<Leased>,
+    leased: Lock<Leased>,
 }
 
 #[derive(Default)]
@@ -33,12 +35,12 @@ struct Leased {
 
 impl Store {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, leased: Mutex::default() }
+        Self { path, leased: Lock::default() }
     }
 
     /// Keeps a copy of some bytes. `None`: there is no room now; send them.
     pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
-        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.leased.lock();
         leased.writer(&self.path)?.put(bytes)
     }
 
@@ -46,7 +48,7 @@ impl Store {
     /// the file has nothing there.
     pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
-        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.leased.lock();
         leased.writer(&self.path)?;
         version
             .and_then(|version| leased.refer_to_file(file, &version, from, bytes.min(REFERRED_MAX)))
@@ -55,7 +57,7 @@ impl Store {
 
     /// Asks to be told what becomes of a payload.
     pub fn note(&self, reference: &Reference, note: Note) {
-        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {
             writer.note(reference, note);
         }
@@ -63,13 +65,13 @@ impl Store {
 
     /// Tells what has become of some.
     pub fn reports(&self, tell: impl FnMut(Report)) {
-        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.leased.lock();
         leased.writer.iter_mut().flat_map(Writer::reports).for_each(tell);
     }
 
     /// Takes back what was not sent.
     pub fn withdraw(&self, reference: &Reference) {
-        let mut leased = self.leased.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leased = self.leased.lock();
         if let Some(writer) = &mut leased.writer {
             writer.withdraw(reference);
         }
@@ -77,7 +79,7 @@ impl Store {
 
     /// Until the value is dropped nobody else uses it: before a fork, so that the child can [`Still::forget`].
     pub fn hold_still(&self) -> Still<'_> {
-        Still(self.leased.lock().unwrap_or_else(PoisonError::into_inner))
+        Still(self.leased.hold_still())
     }
 }
 

@@ -15,8 +15,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::os::fd::RawFd;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -30,7 +30,8 @@ use zerocopy::FromZeros;
 
 use crate::bypass::{self, Client, Turn};
 use crate::descriptors::borrow;
-use crate::hooks::{Inside, openssl, real, set_errno};
+use crate::hooks::{openssl, real, set_errno};
+use crate::inside::{Held, Inside, Lock};
 use crate::memory::any_absent;
 use crate::runtime::Runtime;
 
@@ -62,17 +63,17 @@ unsafe extern "C" {
 }
 
 /// What is in OpenSSL of ours for the whole process is used by one thread at a time.
-static LOCK: Mutex<()> = Mutex::new(());
+static LOCK: Lock<()> = Lock::new(());
 /// Whether the program has a context whose connections are watched.
 static WATCHES: AtomicBool = AtomicBool::new(false);
 
-fn lock() -> MutexGuard<'static, ()> {
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> Held<'static, ()> {
+    LOCK.lock()
 }
 
 /// Until the value is dropped nobody else is in OpenSSL for us: before a fork.
 pub fn hold_still() -> MutexGuard<'static, ()> {
-    lock()
+    LOCK.hold_still()
 }
 
 unsafe extern "C" fn find(name: *const c_char) -> *mut c_void {

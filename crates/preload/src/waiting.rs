@@ -7,7 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::reference::REFERENCE_BYTES;
 
 use crate::descriptors;
-use crate::hooks::{outside, real};
+use crate::hooks::real;
+use crate::inside::outside;
 use crate::kernel::{self, Errno, own};
 
 /// recvmsg(2) that may wait: glibc's, where the thread may be cancelled.

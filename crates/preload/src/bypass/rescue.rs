@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +15,7 @@ use shunt_sys::odb;
 use super::handing::Failed;
 use crate::counts::count;
 use crate::descriptors::borrow;
-use crate::hooks::{Inside, outside};
+use crate::inside::{Inside, Lock, outside};
 use crate::kernel::{self, own};
 use crate::runtime::Runtime;
 
@@ -26,7 +25,7 @@ const AT_ONCE: u64 = 256 << 10;
 
 /// Descriptors where one is under way: nearly always, there are none.
 static RESCUES: AtomicUsize = AtomicUsize::new(0);
-static UNDER_WAY: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
+static UNDER_WAY: Lock<BTreeSet<RawFd>> = Lock::new(BTreeSet::new());
 
 #[inline]
 pub fn any() -> bool {
@@ -35,7 +34,8 @@ pub fn any() -> bool {
 
 #[cold]
 pub fn wait(fd: RawFd) {
-    let is_under_way = || UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).contains(&fd);
+    let Some(_inside) = Inside::enter() else { return };
+    let is_under_way = || UNDER_WAY.lock().contains(&fd);
     while is_under_way() {
         outside(|| std::thread::sleep(Duration::from_millis(1)));
     }
@@ -46,7 +46,7 @@ struct UnderWay(RawFd);
 
 impl UnderWay {
     fn new(fd: RawFd) -> Self {
-        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).insert(fd);
+        UNDER_WAY.lock().insert(fd);
         RESCUES.fetch_add(1, Ordering::Release);
         Self(fd)
     }
@@ -54,7 +54,7 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        UNDER_WAY.lock().remove(&self.0);
         RESCUES.fetch_sub(1, Ordering::Release);
     }
 }

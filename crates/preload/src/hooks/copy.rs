@@ -7,8 +7,9 @@ use std::ops::Range;
 use libc::{c_void, size_t};
 
 use super::socket::checked;
-use super::{Inside, errno, real, set_errno};
+use super::{errno, real, set_errno};
 use crate::blocks::{self, PageState};
+use crate::inside::Inside;
 use crate::memory::{any_absent, pages_around};
 use crate::runtime::{Runtime, runtime};
 use crate::{bypass, tls};

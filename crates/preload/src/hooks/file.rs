@@ -4,8 +4,9 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, off64_t, size_t, ssize_t};
 
-use super::{Inside, connection, real, returned};
+use super::{connection, real, returned};
 use crate::descriptors::borrow;
+use crate::inside::Inside;
 use crate::kernel::Errno;
 use crate::pipe;
 use crate::runtime::Runtime;

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_int, c_void, size_t};
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-use super::{Inside, errno, real, set_errno};
+use super::{errno, real, set_errno};
 use crate::blocks;
+use crate::inside::Inside;
 use crate::memory::{any_absent, any_bytes_absent};
 use crate::runtime::runtime;
 
@@ -203,8 +204,8 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
     if any_bytes_absent()
         && matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE)
         && let Some(runtime) = runtime()
+        && let Some(_inside) = Inside::enter()
     {
-        let _inside = Inside::enter();
         let start = at as usize;
         runtime.memory.forget(&(start..start.saturating_add(bytes)));
     }
@@ -221,8 +222,9 @@ pub unsafe extern "C-unwind" fn mremap(
     flags: c_int,
     address: *mut c_void,
 ) -> *mut c_void {
-    if let Some(runtime) = runtime() {
-        let _inside = Inside::enter();
+    if let Some(runtime) = runtime()
+        && let Some(_inside) = Inside::enter()
+    {
         let start = at as usize;
         if runtime.memory.make_ordinary(&(start..start.saturating_add(bytes))).is_err() {
             set_errno(libc::ENOMEM);

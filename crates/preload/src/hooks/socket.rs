@@ -4,8 +4,9 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
-use super::{Inside, connection, errno, real, returned, set_errno};
+use super::{connection, errno, real, returned, set_errno};
 use crate::bypass::waits_for_rescue;
+use crate::inside::Inside;
 use crate::kernel::Errno;
 use crate::memory::any_absent;
 use crate::parts::addresses;
@@ -78,8 +79,8 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
     }
     if any_absent()
         && let Some(runtime) = runtime()
-        && iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
         && let Some(_inside) = Inside::enter()
+        && iov.iter().any(|part| runtime.memory.meets(&addresses(part)))
     {
         return Some(returned(bypass::write(runtime, fd, iov, flags, |iov| match how {
             How::Write => outside::writev(fd, iov),

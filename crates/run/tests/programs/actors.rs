@@ -9,12 +9,12 @@ use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Compiles actor.c in a directory.
-fn built(directory: &Path, name: &str, compiler: &str, flags: &[&str]) -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/actor.c");
+/// Compiles a program of this directory's.
+pub fn built(directory: &Path, source: &str, name: &str, compiler: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
     let program = directory.join(name);
-    let status = Command::new(compiler).args(flags).arg("-o").arg(&program).arg(source).status().unwrap();
-    assert!(status.success(), "{compiler} does not compile {source}");
+    let status = Command::new(compiler).args(flags).arg("-o").arg(&program).arg(&source).status().unwrap();
+    assert!(status.success(), "{compiler} does not compile {}", source.display());
     program
 }
 
@@ -67,11 +67,11 @@ fn all(actor: impl Fn(&Path) -> PathBuf, machines: usize, limits: Limits, seeds:
 }
 
 fn fortified(directory: &Path) -> PathBuf {
-    built(directory, "actor", "gcc", &["-O2", "-Wall", "-D_FORTIFY_SOURCE=2"])
+    built(directory, "actor.c", "actor", "gcc", &["-O2", "-Wall", "-D_FORTIFY_SOURCE=2"])
 }
 
 fn sanitized(directory: &Path) -> PathBuf {
-    built(directory, "actor-asan", "clang-14", &["-g", "-O1", "-fsanitize=address"])
+    built(directory, "actor.c", "actor-asan", "clang-14", &["-g", "-O1", "-fsanitize=address"])
 }
 
 #[test]

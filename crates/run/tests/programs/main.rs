@@ -15,5 +15,6 @@ mod nginx;
 mod peers;
 mod processes;
 mod scarce;
+mod signals;
 mod stores;
 mod tls;

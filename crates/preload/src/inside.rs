@@ -1,0 +1,95 @@
+//! Whether a thread is in the library. There it may hold locks, and a signal's handler that interrupts it must not wait for
+//! them: its calls go straight to the kernel. So may the library's own calls of what it has replaced.
+
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The thread is in the library, for as long as this lives.
+pub struct Inside;
+
+impl Inside {
+    /// `None`: it was already.
+    #[inline]
+    pub fn enter() -> Option<Self> {
+        // Not `then_some`, which makes one and drops it where the thread was inside already.
+        if INSIDE.replace(true) { None } else { Some(Self) }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// Puts the thread back to where it was.
+struct Back(bool);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+/// Waits, in the library, without any lock.
+pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
+    let _back = Back(INSIDE.replace(false));
+    wait()
+}
+
+/// A lock that only a thread in the library holds: who asks for it is there from then on until it is given up.
+#[derive(Default)]
+pub struct Lock<T>(Mutex<T>);
+
+/// [`Lock::lock`]. The lock is given up before the thread leaves the library.
+pub struct Held<'a, T> {
+    guard: MutexGuard<'a, T>,
+    _back: Back,
+}
+
+impl<T> Lock<T> {
+    pub const fn new(of: T) -> Self {
+        Self(Mutex::new(of))
+    }
+
+    #[inline]
+    pub fn lock(&self) -> Held<'_, T> {
+        let back = Back(INSIDE.replace(true));
+        Held { guard: self.0.lock().unwrap_or_else(PoisonError::into_inner), _back: back }
+    }
+
+    /// `None`: another thread has it.
+    pub fn try_lock(&self) -> Option<Held<'_, T>> {
+        let back = Back(INSIDE.replace(true));
+        let guard = match self.0.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Held { guard, _back: back })
+    }
+
+    /// Before a fork, by a thread that is in the library until the value is dropped in parent and child.
+    pub fn hold_still(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
