@@ -47,6 +47,7 @@ mod load;
 mod meter;
 pub mod mistakes;
 mod nginx;
+pub mod pace;
 mod pcap;
 mod placement;
 mod process;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use service::may_run;
 use shunt_lab::failover::{BODY_BYTES, BOUND, Failover, How, Loss, Rounds};
+use shunt_lab::pace::Pace;
 use shunt_lab::report::Progress;
 use shunt_lab::{Lab, LabBuilder, Role, Wire};
 
@@ -32,7 +33,7 @@ fn ten_downloads_are_whole_whenever_their_backends_are_killed() -> Result<()> {
         return Ok(());
     }
     let rounds = start(two(), |failover| Rounds::run(failover, 10, &HOWS, Rounds::seed(), &Progress::to_stderr()))?;
-    let faults = rounds.faults();
+    let faults = rounds.faults(Pace::BesideOthers);
     ensure!(faults.is_empty(), "{}", faults.join("\n"));
     Ok(())
 }
@@ -47,7 +48,10 @@ fn lose_at(test: &str, builder: LabBuilder, at: u64, failovers: u64) -> Result<(
         for how in HOWS {
             let download = failover.download(&[Loss { at, how }]).with_context(|| format!("{how} at {at}"))?;
             ensure!(download.failovers == failovers, "{how} at {at}: {download:?}");
-            ensure!(download.fetched.elapsed < undisturbed + BOUND, "{how} at {at}: {download:?}");
+            ensure!(
+                download.fetched.elapsed < Pace::BesideOthers.bound(undisturbed + BOUND),
+                "{how} at {at}: {download:?}"
+            );
             failover.bring_back(&download.lost, how)?;
         }
         Ok(())

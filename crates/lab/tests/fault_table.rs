@@ -6,6 +6,7 @@ mod service;
 use anyhow::{Result, ensure};
 use service::may_run;
 use shunt_lab::faults::{Fault, Step, run_cells};
+use shunt_lab::pace::Pace;
 use shunt_lab::report::Progress;
 
 const SAMPLE: &[(Step, Fault)] = &[
@@ -33,7 +34,7 @@ fn cells_of_the_fault_table() -> Result<()> {
     if !may_run("cells_of_the_fault_table") {
         return Ok(());
     }
-    let outcomes = run_cells(SAMPLE, &Progress::to_stderr())?;
+    let outcomes = run_cells(SAMPLE, Pace::BesideOthers, &Progress::to_stderr())?;
     let bad: Vec<_> = outcomes.iter().filter(|outcome| !outcome.is_good()).collect();
     ensure!(bad.is_empty(), "{bad:#?}");
     Ok(())

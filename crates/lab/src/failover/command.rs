@@ -10,6 +10,7 @@ use serde_json::json;
 use super::rounds::{BOUND, Rounds, Whole};
 use super::{Failover, How};
 use crate::lab::Lab;
+use crate::pace::Pace;
 use crate::report::{Paint, Progress};
 use crate::wire::Wire;
 
@@ -63,7 +64,7 @@ impl FailoverBench {
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
         print!("{}", show(&rounds, Paint::of(&std::io::stdout())));
-        Ok(rounds.faults().is_empty())
+        Ok(rounds.faults(Pace::Alone).is_empty())
     }
 }
 
@@ -75,7 +76,7 @@ fn spread(rounds: &Rounds, of: fn(&Whole) -> Duration) -> (f64, f64) {
 }
 
 fn show(rounds: &Rounds, paint: Paint) -> String {
-    let (count, faults) = (rounds.rounds.len(), rounds.faults());
+    let (count, faults) = (rounds.rounds.len(), rounds.faults(Pace::Alone));
     let moved = rounds.whole().filter(|whole| whole.failovers > 0).count();
     let ((time, most_time), (pause, most_pause)) =
         (spread(rounds, |whole| whole.elapsed), spread(rounds, |whole| whole.longest_pause));
@@ -114,6 +115,6 @@ fn json(rounds: &Rounds) -> serde_json::Value {
             case("failover/pause-median", "s", pause, 0.0),
             case("failover/pause-longest", "s", most_pause, 0.0),
         ],
-        "faults": rounds.faults(),
+        "faults": rounds.faults(Pace::Alone),
     })
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{BODY_BYTES, Failover, How, Loss};
+use crate::pace::Pace;
 use crate::random::{self, Random};
 use crate::report::Progress;
 
@@ -83,8 +84,8 @@ impl Rounds {
 
     /// What is wrong with a download, one sentence each.
     #[must_use]
-    pub fn faults(&self) -> Vec<String> {
-        let slow = |whole: &Whole| whole.elapsed > self.undisturbed + BOUND;
+    pub fn faults(&self, pace: Pace) -> Vec<String> {
+        let slow = |whole: &Whole| whole.elapsed > pace.bound(self.undisturbed + BOUND);
         let fault = |(number, round): (usize, &Round)| {
             let Loss { at, how } = round.loss;
             let what = match &round.outcome {

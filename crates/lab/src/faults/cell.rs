@@ -15,9 +15,10 @@ use super::ledger::Ledger;
 use super::step::{Held, Step};
 use super::table;
 use crate::answer::Ending;
+use crate::pace::Pace;
 
 /// Longer than any bound of the table: what has not ended by then hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(40);
 /// Until new responses on new connections are shortcuts again: the 5 seconds that workers and agents wait at most before
 /// they try again (docs/nginx.md, `shunt_agent`), and time for a machine that does other work.
 const AGAIN_BOUND: Duration = Duration::from_secs(8);
@@ -74,7 +75,7 @@ impl Outcome {
 ///
 /// # Errors
 /// When the step cannot be reached, the fault not be injected, or the service not be repaired.
-pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
+pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault, pace: Pace) -> Result<Outcome> {
     fault.prepare(bed).with_context(|| format!("preparing {}", fault.name()))?;
     bed.warm()?;
     let before = Ledger::settled(&bed.service)?;
@@ -85,7 +86,7 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
     let over = AtomicBool::new(false);
     let (seen, noticed) = std::thread::scope(|scope| {
         let over = &over;
-        let reader = scope.spawn(move || stand_by(&mut bystander, &path, over));
+        let reader = scope.spawn(move || stand_by(&mut bystander, &path, over, pace.bound(BYSTANDER_PATIENCE)));
         let seen = response(bed, step, fault);
         over.store(true, Ordering::Relaxed);
         (seen, reader.join())
@@ -97,11 +98,12 @@ pub fn run(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<Outcome> {
         fault.repair(bed).with_context(|| format!("repairing {}", fault.name()))?;
     }
     let mut found = Vec::new();
-    found.extend(expected.objection(ending, seconds));
+    found.extend(expected.objection(ending, seconds, pace));
     found.extend(noticed.err().map(|error| format!("a bystander ({way:?}) noticed: {error:#}")));
     let again_seconds = bed.recover()?.as_secs_f64();
-    if again_seconds > AGAIN_BOUND.as_secs_f64() {
-        found.push(format!("no shortcut until {again_seconds:.1} s after the repair, more than {AGAIN_BOUND:?}"));
+    let again_bound = pace.bound(AGAIN_BOUND);
+    if again_seconds > again_bound.as_secs_f64() {
+        found.push(format!("no shortcut until {again_seconds:.1} s after the repair, more than {again_bound:?}"));
     }
     let leaks = Ledger::leaks(&before, &bed.service)?;
     found.extend(leaks.iter().map(|(what, count)| format!("leaked: {count} {what}")));
@@ -137,13 +139,13 @@ fn response(bed: &mut Bed<'_>, step: Step, fault: Fault) -> Result<(Ending, f64)
 }
 
 /// Downloads slowly until the cell is over, then the rest at once; each response is to be whole.
-fn stand_by(client: &mut Client, path: &str, over: &AtomicBool) -> Result<()> {
+fn stand_by(client: &mut Client, path: &str, over: &AtomicBool, patience: Duration) -> Result<()> {
     let (file, size) = LONG_FILE;
     let over = || over.load(Ordering::Relaxed);
     loop {
         client.ask(path, file, size);
-        let early = client.read_slowly(BYSTANDER_PAUSE, BYSTANDER_PATIENCE, over)?;
-        let ending = early.map_or_else(|| client.finish(BYSTANDER_PATIENCE), Ok)?;
+        let early = client.read_slowly(BYSTANDER_PAUSE, patience, over)?;
+        let ending = early.map_or_else(|| client.finish(patience), Ok)?;
         ensure!(ending == Ending::Whole, "its download ended otherwise: {ending}");
         if over() {
             return Ok(());

@@ -14,6 +14,7 @@ use super::fault::Fault;
 use super::step::Step;
 use super::table;
 use crate::bench::Machine;
+use crate::pace::Pace;
 use crate::report::{Align, Paint, Progress, Table};
 
 /// `shunt bench faults`
@@ -48,7 +49,7 @@ impl Faults {
             print!("{}", table::page());
             return Ok(true);
         }
-        let outcomes = run_cells(&cells, &Progress::to_stderr())?;
+        let outcomes = run_cells(&cells, Pace::Alone, &Progress::to_stderr())?;
         if let Some(file) = &self.json {
             let text = serde_json::to_string_pretty(&Report::of(&outcomes))? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
@@ -92,13 +93,13 @@ impl<'a> Report<'a> {
 ///
 /// # Errors
 /// When the lab cannot be built.
-pub fn run_cells(cells: &[(Step, Fault)], progress: &Progress) -> Result<Vec<Outcome>> {
+pub fn run_cells(cells: &[(Step, Fault)], pace: Pace, progress: &Progress) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     while outcomes.len() < cells.len() {
         let lab = build_lab()?;
         let mut bed = Bed::start(&lab)?;
         for (step, fault) in &cells[outcomes.len()..] {
-            let outcome = cell::run(&mut bed, *step, *fault);
+            let outcome = cell::run(&mut bed, *step, *fault, pace);
             let usable = outcome.is_ok();
             let outcome =
                 outcome.unwrap_or_else(|error| Outcome::broken(*step, *fault, &error, &bed.service.explain()));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::fault::Fault;
 use super::step::Step;
 use crate::answer::Ending;
+use crate::pace::Pace;
 
 /// How a client sees a response end. A wrong byte, a short body that looks complete, and a connection on which nothing
 /// more happens are never among these.
@@ -126,11 +127,11 @@ impl Expected {
     }
 
     /// What is wrong with this ending, after so many seconds.
-    pub(super) fn objection(&self, ending: Ending, seconds: f64) -> Option<String> {
+    pub(super) fn objection(&self, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         if End::of(ending).is_none_or(|end| !self.ends.contains(&end)) {
             return Some(format!("the response was to be {}, and is: {ending}", self.name()));
         }
-        let bound = self.within.as_secs_f64();
+        let bound = pace.bound(self.within).as_secs_f64();
         (seconds > bound).then(|| format!("{ending} after {seconds:.1} s, more than {bound} s"))
     }
 }
@@ -168,13 +169,17 @@ mod tests {
         for fault in Fault::ALL {
             for step in Step::ALL {
                 for ending in [Ending::Wrong(7), Ending::Hang(7)] {
-                    assert!(expected(step, fault).objection(ending, 0.0).is_some(), "{step:?} {fault:?} {ending}");
+                    assert!(
+                        expected(step, fault).objection(ending, 0.0, Pace::Alone).is_some(),
+                        "{step:?} {fault:?} {ending}"
+                    );
                 }
             }
         }
-        assert_eq!(W.objection(Ending::Whole, 1.0), None);
-        assert!(W.objection(Ending::Whole, 4.1).is_some_and(|found| found.contains("more than 4 s")));
-        assert!(W.objection(Ending::Error(502), 0.0).is_some());
-        assert_eq!(LB.objection(Ending::Short(3), 6.9), None);
+        assert_eq!(W.objection(Ending::Whole, 1.0, Pace::Alone), None);
+        assert!(W.objection(Ending::Whole, 4.1, Pace::Alone).is_some_and(|found| found.contains("more than 4 s")));
+        assert!(W.objection(Ending::Error(502), 0.0, Pace::BesideOthers).is_some());
+        assert_eq!(W.objection(Ending::Whole, 4.1, Pace::BesideOthers), None);
+        assert_eq!(LB.objection(Ending::Short(3), 6.9, Pace::Alone), None);
     }
 }

@@ -12,6 +12,7 @@ use super::row::{self, Outcome};
 use super::table::page;
 use crate::bench::Machine;
 use crate::faults::{Bed, build_lab};
+use crate::pace::Pace;
 use crate::report::{Align, Paint, Progress, Table};
 
 /// `shunt bench silence`
@@ -45,7 +46,7 @@ impl Silence {
             print!("{}", page());
             return Ok(true);
         }
-        let outcomes = run_rows(&choose(&self.row)?, &Progress::to_stderr())?;
+        let outcomes = run_rows(&choose(&self.row)?, Pace::Alone, &Progress::to_stderr())?;
         if let Some(file) = &self.json {
             let report = Report { bench: "silence", machine: Machine::this(), rows: &outcomes };
             let text = serde_json::to_string_pretty(&report)? + "\n";
@@ -60,13 +61,13 @@ impl Silence {
 ///
 /// # Errors
 /// When the lab cannot be built.
-pub fn run_rows(rows: &[(Part, Manner)], progress: &Progress) -> Result<Vec<Outcome>> {
+pub fn run_rows(rows: &[(Part, Manner)], pace: Pace, progress: &Progress) -> Result<Vec<Outcome>> {
     let mut outcomes: Vec<Outcome> = Vec::new();
     while outcomes.len() < rows.len() {
         let lab = build_lab()?;
         let mut bed = Bed::start(&lab)?;
         for (part, manner) in &rows[outcomes.len()..] {
-            let outcome = row::run(&mut bed, *part, *manner);
+            let outcome = row::run(&mut bed, *part, *manner, pace);
             let outcome =
                 outcome.unwrap_or_else(|error| Outcome::broken(*part, *manner, &error, &bed.service.explain()));
             progress.done(&line(&outcome));

@@ -11,6 +11,7 @@ use super::part::{Manner, Part, Switch};
 use super::table::{BYSTANDER_BOUND, expected};
 use crate::answer::Ending;
 use crate::faults::{Bed, Client, LONG_FILE, QUEUED_FILE};
+use crate::pace::Pace;
 
 /// The silence lasts so long: longer than every bound of somebody who waits for it.
 pub(super) const SILENCE: Duration = Duration::from_secs(8);
@@ -60,7 +61,7 @@ impl Outcome {
 }
 
 /// Runs it on a service that works, and has that work again.
-pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner) -> Result<Outcome> {
+pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> Result<Outcome> {
     let (client, server, prefix) = (bed.lab().client(), bed.server(), part.prefix());
     if part == Part::Disk {
         bed.disk()?;
@@ -85,15 +86,15 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner) -> Result<Outco
     let (under_way, asks) = ends?;
     let mut found = Vec::new();
     let expected = expected(part, manner);
-    found.extend(expected.under_way.objection("in mid-payload", under_way.0, under_way.1));
-    found.extend(expected.asks.objection("asked then", asks.0, asks.1));
+    found.extend(expected.under_way.objection("in mid-payload", under_way.0, under_way.1, pace));
+    found.extend(expected.asks.objection("asked then", asks.0, asks.1, pace));
     let mut all = Seen::default();
     for (way, seen) in part.bystanders(manner).iter().zip(bystanders) {
         match seen {
             Ok(Ok(seen)) => {
                 all.responses += seen.responses;
                 all.worst = all.worst.max(seen.worst);
-                if seen.worst > BYSTANDER_BOUND {
+                if seen.worst > pace.bound(BYSTANDER_BOUND) {
                     found.push(format!("a bystander ({way}) waited {:.2?}", seen.worst));
                 }
             }

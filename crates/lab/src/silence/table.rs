@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::part::{Manner, Part};
 use crate::answer::Ending;
+use crate::pace::Pace;
 
 /// The longest wait of a bystander, in every row.
 pub const BYSTANDER_BOUND: Duration = Duration::from_secs(1);
@@ -68,13 +69,13 @@ pub(super) fn expected(part: Part, manner: Manner) -> Expected {
 
 impl Bound {
     /// What is wrong with a response that ended like this after so many seconds.
-    pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64) -> Option<String> {
+    pub(super) fn objection(&self, who: &str, ending: Ending, seconds: f64, pace: Pace) -> Option<String> {
         let good = match ending {
             Ending::Whole => true,
             Ending::Wrong(_) | Ending::Hang(_) => false,
             _ => self.ends == Ends::WholeOrVisiblyNot,
         };
-        let late = seconds > self.within.as_secs_f64();
+        let late = seconds > pace.bound(self.within).as_secs_f64();
         (!good || late).then(|| format!("{who}: {ending} after {seconds:.1} s; to be {self}"))
     }
 }
@@ -115,12 +116,12 @@ mod tests {
     #[test]
     fn wrong_bytes_and_silence_are_never_right() {
         for bound in [whole(SOON), ended(TIMEOUT)] {
-            assert!(bound.objection("x", Ending::Wrong(1), 0.0).is_some());
-            assert!(bound.objection("x", Ending::Hang(1), 0.0).is_some());
-            assert!(bound.objection("x", Ending::Whole, 0.0).is_none());
-            assert!(bound.objection("x", Ending::Whole, 7.1).is_some());
+            assert!(bound.objection("x", Ending::Wrong(1), 0.0, Pace::Alone).is_some());
+            assert!(bound.objection("x", Ending::Hang(1), 0.0, Pace::Alone).is_some());
+            assert!(bound.objection("x", Ending::Whole, 0.0, Pace::Alone).is_none());
+            assert!(bound.objection("x", Ending::Whole, 7.1, Pace::Alone).is_some());
         }
-        assert!(whole(SOON).objection("x", Ending::Reset(1), 0.0).is_some());
-        assert!(ended(SOON).objection("x", Ending::Reset(1), 0.0).is_none());
+        assert!(whole(SOON).objection("x", Ending::Reset(1), 0.0, Pace::Alone).is_some());
+        assert!(ended(SOON).objection("x", Ending::Reset(1), 0.0, Pace::Alone).is_none());
     }
 }
