@@ -8,7 +8,7 @@
 #include "ngx_http_shunt.h"
 
 #define NGX_HTTP_SHUNT_PULSE_LOOK 250  /* ms between two looks, while something is under way */
-#define NGX_HTTP_SHUNT_PULSE_GONE 2000 /* ms without a sign of the agent */
+#define NGX_HTTP_SHUNT_PULSE_GONE 2000 /* ms without a sign of the agent; more than its FRESH */
 
 static uint32_t ngx_http_shunt_beat;      /* as it was seen last */
 static ngx_msec_t ngx_http_shunt_beat_at; /* when it was another */

@@ -421,21 +421,38 @@ static __always_inline void report_refusal(void *ring, __u64 handoff, enum steer
         count(FE_EVENT_LOST);
 }
 
-/* For the agent, which hears of this handoff by the server that is `ring`'s. Its name is written
- * last: with it, all of it is there. */
+static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
+{
+    __u32 index = ring * BEGUN_OF_A_RING + (handoff & (BEGUN_OF_A_RING - 1));
+
+    return bpf_map_lookup_elem(&begun, &index);
+}
+
+/* For the agent, which hears of this handoff by the server that is `ring`'s, after this call. A row
+ * that is half old and half new is no server's. */
 static __always_inline void note_begun(const struct asked *a, __u64 handoff, __u32 ring, __u32 peer,
                                        __u64 now)
 {
-    __u32 index = ring * BEGUN_OF_A_RING + (handoff & (BEGUN_OF_A_RING - 1));
-    struct begun *b = bpf_map_lookup_elem(&begun, &index);
+    struct begun *b = begun_at(handoff, ring);
 
     if (!b)
         return;
-    *(volatile __u64 *) &b->handoff = 0;
+    b->handoff = 0;
+    barrier();
     b->begun_ns = now;
     b->flow = a->key;
     b->peer = peer;
-    *(volatile __u64 *) &b->handoff = handoff;
+    barrier();
+    b->handoff = handoff;
+}
+
+/* Its region is over, or another name's. */
+static __always_inline void forget_begun(__u64 handoff, __u32 ring)
+{
+    struct begun *b = begun_at(handoff, ring);
+
+    if (b && b->handoff == handoff)
+        b->handoff = 0;
 }
 
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,
@@ -492,9 +509,12 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     if (!flow)
         return FE_REFUSED_ARGUMENT;
     bpf_spin_lock(&flow->lock);
+    __u64 before = flow->handoff;
+    __u32 ring_before = flow->ring;
     result = move_region(flow, &move, &asked);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_MOVED) {
+        forget_begun(before, ring_before);
         note_begun(&asked, move.handoff, move.ring, move.peer, bpf_ktime_get_ns());
         report_state(asked.ring, &asked.key, flow);
     }
@@ -516,7 +536,10 @@ static __always_inline enum steer_counter undo(struct bpf_sockopt *ctx, struct b
     load_connection(sk, &connection);
     bpf_spin_lock(&flow->lock);
     enum steer_counter result = undo_region(flow, handoff, &connection);
+    __u32 ring = flow->ring;
     bpf_spin_unlock(&flow->lock);
+    if (result == FE_UNDONE)
+        forget_begun(handoff, ring);
     return result;
 }
 
@@ -535,9 +558,12 @@ static __always_inline enum steer_counter take(struct bpf_sockopt *ctx, struct b
         return FE_REFUSED_ARGUMENT;
     bpf_spin_lock(&flow->lock);
     enum steer_counter result = take_region(flow, handoff, whole);
+    __u32 ring_before = flow->ring;
     bpf_spin_unlock(&flow->lock);
-    if (result == FE_TAKEN)
+    if (result == FE_TAKEN) {
+        forget_begun(handoff, ring_before);
         report_state(ring, &key, flow);
+    }
     return result;
 }
 
@@ -551,9 +577,13 @@ static __always_inline void cancel(struct bpf_sock *sk)
     bool was_active = flow->spaces.status == SHUNT_REGION_ACTIVE;
     if (was_active)
         flow->spaces.status = SHUNT_REGION_CANCELLED;
+    __u64 handoff = flow->handoff;
+    __u32 ring = flow->ring;
     bpf_spin_unlock(&flow->lock);
-    if (was_active)
+    if (was_active) {
+        forget_begun(handoff, ring);
         count(FE_CANCELLED);
+    }
 }
 
 /* False: no such ring, or not a connection. */

@@ -190,6 +190,11 @@ pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
     hook(&any, ifindex, place).query().ok()
 }
 
+/// Numbers of the programs at that place of this network namespace's interfaces.
+pub(crate) fn all_at(place: TcPlace) -> Result<Vec<u32>, SteeringError> {
+    Ok(all_interfaces()?.into_iter().filter_map(|ifindex| filter_at(ifindex, place)).collect())
+}
+
 /// Takes our filter off an interface, if it is there.
 fn detach_tc(ifindex: u32, place: TcPlace, ours: &Owned) {
     let is_ours = filter_at(ifindex, place).map(Tc).is_some_and(|there| ours.has(&there));

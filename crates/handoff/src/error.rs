@@ -29,6 +29,13 @@ pub enum SteeringError {
         if .pins.is_some() { "" } else { WITHOUT_PINS }
     )]
     Taken { interface: String, program: String, pins: Option<PathBuf> },
+    #[error(
+        "the servers below {} are another frontend agent's already, in this network namespace: one with its pins in {}. \
+         Have one agent for all interfaces; give each agent a `cgroup` of its own servers, neither below the other's; or, \
+         where that one has ended, run `shuntd --detach` with its configuration",
+        .cgroup.display(), .pins.display()
+    )]
+    Neighbour { cgroup: PathBuf, pins: PathBuf },
     #[error("cannot take {program} off interface \"{interface}\"")]
     Detach { program: &'static str, interface: String, source: libbpf_rs::Error },
     #[error("{call} of the {map} map")]

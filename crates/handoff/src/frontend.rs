@@ -22,7 +22,7 @@ use crate::bpf::{
 };
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
-use crate::{moved, pins};
+use crate::{moved, neighbours, pins};
 
 pub use crate::bpf::{Flow, FlowKey, SteerPeer};
 
@@ -64,7 +64,9 @@ pub struct Collected {
     pub left: usize,
 }
 
-/// So long a region that has begun is taken for one that is active still. What takes its server longer to tell is looked for.
+/// So long a region that has begun is taken for one that is active still: a client's reset ends one, too. What takes its server
+/// longer to tell is looked for. Shorter than a server of ours waits before it does without its agent
+/// (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 
 /// SHUNT_REGION_ACTIVE.
@@ -154,6 +156,7 @@ impl Frontend {
     pub fn load(config: &FrontendConfig) -> Result<Self, SteeringError> {
         attach::log_libbpf();
         pins::prepare(&config.pin_dir)?;
+        neighbours::refuse(config)?;
         attach::until_not_interrupted(|| Self::load_once(config))
     }
 
@@ -255,7 +258,7 @@ impl Frontend {
     ///
     /// # Errors
     /// For an index past the end, or the kernel's.
-    pub fn create_ring(&self, index: u32, owner: u32) -> Result<OwnedFd, SteeringError> {
+    pub fn create_ring(&mut self, index: u32, owner: u32) -> Result<OwnedFd, SteeringError> {
         check_index("ring", index, MAX_RINGS)?;
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -264,6 +267,10 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
+        // What the last one's server began is nothing to the next one's.
+        for row in 0..BEGUN_OF_A_RING {
+            self.begun.write_field((index * BEGUN_OF_A_RING + row) as usize, offset_of!(Begun, handoff), 0u64);
+        }
         self.ring_owners
             .update(&index.to_ne_bytes(), &owner.to_ne_bytes(), MapFlags::ANY)
             .map_err(SteeringError::map("update", "ring_owners"))?;

@@ -18,6 +18,7 @@ pub mod frontend;
 pub mod identity;
 mod in_memory;
 mod moved;
+mod neighbours;
 mod ownership;
 pub mod payload;
 pub mod pins;

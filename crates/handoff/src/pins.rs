@@ -2,7 +2,7 @@
 //! the same by them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenMapMut};
 use rustix::fs::statfs;
@@ -91,4 +91,18 @@ pub(crate) fn write_layout(layout: &impl MapCore) -> Result<(), SteeringError> {
 
 fn mismatch(directory: &Path, found: String, ours: String) -> SteeringError {
     SteeringError::Layout { path: directory.into(), found, ours }
+}
+
+/// Every directory of every BPF file system that this process sees.
+pub(crate) fn directories() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let mounts = mounts.filter(|fields| fields.get(2) == Some(&"bpf")).map(|fields| PathBuf::from(fields[1]));
+    let (mut found, mut left) = (Vec::new(), mounts.collect::<Vec<_>>());
+    while let Some(directory) = left.pop() {
+        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+        left.extend(entries.filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())).map(|one| one.path()));
+        found.push(directory);
+    }
+    found
 }

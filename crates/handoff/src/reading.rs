@@ -27,8 +27,9 @@ pub const THREADS: usize = 32;
 /// Read at once, where the payload has as many left.
 pub(crate) const READ_BYTES: usize = 256 << 10;
 const THREADS_OF_A_FILE: usize = 2;
-/// Reads that wait, in all.
+/// Reads that wait, in all; half as many of one device, so that one that hangs leaves room to others.
 const QUEUE: usize = 64 << 10;
+const QUEUE_OF_A_DEVICE: usize = QUEUE / 2;
 /// How long a device is known to be memory. Its number may become another's.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
@@ -61,6 +62,10 @@ enum Work {
 }
 
 impl Work {
+    fn is_read(&self) -> bool {
+        matches!(self, Self::Read { .. })
+    }
+
     fn inode(&self) -> Option<u64> {
         match self {
             Self::Read { wanted, .. } => Some(wanted.identity.inode),
@@ -83,16 +88,29 @@ pub struct Done {
 #[derive(Default)]
 struct Device {
     waiting: BTreeMap<u64, Work>,
+    /// Of these, reads.
+    reads: usize,
     busy: Vec<Option<u64>>,
 }
 
 impl Device {
+    fn add(&mut self, id: u64, work: Work) {
+        self.reads += usize::from(work.is_read());
+        self.waiting.insert(id, work);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Work> {
+        let work = self.waiting.remove(&id)?;
+        self.reads -= usize::from(work.is_read());
+        Some(work)
+    }
+
     fn take(&mut self) -> Option<(u64, Work)> {
         let is_free = |inode: Option<u64>| {
             inode.is_none() || self.busy.iter().filter(|busy| **busy == inode).count() < THREADS_OF_A_FILE
         };
         let id = *self.waiting.iter().find(|(_, work)| is_free(work.inode()))?.0;
-        let work = self.waiting.remove(&id)?;
+        let work = self.remove(id)?;
         self.busy.push(work.inode());
         Some((id, work))
     }
@@ -101,21 +119,21 @@ impl Device {
 #[derive(Default)]
 struct State {
     devices: HashMap<u64, Device>,
+    /// Reads that wait. Files that are to be closed wait, too, and take no read's place.
     waiting: usize,
     next: u64,
     idle: usize,
     done: Vec<Done>,
     /// Devices that are memory, and when that was found.
     memory: HashMap<u64, Instant>,
-    found: Found,
     read: u64,
 }
 
 impl State {
     fn add(&mut self, device: u64, work: Work) -> u64 {
         self.next += 1;
-        self.devices.entry(device).or_default().waiting.insert(self.next, work);
-        self.waiting += 1;
+        self.waiting += usize::from(work.is_read());
+        self.devices.entry(device).or_default().add(self.next, work);
         self.next
     }
 
@@ -124,7 +142,8 @@ impl State {
         let idle = self.idle;
         let mut ready = self.devices.iter_mut().filter(|(_, device)| device.busy.len() < idle);
         let (number, (id, work)) = ready.find_map(|(number, device)| Some((*number, device.take()?)))?;
-        (self.idle, self.waiting) = (self.idle - 1, self.waiting - 1);
+        self.idle -= 1;
+        self.waiting -= usize::from(work.is_read());
         Some((number, id, work))
     }
 
@@ -141,12 +160,14 @@ impl State {
 
     fn forget(&mut self, number: u64, id: u64) {
         let Some(device) = self.devices.get_mut(&number) else { return };
-        self.waiting -= usize::from(device.waiting.remove(&id).is_some());
+        self.waiting -= usize::from(device.remove(id).is_some());
     }
 }
 
 #[derive(Debug)]
 struct Shared {
+    /// Apart from the rest: the loop asks before each send, and whoever looks for work may have many reads to look at.
+    found: Mutex<Found>,
     state: Mutex<State>,
     work: Condvar,
     wake: OwnedFd,
@@ -195,7 +216,7 @@ impl Reads {
     /// The kernel's.
     pub fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self(Arc::new(Shared { state: Mutex::default(), work: Condvar::new(), wake })))
+        Ok(Self(Arc::new(Shared { found: Mutex::default(), state: Mutex::default(), work: Condvar::new(), wake })))
     }
 
     /// Reads for good, in one of [`THREADS`] threads.
@@ -250,13 +271,15 @@ impl Reads {
     }
 
     /// # Errors
-    /// [`Reason::Limit`]: too many wait.
+    /// [`Reason::Socket`]: too many wait. Not [`Reason::Limit`], by which a frontend knows that no byte was sent and no record
+    /// sealed.
     pub(crate) fn ask(&self, owner: Owner, wanted: Wanted) -> Result<Ticket, Reason> {
         let mut state = self.0.lock();
-        if state.waiting >= QUEUE {
-            return Err(Reason::Limit);
-        }
         let device = wanted.identity.device;
+        let of_device = state.devices.get(&device).map_or(0, |device| device.reads);
+        if state.waiting >= QUEUE || of_device >= QUEUE_OF_A_DEVICE {
+            return Err(Reason::Socket);
+        }
         let id = state.add(device, Work::Read { owner, wanted });
         self.0.work.notify_one();
         Ok(Ticket { shared: self.0.clone(), device, id })
@@ -264,12 +287,12 @@ impl Reads {
 
     /// What was found in memory of a file, from `at` on, a moment ago: so many bytes.
     pub(crate) fn found(&self, file: &FileIdentity, at: u64) -> usize {
-        self.0.lock().found.bytes_from(file, at, Instant::now())
+        self.0.found.lock().unwrap_or_else(PoisonError::into_inner).bytes_from(file, at, Instant::now())
     }
 
     /// Bytes of a file that are in memory now.
     pub(crate) fn note_found(&self, file: FileIdentity, at: u64, bytes: usize) {
-        self.0.lock().found.note(file, at, bytes, Instant::now());
+        self.0.found.lock().unwrap_or_else(PoisonError::into_inner).note(file, at, bytes, Instant::now());
     }
 
     /// Whether a device is known to be memory: nobody waits for it.
@@ -372,9 +395,15 @@ mod tests {
     fn as_many_wait_as_there_is_room_for() {
         let reads = Reads::new().unwrap();
         let Work::Read { owner, wanted } = wanted(1, 1) else { unreachable!("just made") };
-        let tickets: Vec<_> = (0..QUEUE).map(|_| reads.ask(owner, wanted.clone()).unwrap()).collect();
-        assert_eq!(reads.ask(owner, wanted).unwrap_err(), Reason::Limit);
+        let of = |device| Wanted { identity: FileIdentity { device, ..wanted.identity }, ..wanted.clone() };
+        let ask = |device| reads.ask(owner, of(device));
+        reads.close(wanted.file.clone());
+        let mut tickets: Vec<_> = (0..QUEUE_OF_A_DEVICE).map(|_| ask(1).unwrap()).collect();
+        assert_eq!(ask(1).unwrap_err(), Reason::Socket, "a frontend would take `Limit` for: nothing was sealed");
+        tickets.extend((0..QUEUE_OF_A_DEVICE).map(|_| ask(2).unwrap()));
+        assert_eq!(ask(3).unwrap_err(), Reason::Socket);
         drop(tickets);
         assert_eq!(reads.pending(), 0);
+        assert!(ask(3).is_ok());
     }
 }

@@ -2,7 +2,7 @@
 //! in the kernel tells then whose they were. A process that has one open is an agent that works with it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use libbpf_rs::{MapCore, MapHandle};
 
@@ -11,6 +11,7 @@ use crate::bpf::{Flow, FlowKey};
 use crate::error::SteeringError;
 use crate::moved::moved;
 use crate::ownership::{Owned, Tc};
+use crate::pins;
 
 /// One program.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub fn strays(ifindex: u32, is_frontend: bool) -> Vec<Stray> {
     if found.is_empty() {
         return found;
     }
-    let pinned: Vec<Owned> = directories().iter().map(|directory| Owned::by(directory)).collect();
+    let pinned: Vec<Owned> = pins::directories().iter().map(|directory| Owned::by(directory)).collect();
     found.into_iter().filter(|stray| !pinned.iter().any(|owned| owned.has(&stray.program))).collect()
 }
 
@@ -70,18 +71,4 @@ impl Stray {
     pub fn take_off(&self) -> Result<(), SteeringError> {
         attach::take_off(self.ifindex, self.place)
     }
-}
-
-/// Every directory of every BPF file system that this process sees.
-fn directories() -> Vec<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let mounts = mounts.filter(|fields| fields.get(2) == Some(&"bpf")).map(|fields| PathBuf::from(fields[1]));
-    let (mut found, mut left) = (Vec::new(), mounts.collect::<Vec<_>>());
-    while let Some(directory) = left.pop() {
-        let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-        left.extend(entries.filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())).map(|one| one.path()));
-        found.push(directory);
-    }
-    found
 }

@@ -107,7 +107,7 @@ impl Source {
         let identity = self.identity().ok_or(Reason::Socket)?;
         let file = match self {
             Self::Offered { file, .. } => file.clone(),
-            Self::Kept(kept) => Arc::new(kept.as_fd().try_clone_to_owned().map_err(|_| Reason::Limit)?),
+            Self::Kept(kept) => Arc::new(kept.as_fd().try_clone_to_owned().map_err(|_| Reason::Socket)?),
         };
         Ok(Wanted { file, identity, at, bytes })
     }

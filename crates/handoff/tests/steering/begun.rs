@@ -1,5 +1,7 @@
 //! What an agent finds of its servers' handoffs without a system call.
 
+use std::net::TcpStream;
+
 use shunt_handoff::bpf::{BEGUN_OF_A_RING, FlowKey};
 use shunt_sys::sockopt;
 
@@ -67,4 +69,44 @@ fn of_two_in_one_place_the_newer_is_found() {
     let [first, second] = connections.each_ref().map(|(_, _, flow)| *flow);
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &first));
     assert!(steered.frontend.take_begun(RING, newer, PEER, &second));
+}
+
+#[test]
+fn what_is_over_has_not_begun() {
+    let Some(mut steered) = Steered::new() else { return };
+    let over = |steered: &Steered, handoff: u64, end: &dyn Fn(&TcpStream)| {
+        let (server, client) = steered.connect_and_send_header();
+        begin(&server, handoff, 1000).expect("SHUNT_BEGIN");
+        let flow = flow(steered);
+        end(&server);
+        if handoff > 1 {
+            steered.answer();
+        }
+        (server, client, flow)
+    };
+    let take = Take { ring: RING, whole: 0, handoff: 3 };
+    let moved = Move { peer: PEER, ring: RING, handoff: 4, from: 10 };
+    let ended = [
+        (1, over(&steered, 1, &|server| sockopt::set(server, SHUNT_SOL, SHUNT_CANCEL, &0u32).expect("SHUNT_CANCEL"))),
+        (2, over(&steered, 2, &|server| sockopt::set(server, SHUNT_SOL, SHUNT_MOVE, &moved).expect("SHUNT_MOVE"))),
+        (3, over(&steered, 3, &|server| sockopt::set(server, SHUNT_SOL, SHUNT_TAKE, &take).expect("SHUNT_TAKE"))),
+    ];
+    for (handoff, (.., flow)) in &ended {
+        assert!(!steered.frontend.take_begun(RING, *handoff, PEER, flow), "{handoff}");
+    }
+    let (server, _client) = steered.connect_and_send_header();
+    append(&server, 5, 1000).expect("SHUNT_APPEND");
+    let undone = flow(&steered);
+    sockopt::set(&server, SHUNT_SOL, SHUNT_UNDO, &5u64).expect("SHUNT_UNDO");
+    assert!(!steered.frontend.take_begun(RING, 5, PEER, &undone));
+}
+
+#[test]
+fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, _client) = steered.connect_and_send_header();
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(&steered);
+    steered.frontend.create_ring(RING, 0).expect("create_ring");
+    assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
 }

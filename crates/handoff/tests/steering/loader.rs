@@ -210,7 +210,7 @@ fn a_table_of_many_flows_is_read_whole() {
 
 #[test]
 fn rings_come_and_go_by_number() {
-    let Some(Loaded { host: _host, pins, frontend, .. }) = Loaded::new() else { return };
+    let Some(Loaded { host: _host, pins, mut frontend, .. }) = Loaded::new() else { return };
     frontend.create_ring(63, 0).expect("the last");
     frontend.create_ring(63, 0).expect("in place of the first");
     frontend.remove_ring(63).expect("there");
@@ -266,11 +266,33 @@ fn senders_are_written_found_and_forgotten() {
     detach_all(&pins.0).expect("detach_all");
 }
 
+/// A control group of this test's own.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> Self {
+        let path = cgroup().join(format!("shunt-test-{}-{name}", std::process::id()));
+        std::fs::create_dir(&path).expect("a control group");
+        Self(path)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 #[test]
 fn two_agents_share_no_interface_and_take_out_their_own_alone() {
-    let Some(Loaded { host, pins, .. }) = Loaded::new() else { return };
-    let others = Pins::new(&host, "loader-other");
-    let config = frontend_config(&host, &others);
+    if !root() {
+        return;
+    }
+    let (host, groups) = (Host::new(), ["one", "other"].map(Group::new));
+    let (pins, others) = (Pins::new(&host, "loader"), Pins::new(&host, "loader-other"));
+    let of = |pins, group: &Group| FrontendConfig { cgroup: group.0.clone(), ..frontend_config(&host, pins) };
+    let _first = Frontend::load(&of(&pins, &groups[0])).expect("the frontend loads");
+    let config = of(&others, &groups[1]);
     let error = Frontend::load(&config).expect_err("the interface is another agent's").to_string();
     assert!(error.starts_with("interface \"client0\" has the program fe_in of another agent"), "{error}");
     assert!(error.contains(&pins.0.display().to_string()), "it does not name the other: {error}");
@@ -284,4 +306,21 @@ fn two_agents_share_no_interface_and_take_out_their_own_alone() {
     assert_eq!(attached(FRONTEND_PRIORITY), both[..1]);
     detach_all(&pins.0).expect("detach_all");
     assert_eq!(attached(FRONTEND_PRIORITY), []);
+}
+
+/// Each handoff of theirs would be begun by the one agent's program and refused by the other's.
+#[test]
+fn the_servers_of_a_control_group_are_one_agents() {
+    let Some(Loaded { host, pins, .. }) = Loaded::new() else { return };
+    let (others, below) = (Pins::new(&host, "loader-other"), Group::new("below"));
+    let config = FrontendConfig { interfaces: vec![host.backend_port], ..frontend_config(&host, &others) };
+    for cgroup in [cgroup(), below.0.clone()] {
+        let error = Frontend::load(&FrontendConfig { cgroup, ..config.clone() }).expect_err("another's servers");
+        assert!(matches!(error, SteeringError::Neighbour { .. }), "{error}");
+        assert!(error.to_string().contains(&pins.0.display().to_string()), "it does not name the other: {error}");
+    }
+    assert_eq!(attached(FRONTEND_PRIORITY), [(host.client_port, true, true)]);
+    detach_all(&pins.0).expect("detach_all");
+    let _alone = Frontend::load(&config).expect("the other one is gone");
+    detach_all(&others.0).expect("detach_all");
 }

@@ -138,7 +138,7 @@ impl Steered {
             cgroup: cgroup(),
             interfaces: vec![ifindex("clients")],
         };
-        let frontend = Frontend::load(&frontend_config).expect("the frontend loads");
+        let mut frontend = Frontend::load(&frontend_config).expect("the frontend loads");
         let mut peer = SteerPeer { port: PORT.to_be(), up: 1, ..Default::default() };
         let address = shunt_wire::Address::from(hosts.backend_address).0;
         if hosts.backend_address.is_ipv4() {

@@ -91,7 +91,7 @@ impl super::Running<'_> {
     /// Waits until each process beside the service's has ended, or has had time to: one that stays is to be refused.
     fn wait_for_others(&mut self) -> Result<()> {
         for other in &mut self.others {
-            let ended = other.wait(std::time::Duration::from_secs(8));
+            let ended = other.wait(std::time::Duration::from_secs(60));
             ensure!(ended.is_ok(), "it goes on in place of ending with an error:\n{}", other.log());
         }
         Ok(())
