@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Nothing of a response has left, and its offer cannot be used: refused, its fetch failed, or a
- * filter of an intermediate needs the body. A mistake costs the shortcut, never the response: so
- * the request is run once more from its content handler on, which is its ordinary way, without a
- * consent. The answer is then one with a body. Consents go with GET alone, which may be repeated
- * (RFC 9110, 9.2.2).
+ * filter of an intermediate needs the body; or a consent made the request too long. A mistake costs
+ * the shortcut, never the response: so the request is run once more from its content handler on,
+ * which is its ordinary way, without a consent. The answer is then one with a body. Consents go
+ * with GET alone, which may be repeated (RFC 9110, 9.2.2).
  *
  *   AGAIN --posted event--> the upstream is ended --> content handler
  *
  * The body behind that header is not waited for: it may be long, or never come.
  */
 #include "ngx_http_shunt.h"
+
+#define NGX_HTTP_SHUNT_LONG_REQUEST     1024
+#define NGX_HTTP_SHUNT_FIELDS_TOO_LARGE 431 /* RFC 6585, 5 */
 
 static void ngx_http_shunt_again_handler(ngx_event_t *ev);
 
@@ -20,6 +23,18 @@ ngx_uint_t ngx_http_shunt_may_ask_again(ngx_http_request_t *r, ngx_http_shunt_ct
 {
     return ctx && !ctx->again && (ctx->consented || ctx->passed) && r->content_handler &&
            !r->header_sent;
+}
+
+/*
+ * Upstreams bound the length and the number of a request's fields (nginx and Apache answer 400,
+ * Node.js 431), and a consent is some 150 bytes more. A request that is far from any such bound was
+ * refused for something else.
+ */
+ngx_uint_t ngx_http_shunt_was_too_long(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
+                                       ngx_uint_t status)
+{
+    return (status == NGX_HTTP_BAD_REQUEST || status == NGX_HTTP_SHUNT_FIELDS_TOO_LARGE) &&
+           r->request_length >= NGX_HTTP_SHUNT_LONG_REQUEST && ngx_http_shunt_may_ask_again(r, ctx);
 }
 
 static void ngx_http_shunt_again_soon(ngx_http_shunt_ctx_t *ctx)

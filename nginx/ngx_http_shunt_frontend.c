@@ -269,6 +269,12 @@ static ngx_int_t ngx_http_shunt_early_header_filter(ngx_http_request_t *r)
         return NGX_ERROR;
     }
 
+    if (ctx && ctx->given && ngx_http_shunt_was_too_long(r, ctx, status)) {
+        ngx_http_shunt_outcome(r, SHUNT_COUNT_relayed_long_request);
+        ngx_http_shunt_ask_again(r, ctx);
+        return NGX_OK;
+    }
+
     pass = ctx && ctx->passed && ngx_http_shunt_upstream_trusted(r);
     field = ngx_http_shunt_take_offer(r, pass);
 

@@ -51,6 +51,28 @@ class Asked(Base):
         raw.close()
         self.assertEqual((r.status, r.body, len(raw.requests)), (502, b"oops page", 2))
 
+    def refused_once(self, status, more):
+        """What the upstream hears of a request with so much more in it that it refuses where there is a consent."""
+        def answer(q):
+            if field(q, "Shunt-Consent"):
+                return f"HTTP/1.1 {status}\r\nContent-Length: 4\r\n\r\nmuch".encode()
+            return b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
+        raw = Raw(answer)
+        r = Client().get("/raw/x", fields=f"X-More: {more}\r\n")
+        raw.close()
+        return r.status, r.body, [bool(field(q, "Shunt-Consent")) for q in raw.requests]
+
+    def test_a_request_that_its_consent_makes_too_long(self):
+        for status in "400 Bad Request", "431 Request Header Fields Too Large":
+            self.assertEqual(self.refused_once(status, "x" * 1000), (200, b"whole", [True, False]))
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_long_request"], n["asked_again"]), (2, 2))
+
+    def test_a_request_that_is_refused_for_something_else(self):
+        self.assertEqual(self.refused_once("400 Bad Request", "x"), (400, b"much", [True]))
+        self.assertEqual(self.refused_once("403 Forbidden", "x" * 1000), (403, b"much", [True]))
+        self.assertEqual(self.agent.counters()["asked_again"], 0)
+
     def test_once(self):
         """A frontend whose upstreams are not trusted stops consenting, tries again later, and nobody notices."""
         c, n = Client(), 40
