@@ -68,13 +68,8 @@ const EVENTS_AT_ONCE: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The Unix socket.
-    #[error("cannot listen at {path}: {error}; is the directory writable? (`socket` in the configuration)")]
-    Socket {
-        /// Where.
-        path: std::path::PathBuf,
-        /// The kernel's answer.
-        error: io::Error,
-    },
+    #[error("{0} (`socket` in the configuration)")]
+    Socket(packets::ListenError),
     /// The TCP port.
     #[error("cannot listen at {address}: {error}; is it an address of this machine, and free? (`listen`)")]
     Listen {
@@ -208,7 +203,7 @@ impl Agent {
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
         let local_listener = packets::listen(&config.socket, config.socket_group, config.asks_callers())
-            .map_err(|error| AgentError::Socket { path: config.socket.clone(), error })?;
+            .map_err(AgentError::Socket)?;
         let listen =
             |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
         let metrics = config.metrics.map(listen).transpose()?;
@@ -511,6 +506,6 @@ fn raise_descriptor_limit(config: &Config) -> u64 {
 impl Drop for Agent {
     fn drop(&mut self) {
         // Servers find nobody there rather than a socket that nobody reads.
-        let _ = std::fs::remove_file(&self.config.socket);
+        let _ = packets::remove(&self.config.socket);
     }
 }

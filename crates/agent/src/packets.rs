@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode};
 use rustix::io::Errno;
@@ -17,18 +18,54 @@ use shunt_wire::local::MAX_PACKET_BYTES;
 /// Most descriptors in one packet: board, counters, ring.
 const MAX_DESCRIPTORS: usize = 3;
 
+/// Why nobody listens at a path.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// A file that is no socket is there, and stays.
+    #[error("{0} is there and is no socket: name another path")]
+    NoSocket(PathBuf),
+    /// The kernel's answer.
+    #[error("cannot listen at {0}: {1}; is the directory writable?")]
+    Kernel(PathBuf, io::Error),
+}
+
+/// Checks that a path is free, or taken by a socket, which [`listen`] replaces. A symbolic link is no socket: whoever could
+/// make one would choose what is replaced. What cannot be looked at is left to the kernel.
+///
+/// # Errors
+/// [`ListenError::NoSocket`].
+pub fn is_for_a_socket(path: &Path) -> Result<(), ListenError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => Err(ListenError::NoSocket(path.into())),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the socket at `path`, where there is one. Nothing else is removed.
+///
+/// # Errors
+/// See [`ListenError`].
+pub fn remove(path: &Path) -> Result<(), ListenError> {
+    is_for_a_socket(path)?;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ListenError::Kernel(path.into(), error)),
+        _ => Ok(()),
+    }
+}
+
 /// Listens at `path`, in place of whatever socket is there. Its mode lets the agent's user connect, the `group` where
 /// there is one, or `anybody`, whom the agent then asks who they are.
 ///
 /// # Errors
-/// The kernel's.
-pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<OwnedFd> {
+/// See [`ListenError`].
+pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> Result<OwnedFd, ListenError> {
+    remove(path)?;
+    bind(path, group, anybody).map_err(|error| ListenError::Kernel(path.into(), error))
+}
+
+fn bind(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<OwnedFd> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
     }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -151,6 +188,24 @@ mod tests {
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Nothing));
         drop(client);
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Closed));
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays_and_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link, socket] = ["shuntd.toml", "link", "s"].map(|name| dir.path().join(name));
+        std::fs::write(&file, "name").unwrap();
+        let _listener = listen(&socket, None, false).unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        for path in [&file, &link, dir.path()] {
+            let error = listen(path, None, false).unwrap_err().to_string();
+            assert_eq!(error, format!("{} is there and is no socket: name another path", path.display()));
+            assert!(is_for_a_socket(path).is_err() && remove(path).is_err());
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "name");
+        assert!(link.exists() && is_for_a_socket(&socket).is_ok());
+        remove(&socket).unwrap();
+        assert!(!socket.exists() && remove(&socket).is_ok() && is_for_a_socket(&socket).is_ok());
     }
 
     #[test]

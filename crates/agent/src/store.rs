@@ -29,13 +29,8 @@ use crate::privileges;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The Unix socket.
-    #[error("cannot listen at {path}: {error}; is the directory writable? ([store] `socket` in the configuration)")]
-    Socket {
-        /// Where.
-        path: PathBuf,
-        /// The kernel's answer.
-        error: io::Error,
-    },
+    #[error("{0} ([store] `socket` in the configuration)")]
+    Socket(packets::ListenError),
     /// `users`, `groups`.
     #[error("{0} ([store] `users` and `groups` in the configuration)")]
     Account(String),
@@ -135,8 +130,7 @@ impl Store {
         };
         shunt_negotiation::keep(&group, &pins(config))?;
         let anybody = config.asks_callers() || !store.users.is_empty() || !store.groups.is_empty();
-        let programs = packets::listen(&store.socket, config.socket_group, anybody)
-            .map_err(|error| StoreError::Socket { path: store.socket.clone(), error })?;
+        let programs = packets::listen(&store.socket, config.socket_group, anybody).map_err(StoreError::Socket)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         poll.set(&wake, Source::Store, Interest::Readable)?;
         let (give, wishes) = channel();
@@ -184,6 +178,6 @@ impl Drop for Store {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.config.socket);
+        let _ = packets::remove(&self.config.socket);
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::unistd::{Gid, Uid, User};
 
@@ -11,11 +11,13 @@ use super::{Finding, host};
 use crate::callers::Account;
 use crate::config::Config;
 use crate::host::is_ours;
+use crate::packets;
 
-/// Accounts, addresses, the control group and ports.
+/// Accounts, addresses, sockets, the control group and ports.
 pub(super) fn all(config: &Config) -> Vec<Finding> {
     let mut findings = vec![accounts(config), host::group(config)];
     findings.extend(addresses(config));
+    findings.extend(sockets(config));
     findings.extend(host::ports(config));
     findings.extend(config.user.as_ref().and_then(|user| key(user, &config.tls.key)));
     findings
@@ -42,6 +44,16 @@ fn addresses(config: &Config) -> Vec<Finding> {
         Finding::of("address", format!("{key}: {}", address.ip()), advice)
     };
     listen.chain(metrics).chain(senders).map(of).collect()
+}
+
+/// Checks that an agent could listen for servers and programs without taking a file's place.
+fn sockets(config: &Config) -> Vec<Finding> {
+    let programs = config.store.iter().map(|store| ("[store] socket", &store.socket));
+    let of = |(key, path): (&str, &PathBuf)| {
+        let advice = packets::is_for_a_socket(path).err().map(|error| error.to_string());
+        Finding::of("socket", key, advice)
+    };
+    [("socket", &config.socket)].into_iter().chain(programs).map(of).collect()
 }
 
 /// Checks that the user whom the agent becomes can read the key: it reads it again for `systemctl reload`.
@@ -101,6 +113,22 @@ mod tests {
         assert_eq!(faults("metrics = \"127.0.0.1:9440\"", ""), [""; 0]);
         is_found("", "addresses = [\"192.0.2.99\"]", &["[backend] addresses", "192.0.2.99", "ip address"]);
         is_found("metrics = \"192.0.2.98:9440\"", "", &["metrics", "192.0.2.98"]);
+    }
+
+    #[test]
+    fn a_socket_in_a_files_place_is_named_with_its_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, free] = ["shuntd.toml", "none/s"].map(|name| directory.path().join(name));
+        fs::write(&file, "").unwrap();
+        let of = |servers: &Path, programs: &Path| -> Vec<String> {
+            let config = config(&format!("socket = {servers:?}"), &format!("[store]\nsocket = {programs:?}"));
+            sockets(&config).iter().filter_map(Finding::fault_line).collect()
+        };
+        let fault =
+            |key: &str| format!("socket: {key}: {} is there and is no socket: name another path", file.display());
+        assert_eq!(of(&free, &directory.path().join("store")), [""; 0]);
+        assert_eq!(of(&file, &free), [fault("socket")]);
+        assert_eq!(of(&free, &file), [fault("[store] socket")]);
     }
 
     #[test]
