@@ -202,8 +202,8 @@ impl Agent {
         let peer_listener =
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
-        let local_listener = packets::listen(&config.socket, config.socket_group, config.asks_callers())
-            .map_err(AgentError::Socket)?;
+        let local_listener =
+            packets::listen(&config.socket, config.socket_group, config.asks_callers()).map_err(AgentError::Socket)?;
         let listen =
             |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
         let metrics = config.metrics.map(listen).transpose()?;
@@ -449,7 +449,7 @@ impl Agent {
     /// After SIGHUP: for connections that begin from here, and sessions of those that would no longer be let in end.
     fn reload_credentials(&mut self) {
         while (&self.reload).read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
-        match Credentials::read(&self.config.tls, &self.config.name) {
+        match self.credentials.renewed(&self.config.tls, &self.config.name, SystemTime::now()) {
             Ok(credentials) => {
                 self.credentials = credentials;
                 self.next_warning = self.now;

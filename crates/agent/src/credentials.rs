@@ -86,6 +86,14 @@ pub enum CredentialsError {
         /// Of [tls].
         key: PathBuf,
     },
+    /// A certificate out of its time in place of a good one.
+    #[error("{path} {why}")]
+    Time {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: &'static str,
+    },
     /// rustls's.
     #[error("[tls] in the configuration: {0}")]
     Tls(#[from] rustls::Error),
@@ -141,6 +149,31 @@ impl Credentials {
         })
     }
 
+    /// Reads the files again. A certificate out of its time takes no good one's place; where this one is not good either,
+    /// it does, for authorities and lists may have changed.
+    ///
+    /// # Errors
+    /// See [`CredentialsError`]: these are to be kept.
+    pub fn renewed(&self, config: &TlsConfig, name: &str, now: SystemTime) -> Result<Self, CredentialsError> {
+        let new = Self::read(config, name)?;
+        match new.fault(now) {
+            Some(why) if self.fault(now).is_none() => {
+                Err(CredentialsError::Time { path: config.certificate.clone(), why })
+            }
+            _ => Ok(new),
+        }
+    }
+
+    /// Why no agent accepts our certificate at that time, and what to do.
+    fn fault(&self, now: SystemTime) -> Option<&'static str> {
+        if self.seconds_until_good(now) > 0 {
+            return Some(
+                "is not valid yet and no agent accepts it: set this machine's clock, or issue another and send SIGHUP",
+            );
+        }
+        (self.seconds_left(now) <= 0).then_some("has expired and no agent accepts it: issue another and send SIGHUP")
+    }
+
     /// To connect to the agent of that name.
     ///
     /// # Errors
@@ -187,12 +220,13 @@ impl Credentials {
 
     /// What an operator should hear about our certificate's end, and the list's.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
+        if let Some(why) = self.fault(now) {
+            return Some(format!("our certificate {why}"));
+        }
         let left = self.seconds_left(now);
-        let advice = "issue another and send SIGHUP";
         match left {
-            ..=0 => Some(format!("our certificate has expired and no agent accepts it: {advice}")),
             _ if (left as u64) < SOON.as_secs() => {
-                Some(format!("our certificate expires in {} hours: {advice}", left / 3600))
+                Some(format!("our certificate expires in {} hours: issue another and send SIGHUP", left / 3600))
             }
             _ if self.trust.next_list.is_some_and(|next| next < now) => Some(
                 "the authority should have made a newer list of revoked certificates: fetch it and send SIGHUP".into(),
@@ -350,6 +384,8 @@ mod tests {
         assert!((86_000..=86_400).contains(&credentials.seconds_left(now)), "{}", credentials.seconds_left(now));
         assert!(credentials.warning(now).unwrap().contains("expires in 23 hours"));
         assert!(credentials.warning(now + Duration::from_secs(86_401)).unwrap().contains("has expired"));
+        assert!(credentials.warning(now - SOON).unwrap().contains("is not valid yet"));
+        let credentials = Credentials { not_before: UNIX_EPOCH, ..credentials };
         assert_eq!(credentials.warning(now - SOON), None);
         let old = Credentials {
             trust: Trust { next_list: Some(now), ..credentials.trust },
@@ -363,6 +399,26 @@ mod tests {
         let old = Credentials { not_after: now + 2 * SOON, ..old };
         assert!(old.warning(now + Duration::from_secs(1)).unwrap().contains("newer list"));
         assert_eq!(old.warning(now - Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn a_certificate_out_of_its_time_takes_no_good_ones_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = issued(dir.path(), "fe1");
+        let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
+        let read = || Credentials::read(&config, "fe1").unwrap();
+        let good = Credentials { not_before: now - 9 * day, not_after: now + 9 * day, ..read() };
+        let said = |at| good.renewed(&config, "fe1", at).unwrap_err().to_string();
+        let file = config.certificate.display().to_string();
+        let (late, early) = (said(now + 2 * day), said(now - 2 * day));
+        assert!(late.starts_with(&file) && late.contains("has expired"), "{late}");
+        assert!(early.starts_with(&file) && early.contains("is not valid yet"), "{early}");
+        assert!(good.renewed(&config, "fe1", now).is_ok());
+        let expired = read();
+        assert!(
+            expired.renewed(&config, "fe1", now + 2 * day).is_ok(),
+            "its list of revoked certificates may be newer"
+        );
     }
 
     #[test]
