@@ -21,7 +21,7 @@ use shunt_wire::local::Reason;
 
 use crate::agent::Agent;
 use crate::host::{interface_index, interface_name};
-use crate::incoming::SELDOM;
+use crate::incoming::{SELDOM, Seldom};
 use crate::interfaces;
 use crate::routes::{Changes, Hop, NoRoute, Routes};
 use silences::{Path, Silences, Turn};
@@ -64,6 +64,8 @@ pub(crate) struct Paths {
     addresses: HashMap<IpAddr, u32>,
     known: HashMap<(IpAddr, IpAddr), (Instant, Result<Hop, Obstacle>)>,
     silences: Silences,
+    /// A client may bring its own network's silence about: the log has one in a while.
+    said_of_network: Seldom,
     said: Vec<(usize, Obstacle, Instant)>,
 }
 
@@ -82,6 +84,7 @@ impl Paths {
             addresses: HashMap::new(),
             known: HashMap::new(),
             silences: Silences::default(),
+            said_of_network: Seldom::default(),
             said: Vec::new(),
         })
     }
@@ -135,7 +138,7 @@ impl Paths {
     /// Whether payload for a client is sent.
     fn may_reach(&mut self, peer: usize, local: IpAddr, client: IpAddr, now: Instant) -> Result<(), Obstacle> {
         let hop = self.hop(local, client, now)?;
-        if self.silences.refuses(&Path { peer, hop }, now) { Err(Obstacle::Silent) } else { Ok(()) }
+        if self.silences.refuses(&Path { peer, hop }, client, now) { Err(Obstacle::Silent) } else { Ok(()) }
     }
 
     /// Whether the log does not have that yet, or not lately.
@@ -202,7 +205,7 @@ impl Agent {
         let Ok(hop) = paths.hop(local, client, self.now) else { return };
         let name = &self.peers[peer].name;
         let (port, router) = (interface_name(hop.port), hop.router.map(tracing::field::display));
-        match paths.silences.hear(Path { peer, hop }, answer.acknowledges, self.now) {
+        match paths.silences.hear(Path { peer, hop }, client, answer.acknowledges, self.now) {
             Some(Turn::Silent(pause)) => tracing::warn!(
                 peer = name,
                 %client,
@@ -213,6 +216,17 @@ impl Agent {
                 "clients acknowledge nothing of what has this server's address as its source: does a router or firewall \
                  drop such packets (rp_filter, BCP 38)? bodies are relayed"
             ),
+            Some(Turn::NetworkSilent(pause)) if paths.said_of_network.may_speak(self.now) => tracing::warn!(
+                peer = name,
+                %client,
+                server = %answer.server.socket_addr(),
+                port,
+                router,
+                ?pause,
+                "this client and those of its network (/24, /64) acknowledge nothing of what has this server's address as \
+                 its source: is it gone, or does a router or firewall there drop such packets? their bodies are relayed"
+            ),
+            Some(Turn::NetworkSilent(_)) => {}
             Some(Turn::Heard) => tracing::info!(peer = name, port, router, "clients acknowledge payload again"),
             None => {}
         }

@@ -1,4 +1,4 @@
-//! First hops to clients behind which payload seems to vanish.
+//! First hops to clients behind which payload seems to vanish, and clients that seem to be the cause themselves.
 //!
 //! ```text
 //!   (none) --silent--> Counting --silent, ROW in a row--> Refusing --pause is over--> Trying
@@ -7,19 +7,23 @@
 //!      +------------------------------------ heard -----------------------------------------+
 //! ```
 //!
-//! One client may be gone, or hostile: so several must be silent, one after the other, and none heard in between.
+//! One client may be gone, or hostile: ACKs cost it nothing to leave out. So a network of clients that is silent ROW times
+//! in a row is sent nothing itself, and others behind the same hop are, until ROW different networks are silent, and none
+//! is heard in between. After a pause a trial, too, is one connection of each of ROW networks.
 
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::routes::Hop;
 
-/// Silent connections in a row, until no more payload is sent there.
-const ROW: u32 = 3;
+/// Silent connections of a network in a row, or silent networks of a path, until no more payload is sent there.
+const ROW: usize = 3;
 const PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
-/// How long one connection is tried, before another one is.
+/// How long connections are tried, before others are.
 const TRIAL: Duration = Duration::from_secs(5);
-/// With more of them all are forgotten.
+/// With more paths, or more networks, all of them are forgotten.
 const MOST: usize = 1024;
 
 /// Where payload for a peer's clients goes first.
@@ -29,13 +33,111 @@ pub(super) struct Path {
     pub(super) hop: Hop,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Addresses that one client may have: the first address of its /24 or /64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Network(IpAddr);
+
+impl From<IpAddr> for Network {
+    fn from(client: IpAddr) -> Self {
+        Self(match client.to_canonical() {
+            IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << 8)).into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+        })
+    }
+}
+
+/// What is counted in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Row {
+    /// Connections of one network. One connection is tried after a pause.
+    Connections,
+    /// Networks behind one hop. As many networks are tried after a pause.
+    Networks,
+}
+
+#[derive(Clone, Debug)]
 enum State {
-    Counting(u32),
+    /// Networks that were silent.
+    Counting(Vec<Network>),
     /// Until then, and how long the next pause is.
     Refusing(Instant, Duration),
-    /// One connection has until then.
-    Trying(Instant, Duration),
+    Trying(Trial),
+}
+
+#[derive(Clone, Debug)]
+struct Trial {
+    until: Instant,
+    /// How long the next pause is.
+    pause: Duration,
+    /// Networks of which one connection is tried until then.
+    tried: Vec<Network>,
+    /// Networks that were silent, of this trial and those before it.
+    silent: Vec<Network>,
+}
+
+impl Row {
+    /// Silent trials that bring the next pause.
+    fn trials(self) -> usize {
+        match self {
+            Self::Connections => 1,
+            Self::Networks => ROW,
+        }
+    }
+
+    /// Whether a connection of this network is to be sent something.
+    fn is_open(self, state: &State, network: Network, now: Instant) -> bool {
+        match state {
+            State::Counting(_) => true,
+            State::Refusing(until, _) => now >= *until,
+            State::Trying(trial) => {
+                now >= trial.until || trial.tried.len() < self.trials() && !trial.tried.contains(&network)
+            }
+        }
+    }
+
+    /// A connection acknowledges nothing: how long nothing is sent from here on, where that begins now.
+    fn hear_silence(self, state: &mut State, network: Network, now: Instant) -> Option<Duration> {
+        let pause = match state {
+            State::Counting(row) => {
+                if self == Self::Connections || !row.contains(&network) {
+                    row.push(network);
+                }
+                (row.len() >= ROW).then_some(PAUSE.0)
+            }
+            // Of those that were under way.
+            State::Refusing(..) => None,
+            State::Trying(trial) if !trial.tried.contains(&network) => None,
+            State::Trying(trial) => {
+                if !trial.silent.contains(&network) {
+                    trial.silent.push(network);
+                }
+                (trial.silent.len() >= self.trials()).then_some(trial.pause)
+            }
+        }?;
+        *state = State::Refusing(now + pause, (2 * pause).min(PAUSE.1));
+        Some(pause)
+    }
+}
+
+impl State {
+    fn is_counting(&self) -> bool {
+        matches!(self, Self::Counting(_))
+    }
+
+    /// A connection of this network is sent something.
+    fn begin(&mut self, network: Network, now: Instant) {
+        match self {
+            Self::Counting(_) => {}
+            Self::Refusing(_, pause) => {
+                let (pause, tried, silent) = (*pause, vec![network], Vec::new());
+                *self = Self::Trying(Trial { until: now + TRIAL, pause, tried, silent });
+            }
+            Self::Trying(trial) if now >= trial.until => {
+                (trial.until, trial.tried) = (now + TRIAL, vec![network]);
+            }
+            Self::Trying(trial) => trial.tried.push(network),
+        }
+    }
 }
 
 /// A change that an operator should hear of.
@@ -43,54 +145,64 @@ enum State {
 pub(super) enum Turn {
     /// Nothing is sent there for so long.
     Silent(Duration),
+    /// Nothing is sent to this client's network for so long.
+    NetworkSilent(Duration),
     /// There is an answer again.
     Heard,
 }
 
 /// All that are known.
 #[derive(Default)]
-pub(super) struct Silences(HashMap<Path, State>);
+pub(super) struct Silences {
+    paths: HashMap<Path, State>,
+    networks: HashMap<(Path, Network), State>,
+}
 
 impl Silences {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.paths.is_empty() && self.networks.is_empty()
     }
 
-    /// Whether nothing is to be sent there now. One connection is tried after each pause: the one that is asked for then.
-    pub(super) fn refuses(&mut self, path: &Path, now: Instant) -> bool {
-        let Some(state) = self.0.get_mut(path) else { return false };
-        match *state {
-            State::Counting(_) => false,
-            State::Refusing(until, _) | State::Trying(until, _) if now < until => true,
-            State::Refusing(_, pause) | State::Trying(_, pause) => {
-                *state = State::Trying(now + TRIAL, pause);
-                false
-            }
+    /// Whether nothing is to be sent to a client there now. After each pause those are tried that are asked for then.
+    pub(super) fn refuses(&mut self, path: &Path, client: IpAddr, now: Instant) -> bool {
+        let network = Network::from(client);
+        let mut of_path = self.paths.get_mut(path);
+        let mut of_network = self.networks.get_mut(&(*path, network));
+        let is_open =
+            |row: Row, state: &Option<&mut State>| state.as_ref().is_none_or(|state| row.is_open(state, network, now));
+        // A network with a pause of its own takes no place in the path's trial.
+        if !is_open(Row::Networks, &of_path) || !is_open(Row::Connections, &of_network) {
+            return true;
         }
+        for state in [&mut of_path, &mut of_network].into_iter().flatten() {
+            state.begin(network, now);
+        }
+        false
     }
 
     /// A new connection there acknowledges something, or nothing.
-    pub(super) fn hear(&mut self, path: Path, acknowledges: bool, now: Instant) -> Option<Turn> {
+    pub(super) fn hear(&mut self, path: Path, client: IpAddr, acknowledges: bool, now: Instant) -> Option<Turn> {
+        let network = Network::from(client);
         if acknowledges {
-            let was_refused = self.0.remove(&path).is_some_and(|state| !matches!(state, State::Counting(_)));
+            self.networks.remove(&(path, network));
+            let was_refused = self.paths.remove(&path).is_some_and(|state| !state.is_counting());
+            if was_refused {
+                self.networks.retain(|(of, _), _| *of != path);
+            }
             return was_refused.then_some(Turn::Heard);
         }
-        if self.0.len() >= MOST && !self.0.contains_key(&path) {
-            self.0.clear();
-        }
-        let state = self.0.entry(path).or_insert(State::Counting(0));
-        let pause = match *state {
-            State::Counting(row) if row + 1 < ROW => {
-                *state = State::Counting(row + 1);
-                return None;
-            }
-            State::Counting(_) => PAUSE.0,
-            State::Refusing(..) => return None,
-            State::Trying(_, pause) => pause,
-        };
-        *state = State::Refusing(now + pause, (2 * pause).min(PAUSE.1));
-        Some(Turn::Silent(pause))
+        let of_network = Row::Connections.hear_silence(entry(&mut self.networks, (path, network)), network, now);
+        let of_path = Row::Networks.hear_silence(entry(&mut self.paths, path), network, now);
+        of_path.map(Turn::Silent).or(of_network.map(Turn::NetworkSilent))
     }
+}
+
+/// What is known, of few enough.
+fn entry<K: Eq + Hash>(states: &mut HashMap<K, State>, key: K) -> &mut State {
+    if states.len() >= MOST && !states.contains_key(&key) {
+        states.clear();
+    }
+    states.entry(key).or_insert(State::Counting(Vec::new()))
 }
 
 #[cfg(test)]
@@ -101,46 +213,99 @@ mod tests {
         Path { peer: 0, hop: Hop { port, router: None } }
     }
 
+    /// A client of the network of that number.
+    fn client(network: u8) -> IpAddr {
+        [198, 51, network, 7].into()
+    }
+
+    /// One silent connection of each of ROW networks.
     fn silent(silences: &mut Silences, now: Instant) -> Vec<Option<Turn>> {
-        (0..ROW).map(|_| silences.hear(path(1), false, now)).collect()
+        (0..ROW as u8).map(|network| silences.hear(path(1), client(network), false, now)).collect()
     }
 
     #[test]
     fn several_in_a_row_are_a_sign_and_an_answer_in_between_ends_the_row() {
         let (mut silences, now) = (Silences::default(), Instant::now());
-        assert_eq!(silences.hear(path(1), false, now), None);
-        assert_eq!(silences.hear(path(1), false, now), None);
-        assert_eq!(silences.hear(path(1), true, now), None);
-        assert!(silences.is_empty());
+        assert_eq!(silences.hear(path(1), client(0), false, now), None);
+        assert_eq!(silences.hear(path(1), client(1), false, now), None);
+        assert_eq!(silences.hear(path(1), client(9), true, now), None);
+        assert!(silences.paths.is_empty());
         assert_eq!(silent(&mut silences, now), [None, None, Some(Turn::Silent(PAUSE.0))]);
-        assert!(silences.refuses(&path(1), now) && !silences.refuses(&path(2), now));
-        assert_eq!(silences.hear(path(1), false, now), None, "of those that were under way");
+        assert!(silences.refuses(&path(1), client(9), now) && !silences.refuses(&path(2), client(9), now));
+        assert_eq!(silences.hear(path(1), client(8), false, now), None, "of those that were under way");
     }
 
     #[test]
-    fn one_is_tried_after_each_pause_and_the_pause_grows() {
+    fn a_silent_network_stops_itself_alone() {
+        for [one, neighbour, other] in
+            [["192.0.2.1", "192.0.2.77", "192.0.3.1"], ["2001:db8::1", "2001:db8::2:0:0:1", "2001:db8:0:1::1"]]
+        {
+            let [one, neighbour, other] = [one, neighbour, other].map(|address| address.parse().unwrap());
+            let (mut silences, mut now) = (Silences::default(), Instant::now());
+            let heard: Vec<_> = [one, neighbour, one].map(|client| silences.hear(path(1), client, false, now)).into();
+            assert_eq!(heard, [None, None, Some(Turn::NetworkSilent(PAUSE.0))]);
+            assert!(silences.refuses(&path(1), one, now) && silences.refuses(&path(1), neighbour, now));
+            assert!((0..100).all(|_| !silences.refuses(&path(1), other, now)), "others are not its victims");
+            now += PAUSE.0;
+            assert!(!silences.refuses(&path(1), one, now) && silences.refuses(&path(1), neighbour, now));
+            assert_eq!(silences.hear(path(1), one, false, now), Some(Turn::NetworkSilent(2 * PAUSE.0)));
+            assert!(silences.refuses(&path(1), one, now) && !silences.refuses(&path(1), other, now));
+            assert_eq!(silences.hear(path(1), one, true, now), None);
+            assert!(silences.is_empty());
+        }
+    }
+
+    #[test]
+    fn one_of_each_of_several_networks_is_tried_after_each_pause_and_the_pause_grows() {
         let (mut silences, mut now) = (Silences::default(), Instant::now());
         silent(&mut silences, now);
         let mut pause = PAUSE.0;
-        for _ in 0..10 {
+        for round in 0..10u8 {
             now += pause;
-            assert!(!silences.refuses(&path(1), now), "one is tried");
-            assert!(silences.refuses(&path(1), now), "and no more");
+            let clients: [IpAddr; ROW] = std::array::from_fn(|index| client(10 * round + 10 + index as u8));
+            for client in clients {
+                assert!(!silences.refuses(&path(1), client, now), "each is tried");
+                assert!(silences.refuses(&path(1), client, now), "once");
+            }
+            assert!(silences.refuses(&path(1), client(0), now), "and no more");
             pause = (2 * pause).min(PAUSE.1);
-            assert_eq!(silences.hear(path(1), false, now), Some(Turn::Silent(pause)));
+            let heard = clients.map(|client| silences.hear(path(1), client, false, now));
+            assert_eq!(heard, [None, None, Some(Turn::Silent(pause))]);
         }
         now += PAUSE.1;
-        assert!(!silences.refuses(&path(1), now));
-        assert_eq!(silences.hear(path(1), true, now), Some(Turn::Heard));
-        assert!(!silences.refuses(&path(1), now));
+        assert!(!silences.refuses(&path(1), client(9), now));
+        assert_eq!(silences.hear(path(1), client(9), true, now), Some(Turn::Heard));
+        assert!(!silences.refuses(&path(1), client(9), now) && silences.is_empty());
+    }
+
+    #[test]
+    fn one_silent_network_does_not_fail_a_trial() {
+        let (mut silences, mut now) = (Silences::default(), Instant::now());
+        silent(&mut silences, now);
+        now += PAUSE.0;
+        assert!(!silences.refuses(&path(1), client(0), now));
+        assert_eq!(silences.hear(path(1), client(0), false, now), None);
+        assert_eq!(silences.hear(path(1), client(0), false, now), Some(Turn::NetworkSilent(PAUSE.0)), "itself alone");
+        assert!(!silences.refuses(&path(1), client(9), now), "there is place for another");
+        assert_eq!(silences.hear(path(1), client(9), true, now), Some(Turn::Heard));
+        assert!(!silences.refuses(&path(1), client(8), now));
     }
 
     #[test]
     fn a_trial_without_an_end_makes_room_for_another() {
         let (mut silences, now) = (Silences::default(), Instant::now());
         silent(&mut silences, now);
-        assert!(!silences.refuses(&path(1), now + PAUSE.0));
-        assert!(silences.refuses(&path(1), now + PAUSE.0 + TRIAL / 2));
-        assert!(!silences.refuses(&path(1), now + PAUSE.0 + TRIAL));
+        assert!((10..10 + ROW as u8).all(|network| !silences.refuses(&path(1), client(network), now + PAUSE.0)));
+        assert!(silences.refuses(&path(1), client(9), now + PAUSE.0 + TRIAL / 2));
+        assert!(!silences.refuses(&path(1), client(9), now + PAUSE.0 + TRIAL));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (mut silences, now) = (Silences::default(), Instant::now());
+        for number in 0..3 * MOST as u32 {
+            silences.hear(path(number), Ipv4Addr::from_bits(number << 8).into(), false, now);
+            assert!(silences.paths.len() <= MOST && silences.networks.len() <= MOST);
+        }
     }
 }
