@@ -4,15 +4,17 @@
 //! A question (ASK, PROVE) is known by its names until it is answered. What a peer says unasked is about a handoff that it was
 //! given; an agent does not know when one of these is over, so they are counted, and not remembered.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use shunt_wire::local::Handoff;
 use shunt_wire::peer::Claim;
 
 use crate::agent::Agent;
 
-/// Questions that one peer leaves unanswered at a time.
+/// Questions that one peer leaves unanswered at a time. Each server may have as many as are left for others, and a few
+/// however many others have.
 const QUESTIONS: usize = 4096;
+const QUESTIONS_OF_ITS_OWN: usize = 16;
 /// Messages of a kind that a peer may still send, however many handoffs it was given: as many may end at once.
 const MOST: u32 = 1 << 16;
 /// Digests of one handoff: known, withdrawn, and that again after 1, 2, 4... s for a minute, where its server did not take it.
@@ -41,8 +43,8 @@ pub(crate) enum News {
 /// The messages of one peer that servers still take.
 #[derive(Debug, Default)]
 pub(crate) struct Hearing {
-    /// By the server's number and its name for the question.
-    questions: HashSet<(Question, u32, u64)>,
+    /// By the server's number, with its names for them. Those of no server are no entry.
+    questions: HashMap<u32, HashSet<(Question, u64)>>,
     ends: u32,
     digests: u32,
     waits: u32,
@@ -52,16 +54,22 @@ impl Hearing {
     /// Notes a question: whether it may be asked.
     #[must_use]
     fn ask(&mut self, question: Question, worker: u32, name: u64) -> bool {
-        let may = self.questions.len() < QUESTIONS;
+        let left = QUESTIONS.saturating_sub(self.questions.values().map(HashSet::len).sum());
+        let may = self.questions.get(&worker).map_or(0, HashSet::len) < left.max(QUESTIONS_OF_ITS_OWN);
         if may {
-            self.questions.insert((question, worker, name));
+            self.questions.entry(worker).or_default().insert((question, name));
         }
         may
     }
 
     /// Whether a question waits for this answer, which is the only one.
     fn is_answer(&mut self, question: Question, worker: u32, name: u64) -> bool {
-        self.questions.remove(&(question, worker, name))
+        let Some(questions) = self.questions.get_mut(&worker) else { return false };
+        let is_answer = questions.remove(&(question, name));
+        if questions.is_empty() {
+            self.questions.remove(&worker);
+        }
+        is_answer
     }
 
     /// The peer is given a handoff. `has_parts`: of bytes of its store.
@@ -90,12 +98,12 @@ impl Hearing {
 
     /// Its session is lost, and with it the answers.
     pub(crate) fn forget_questions(&mut self) {
-        self.questions = HashSet::new();
+        self.questions = HashMap::new();
     }
 
     /// A server is gone.
     fn forget_server(&mut self, worker: u32) {
-        self.questions.retain(|(_, of, _)| *of != worker);
+        self.questions.remove(&worker);
     }
 }
 
@@ -147,11 +155,20 @@ mod tests {
     #[test]
     fn questions_that_nobody_answers_are_bounded_and_end_with_server_and_session() {
         let mut hearing = Hearing::default();
-        assert_eq!((0..2 * QUESTIONS as u64).filter(|name| hearing.ask(Question::Prove, 1, *name)).count(), QUESTIONS);
+        let mut asked_by =
+            |worker| (0..2 * QUESTIONS as u64).filter(|name| hearing.ask(Question::Prove, worker, *name)).count();
+        assert_eq!(
+            [1, 2, 3].map(&mut asked_by),
+            [QUESTIONS / 2, QUESTIONS / 4, QUESTIONS / 8],
+            "there is place for others"
+        );
+        let fewest = (4..100).map(&mut asked_by).min();
+        assert_eq!(fewest, Some(QUESTIONS_OF_ITS_OWN), "however many others ask");
+        assert!(!hearing.ask(Question::Ask, 1, 1));
         hearing.forget_server(1);
-        assert!(hearing.ask(Question::Ask, 2, 1));
+        assert!(hearing.ask(Question::Ask, 1, 1));
         hearing.forget_questions();
-        assert!(!hearing.is_answer(Question::Ask, 2, 1));
+        assert!(!hearing.is_answer(Question::Ask, 1, 1));
     }
 
     #[test]

@@ -48,26 +48,35 @@ pub(crate) struct Question {
     until: Instant,
 }
 
+impl Question {
+    /// The server's number and the handoff, by which the answer finds who asked.
+    fn asker(&self) -> (u32, u64) {
+        (self.worker, self.handoff)
+    }
+}
+
 /// Questions that wait for a file's digest. Each is looked at when more is known, and with the clock.
 #[derive(Default)]
 pub(crate) struct Questions(Vec<Question>);
 
 impl Questions {
-    /// Whether there is place for one more. One about the same offer has the place of the one before.
-    fn add(&mut self, question: Question) -> bool {
+    /// Gives back the question that has no place, to be answered: one about the same offer has the place of the one before,
+    /// which nobody else would answer; where there is no place at all it is this one. The same question again is one.
+    #[must_use]
+    fn add(&mut self, question: Question) -> Option<Question> {
         let mut of_peer = 0;
         for other in self.0.iter_mut().filter(|other| other.peer == question.peer) {
             if other.number == question.number {
-                *other = Question { until: other.until, ..question };
-                return true;
+                let before = std::mem::replace(other, Question { until: other.until, ..question });
+                return (before.asker() != question.asker()).then_some(before);
             }
             of_peer += 1;
         }
-        let has_place = self.0.len() < QUESTIONS && of_peer < QUESTIONS_OF_A_PEER;
-        if has_place {
-            self.0.push(question);
+        if self.0.len() >= QUESTIONS || of_peer >= QUESTIONS_OF_A_PEER {
+            return Some(question);
         }
-        has_place
+        self.0.push(question);
+        None
     }
 }
 
@@ -109,8 +118,11 @@ impl Agent {
         });
         match question.map(|question| self.answer_question(question)) {
             Ok(None) => {}
-            Ok(Some(question)) if self.questions.add(question) => {}
-            Ok(Some(_)) => self.tell_digest(peer, &digest(worker, handoff, 0, None)),
+            Ok(Some(question)) => {
+                if let Some(Question { worker, handoff, .. }) = self.questions.add(question) {
+                    self.tell_digest(peer, &digest(worker, handoff, 0, None));
+                }
+            }
             Err(reason) => {
                 tracing::debug!(%reason, handoff, "a digest cannot be told");
                 self.tell_digest(peer, &digest(worker, handoff, 0, None));
@@ -249,12 +261,13 @@ mod tests {
     #[test]
     fn a_peer_has_its_share_of_places_and_an_offer_one() {
         let mut questions = Questions::default();
-        let added = (0..2 * QUESTIONS as u64).filter(|number| questions.add(question(1, *number))).count();
+        let added = (0..2 * QUESTIONS as u64).filter(|number| questions.add(question(1, *number)).is_none()).count();
         assert_eq!(added, QUESTIONS_OF_A_PEER);
-        assert!(questions.add(question(2, 0)), "there is place for another peer");
+        assert!(questions.add(question(2, 0)).is_none(), "there is place for another peer");
         let again = Question { handoff: 7, until: Instant::now() + PATIENCE, ..question(2, 0) };
         let before = questions.0.len();
-        assert!((0..QUESTIONS).all(|_| questions.add(again)));
+        let replaced: Vec<_> = (0..QUESTIONS).filter_map(|_| questions.add(again)).map(|one| one.asker()).collect();
+        assert_eq!(replaced, [(1, 1)], "is answered, and the same question again is not");
         let last = questions.0.last().expect("the other peer's");
         assert_eq!((questions.0.len(), last.handoff), (before, 7), "the answer is for who asked last");
         assert!(last.until < again.until, "whoever asks again and again does not wait longer");
