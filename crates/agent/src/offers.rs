@@ -13,6 +13,8 @@ use shunt_wire::local::{BOARD_PEERS, Offer, Reason};
 struct Offered {
     offer: Offer,
     file: File,
+    /// When it expires: one that was claimed and put back has a later end than the first.
+    end: Instant,
     /// Identity of the file when its digest was told.
     proven: Option<FileIdentity>,
 }
@@ -21,7 +23,7 @@ struct Offered {
 pub struct Offers {
     lifetime: Duration,
     by_number: HashMap<u64, Offered>,
-    /// In the order of their end: all live equally long.
+    /// In the order of their end: all live equally long. Those of offers that were claimed stay until then.
     ends: VecDeque<(Instant, u64)>,
     expired: u64,
     loads: Vec<Load>,
@@ -62,9 +64,10 @@ impl Offers {
         if self.by_number.contains_key(&offer.number) {
             return Err(Reason::Malformed);
         }
-        self.ends.push_back((now + self.lifetime, offer.number));
+        let end = now + self.lifetime;
+        self.ends.push_back((end, offer.number));
         self.loads[offer.peer as usize] += Load::waiting(offer.length);
-        self.by_number.insert(offer.number, Offered { offer, file, proven: None });
+        self.by_number.insert(offer.number, Offered { offer, file, end, proven: None });
         Ok(())
     }
 
@@ -90,7 +93,7 @@ impl Offers {
     /// Why not. Another peer's offer is unknown: who asks learns nothing about it.
     pub fn claim(&mut self, peer: u32, number: u64, length: u64, tag: Tag) -> Result<Payload, Reason> {
         self.find(peer, number, length, tag)?;
-        let Offered { offer, file, proven } = self.remove(number).ok_or(Reason::UnknownOffer)?;
+        let Offered { offer, file, proven, .. } = self.remove(number).ok_or(Reason::UnknownOffer)?;
         Ok(Payload::proven(file, &offer, proven))
     }
 
@@ -136,8 +139,10 @@ impl Offers {
     /// Gives up what nobody claimed in time: its files.
     pub fn expire(&mut self, now: Instant) -> Vec<File> {
         let mut files = Vec::new();
-        while let Some((_, number)) = self.ends.pop_front_if(|(end, _)| *end <= now) {
-            files.extend(self.remove(number).map(|offered| offered.file));
+        while let Some((end, number)) = self.ends.pop_front_if(|(end, _)| *end <= now) {
+            if self.by_number.get(&number).is_some_and(|offered| offered.end == end) {
+                files.extend(self.remove(number).map(|offered| offered.file));
+            }
         }
         self.expired += files.len() as u64;
         files
@@ -186,6 +191,17 @@ mod tests {
         assert_eq!(offers.expire(Instant::now() + Duration::from_secs(11)).len(), 1);
         assert_eq!((offers.len(), offers.expired()), (0, 1));
         assert_eq!(offers.load(2), Load::default());
+    }
+
+    #[test]
+    fn one_that_is_put_back_lives_as_long_as_a_new_one() {
+        let (mut offers, begun) = (offers_with(7), Instant::now());
+        offers.claim(2, 7, 5, Tag([3; 16])).unwrap();
+        offers.put_back(offer(7), tempfile::tempfile().unwrap(), None, begun + Duration::from_secs(8));
+        assert!(offers.expire(begun + Duration::from_secs(12)).is_empty() && offers.contains(7));
+        assert_eq!(offers.load(2), Load::waiting(5));
+        assert_eq!(offers.expire(begun + Duration::from_secs(18)).len(), 1);
+        assert_eq!((offers.len(), offers.expired(), offers.ends.len()), (0, 1, 0));
     }
 
     #[test]
