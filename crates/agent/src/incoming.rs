@@ -55,12 +55,12 @@ struct Told(VecDeque<(IpAddr, String, Instant)>);
 impl Told {
     fn is_news(&mut self, from: IpAddr, why: &str, now: Instant) -> bool {
         self.0.retain(|(_, _, at)| now.duration_since(*at) < REFUSED_AGAIN);
-        if self.0.iter().any(|(whom, said, _)| *whom == from && said == why) {
-            return false;
-        }
+        !self.0.iter().any(|(whom, said, _)| *whom == from && said == why)
+    }
+
+    fn note(&mut self, from: IpAddr, why: &str, now: Instant) {
         self.0.truncate(REFUSALS - 1);
         self.0.push_front((from, why.to_owned(), now));
-        true
     }
 }
 
@@ -112,6 +112,15 @@ impl Waiting {
         let (all, here) =
             strangers.fold((0, 0), |(all, here), (_, incoming)| (all + 1, here + usize::from(incoming.from == from)));
         all < STRANGERS && here < STRANGERS_AT_ONE_ADDRESS && self.is_within_rate(now)
+    }
+
+    /// Whether a refusal is logged now. One that is kept back, because another was logged in that second, is news next time.
+    fn may_tell(&mut self, from: IpAddr, why: &str, now: Instant) -> bool {
+        let may = self.told.is_news(from, why, now) && self.refusals.may_speak(now);
+        if may {
+            self.told.note(from, why, now);
+        }
+        may
     }
 
     fn is_within_rate(&mut self, now: Instant) -> bool {
@@ -218,7 +227,7 @@ impl Agent {
     }
 
     fn say_refused(&mut self, from: IpAddr, why: &str) {
-        if self.incoming.told.is_news(from, why, self.now) && self.incoming.refusals.may_speak(self.now) {
+        if self.incoming.may_tell(from, why, self.now) {
             tracing::warn!(%from, why, "refused a connection to the agents' port");
         }
     }
@@ -259,13 +268,26 @@ mod tests {
 
     #[test]
     fn who_is_refused_again_and_again_is_told_of_once() {
-        let (mut told, now) = (Told::default(), Instant::now());
-        let from = |last| IpAddr::from([192, 0, 2, last]);
-        assert!(told.is_news(from(1), "no", now) && !told.is_news(from(1), "no", now));
-        assert!(told.is_news(from(1), "another reason", now) && told.is_news(from(2), "no", now));
-        assert!(told.is_news(from(1), "no", now + REFUSED_AGAIN));
-        assert!((0..=255).filter(|last| told.is_news(from(*last), "no", now)).count() > 200);
-        assert_eq!(told.0.len(), REFUSALS);
+        let (mut waiting, mut now) = (Waiting::default(), Instant::now());
+        // A second after the one before: nothing is kept back.
+        let mut is_told = |last, why| {
+            now += Duration::from_secs(1);
+            waiting.may_tell(IpAddr::from([192, 0, 2, last]), why, now)
+        };
+        assert!(is_told(1, "no") && !is_told(1, "no"));
+        assert!(is_told(1, "another reason") && is_told(2, "no"));
+        assert!((0..=255).filter(|last| is_told(*last, "no")).count() > 200);
+        now += REFUSED_AGAIN;
+        assert!(waiting.told.0.len() == REFUSALS && waiting.may_tell([192, 0, 2, 255].into(), "no", now));
+    }
+
+    #[test]
+    fn a_refusal_that_is_kept_back_is_told_of_later() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        let [one, other] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        assert!(waiting.may_tell(one, "no", now) && !waiting.may_tell(other, "no", now));
+        let later = now + Duration::from_secs(1);
+        assert!(waiting.may_tell(other, "no", later) && !waiting.may_tell(one, "no", later));
     }
 
     #[test]
