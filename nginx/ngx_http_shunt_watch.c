@@ -7,10 +7,21 @@
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-#define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 16 /* one after the other: that is no accident */
-#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  8  /* what a connection counts that had a flow already */
+/* one after the other: that is no accident. A location gives up by then (ngx_http_shunt_vain.c),
+ * and more would come late, or never */
+#define NGX_HTTP_SHUNT_UNPROVEN_LOGGED 4
+#define NGX_HTTP_SHUNT_UNPROVEN_AGAIN  2 /* what a connection counts that had a flow already */
+
+/* A connection may have waited this long for accept() */
+#define NGX_HTTP_SHUNT_ACCEPT_MS    1000
+/* Less than the kernel keeps a handshake (HANDSHAKE_SECONDS of crates/handoff/bpf/proof.h) */
+#define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
 static ngx_uint_t ngx_http_shunt_unproven;
+
+/* Connections from then on are younger than the programs, which have noted their handshakes. */
+static ngx_msec_t ngx_http_shunt_watched;
+static ngx_uint_t ngx_http_shunt_watched_early; /* before the first worker */
 
 /* Why the kernel answers none of our calls: no program of the agent's is asked. */
 static void ngx_http_shunt_say_unsteered(ngx_cycle_t *cycle, ngx_socket_t fd)
@@ -43,9 +54,12 @@ void ngx_http_shunt_watch_listeners(ngx_cycle_t *cycle)
     ngx_uint_t i;
     ngx_listening_t *ls = cycle->listening.elts;
 
+    ngx_http_shunt_watched = ngx_current_msec;
+    ngx_http_shunt_watched_early = 1;
+
     for (i = 0; i < cycle->listening.nelts; i++) {
-        if (ngx_http_shunt_is_watched(&ls[i])) {
-            (void) ngx_http_shunt_kernel_watch(ls[i].fd);
+        if (ngx_http_shunt_is_watched(&ls[i]) && ngx_http_shunt_kernel_watch(ls[i].fd) == -1) {
+            ngx_http_shunt_watched_early = 0;
         }
     }
 }
@@ -55,6 +69,13 @@ void ngx_http_shunt_watch_again(ngx_cycle_t *cycle)
 {
     ngx_uint_t i;
     ngx_listening_t *ls = cycle->listening.elts;
+
+    /* The programs may be new, unless this is the agent that the worker has begun with. */
+    if (!ngx_http_shunt_watched_early) {
+        ngx_http_shunt_watched = ngx_current_msec + NGX_HTTP_SHUNT_ACCEPT_MS;
+    }
+
+    ngx_http_shunt_watched_early = 0;
 
     for (i = 0; i < cycle->listening.nelts; i++) {
         if (!ngx_http_shunt_is_watched(&ls[i]) || ngx_http_shunt_kernel_watch(ls[i].fd) == 0) {
@@ -78,13 +99,26 @@ void ngx_http_shunt_watch_begun(void)
     ngx_http_shunt_unproven = 0;
 }
 
-/* A connection that is older than the steering programs lacks proof once. */
+/* Whether the kernel should have noted the handshake of this connection, and know it still. */
+static ngx_uint_t ngx_http_shunt_handshake_is_noted(ngx_connection_t *c)
+{
+    return (ngx_msec_int_t) (c->start_time - ngx_http_shunt_watched) >= 0 &&
+           ngx_current_msec - c->start_time < NGX_HTTP_SHUNT_HANDSHAKE_MS;
+}
+
+/* A connection that is older than the steering programs, or than what they remember, lacks proof
+ * once: that is an accident, and does not count. */
 static void ngx_http_shunt_note_unproven(ngx_connection_t *c)
 {
     ngx_uint_t before = ngx_http_shunt_unproven;
     ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(c, 0);
 
-    ngx_http_shunt_unproven += vain && vain->row ? NGX_HTTP_SHUNT_UNPROVEN_AGAIN : 1;
+    if (vain && vain->row) {
+        ngx_http_shunt_unproven += NGX_HTTP_SHUNT_UNPROVEN_AGAIN;
+
+    } else if (ngx_http_shunt_handshake_is_noted(c)) {
+        ngx_http_shunt_unproven++;
+    }
 
     if (before < NGX_HTTP_SHUNT_UNPROVEN_LOGGED &&
         ngx_http_shunt_unproven >= NGX_HTTP_SHUNT_UNPROVEN_LOGGED) {

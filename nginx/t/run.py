@@ -324,14 +324,53 @@ class Unproven(Base):
         self.assertEqual((n["fetched_unproven"], n["fetched_begin"], n["shortcuts"]), (1, 0, 1))
         self.assertEqual(self.agent.handoffs(), 0)
 
+    def told(self):
+        return [l for l in read(self.dir + "/error.log").splitlines() if "list the interface in shuntd.toml" in l]
+
     def test_where_it_is_the_rule_the_log_says_once_what_to_do(self):
         self.agent.refusal = lambda handoff: agents.UNPROVEN
         c = Client()
         for _ in range(8):
             self.assertEqual(c.get("/text.html").body, TEXT)
-        told = [l for l in read(self.dir + "/error.log").splitlines() if "list the interface in shuntd.toml" in l]
+        told = self.told()
         self.assertEqual(len(told), 1, told)
         self.assertIn("[error]", told[0])
+
+    def get_once(self, times):
+        for _ in range(times):
+            c = Client()
+            self.assertEqual(c.get("/text.html").body, TEXT)
+            c.close()
+
+    def test_the_log_says_so_when_four_connections_of_one_response_have_none(self):
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        self.get_once(3)
+        self.assertEqual(self.told(), [])
+        self.get_once(1)  # the location gives up
+        self.assertEqual(len(self.told()), 1)
+        self.get_once(20)
+        self.assertEqual(len(self.told()), 1, "once")
+
+    def test_a_shortcut_in_between_begins_the_row_again(self):
+        refusals = iter([agents.UNPROVEN] * 3 + [0] + [agents.UNPROVEN] * 3)
+        self.agent.refusal = lambda handoff: next(refusals)
+        self.get_once(7)
+        self.assertEqual(self.agent.counters()["fetched_unproven"], 6)
+        self.assertEqual(self.told(), [])
+
+    def test_connections_that_are_older_than_the_programs_are_an_accident(self):
+        self.agent.close()
+        self.until(lambda: "agent lost" in read(self.dir + "/error.log"))
+        clients = [Client() for _ in range(20)]
+        for c in clients:
+            self.assertEqual(c.get("/small").body, b"s" * 100)
+        self.agent = agents.Agent(self.dir)
+        self.until(lambda: self.agent.workers >= 2)
+        self.agent.refusal = lambda handoff: agents.UNPROVEN
+        for c in clients:
+            self.assertEqual(c.get("/text.html").body, TEXT)
+        self.assertGreaterEqual(self.agent.counters()["fetched_unproven"], 4)
+        self.assertEqual(self.told(), [])
 
     def test_all_listeners_of_http_are_watched_when_an_agent_comes(self):
         watched = {self.agent.wait("watch") for _ in range(4)}
