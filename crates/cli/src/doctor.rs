@@ -57,7 +57,7 @@ impl DoctorCommand {
             (false, None) => Servers::Program(self.nginx),
         };
         let mut findings = examine(&config, &stats, &servers);
-        findings.extend(self.handoff.map(|seconds| handoff(&config.socket, Duration::from_secs(seconds))));
+        findings.extend(self.handoff.map(|seconds| handoff(&config, Duration::from_secs(seconds))));
         findings.extend(trial.map(|trial| fetched(&config, &trial)));
         if !findings.iter().any(|finding| finding.area == "handoff") && config.frontend.is_some() {
             findings.push(not_tried());
@@ -78,8 +78,12 @@ impl DoctorCommand {
 const LOOK: Duration = Duration::from_millis(100);
 
 /// One real handoff, of a client that an operator has somewhere else.
-fn handoff(socket: &Path, patience: Duration) -> Finding {
+fn handoff(config: &Config, patience: Duration) -> Finding {
     let finding = |verdict| Finding { area: "handoff", about: "a large body for a client elsewhere".into(), verdict };
+    if let Some(verdict) = elsewhere(config) {
+        return finding(verdict);
+    }
+    let socket: &Path = &config.socket;
     let before = match agent_stats(socket) {
         Ok(before) => before,
         Err(error) => return finding(Verdict::Fault(format!("{error:#}"))),
@@ -112,6 +116,12 @@ const LONG: u64 = 256 << 10;
 /// Until servers have counted what has come to its end.
 const COUNTED: Duration = Duration::from_secs(5);
 
+/// Fault of a machine that hands nothing off.
+fn elsewhere(config: &Config) -> Option<Verdict> {
+    let advice = "this machine is no frontend (its shuntd.toml has no [frontend]): run it at the frontend, where clients connect";
+    config.frontend.is_none().then(|| Verdict::Fault(advice.into()))
+}
+
 fn not_tried() -> Finding {
     let why = "not tried: `--fetch URL --client ADDRESS` fetches a file from a spare address, `--handoff SECONDS` waits for \
                a client elsewhere";
@@ -122,6 +132,9 @@ fn not_tried() -> Finding {
 fn fetched(config: &Config, trial: &Trial) -> Finding {
     let about = format!("{} of {} for a client at {}", trial.path, trial.server, trial.client);
     let finding = |verdict| Finding { area: "handoff", about, verdict };
+    if let Some(verdict) = elsewhere(config) {
+        return finding(verdict);
+    }
     let before = match agent_stats(&config.socket) {
         Ok(before) => before,
         Err(error) => return finding(Verdict::Fault(format!("{error:#}"))),
@@ -192,6 +205,21 @@ mod tests {
             |relayed: u64| Stats(serde_json::json!({"servers": {"relayed_no_peer": relayed, "offers": relayed}}));
         assert_eq!(other_ways(&stats(1), &stats(2)), ["servers.relayed_no_peer"]);
         assert_eq!(other_ways(&stats(2), &stats(2)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_backend_is_told_where_to_try_a_handoff() {
+        let of = |role: &str| {
+            let text = format!(
+                "name = \"x\"\nlisten = \"127.0.0.1:7440\"\nsocket = \"/none\"\n[{role}]\ninterfaces = [\"lo\"]\n\
+                 [tls]\ncertificate = \"c\"\nkey = \"k\"\nca = \"a\"\n"
+            );
+            let config = Config::parse(&text, Path::new("x")).unwrap();
+            let trial = Trial::of("http://10.0.0.1/file", "10.0.0.9".parse().unwrap()).unwrap();
+            [fetched(&config, &trial), handoff(&config, Duration::ZERO)].map(|found| found.fault_line().unwrap())
+        };
+        assert!(of("backend").iter().all(|line| line.contains("run it at the frontend")), "{:?}", of("backend"));
+        assert!(of("frontend").iter().all(|line| !line.contains("run it at the frontend")));
     }
 
     #[test]

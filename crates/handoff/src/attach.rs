@@ -95,6 +95,7 @@ impl TcPrograms {
     /// # Errors
     /// They are not there, or not for this process.
     pub fn of_frontend(pin_dir: &Path) -> Result<Self, SteeringError> {
+        log_libbpf();
         let pinned = |place: TcPlace| {
             let [pin, _] = pins_of(pin_dir, place.program);
             let failed =
@@ -185,6 +186,7 @@ pub(crate) fn places(is_frontend: bool) -> [TcPlace; 2] {
 
 /// Number of the program at that place.
 pub(crate) fn filter_at(ifindex: u32, place: TcPlace) -> Option<u32> {
+    log_libbpf();
     // Looking a filter up takes no program; the hook wants some descriptor.
     let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
     hook(&any, ifindex, place).query().ok()

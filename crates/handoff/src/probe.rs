@@ -22,6 +22,7 @@ const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
 /// # Errors
 /// The kernel's, where this process may not load programs.
 pub fn missing() -> Result<Vec<&'static str>> {
+    crate::attach::log_libbpf();
     let mut missing = Vec::new();
     let types = [
         (ProgramType::SchedCls, "tc programs (CONFIG_NET_CLS_BPF)"),

@@ -32,7 +32,8 @@ pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
     let about = format!("{path} is that of \"{}\"", config.name);
     let advice = match (credentials.seconds_until_good(now), credentials.seconds_left(now)) {
         (wait @ 1.., _) => {
-            Some(format!("it is not good yet, and will be in {wait} s: set this machine's clock, or issue another"))
+            let wait = in_words(wait);
+            Some(format!("it is not good yet, and will be in {wait}: set this machine's clock, or issue another"))
         }
         (_, ..=0) => {
             Some("it has expired and no agent accepts it: issue another, then `systemctl reload shuntd`".into())
@@ -43,6 +44,13 @@ pub(super) fn certificate(config: &Config, now: SystemTime) -> Vec<Finding> {
         _ => None,
     };
     vec![Finding::of("certificate", about, advice)]
+}
+
+/// A time in its largest unit that is there at least twice.
+fn in_words(seconds: u64) -> String {
+    let units = [(24 * 3600, "days"), (3600, "hours"), (60, "minutes")];
+    let unit = units.iter().find(|(length, _)| seconds >= 2 * length);
+    unit.map_or_else(|| format!("{seconds} s"), |(length, name)| format!("{} {name}", seconds / length))
 }
 
 /// Checks that each interface is there, takes programs, and is up.
@@ -202,6 +210,8 @@ pub(super) fn agent(config: &Config, stats: &Result<Value, String>) -> Vec<Findi
     let about = format!("the agent at {}", config.socket.display());
     let stats = match stats {
         Ok(stats) => stats,
+        // It says by itself which unit to look at.
+        Err(error) if error.contains("systemctl") => return vec![Finding::fault("agent", about, error.as_str())],
         Err(error) => return vec![Finding::fault("agent", about, format!("{error}: `systemctl status shuntd`"))],
     };
     let name = stats["name"].as_str().unwrap_or_default();
@@ -251,6 +261,13 @@ mod tests {
         }
         let other = Config { name: "be".into(), ..config.clone() };
         assert!(certificate(&other, now)[0].is_fault(), "another's");
+    }
+
+    #[test]
+    fn a_long_time_is_said_in_days() {
+        for (seconds, words) in [(640_571, "7 days"), (100_000, "27 hours"), (600, "10 minutes"), (119, "119 s")] {
+            assert_eq!(in_words(seconds), words);
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 /// One directive and its parameters.
 type Directive = Vec<String>;
 
+/// 1.22.1
+pub(super) type Version = [u32; 3];
+
 /// What is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Served {
@@ -16,6 +19,12 @@ pub(super) struct Served {
     pub(super) offers: bool,
     /// `shunt_trust` names somebody.
     pub(super) trusts: bool,
+    /// Some server has `listen ... ssl`.
+    pub(super) listens_with_tls: bool,
+    /// Whether some `ssl_protocols` names TLSv1.3; `None`: there is none.
+    pub(super) names_tls13: Option<bool>,
+    /// Version of the nginx that has this configuration, where it was asked.
+    pub(super) version: Option<Version>,
     /// What `shunt_agent` names.
     pub(super) agent: Option<String>,
     /// The user that its workers become, and the group, where the configuration names them.
@@ -29,7 +38,13 @@ impl Served {
         for directive in directives(text) {
             let words: Vec<&str> = directive.iter().map(String::as_str).collect();
             match words[..] {
-                ["listen", at, ..] => served.addresses.extend(listens_at(at)),
+                ["listen", at, ref how @ ..] => {
+                    served.addresses.extend(listens_at(at));
+                    served.listens_with_tls |= how.contains(&"ssl");
+                }
+                ["ssl_protocols", ref named @ ..] => {
+                    served.names_tls13 = Some(served.names_tls13.unwrap_or(false) || named.contains(&"TLSv1.3"));
+                }
                 ["shunt", "on"] => served.hands_off = true,
                 ["shunt_offer", "on"] => served.offers = true,
                 ["shunt_trust", first, ..] => served.trusts |= first != "none",
@@ -43,6 +58,27 @@ impl Served {
         served.addresses.dedup();
         served
     }
+}
+
+/// Why nginx refuses its configuration, in its own words: the lines of level `emerg`, without time and process.
+pub(super) fn refusal(text: &str) -> Option<String> {
+    const LEVEL: &str = "[emerg] ";
+    let said = text.lines().find_map(|line| line.find(LEVEL).map(|at| &line[at + LEVEL.len()..]))?;
+    let is_process = |word: &str| word.contains('#') && word.chars().all(|c| c.is_ascii_digit() || c == '#');
+    let why = said.split_once(": ").filter(|(process, _)| is_process(process)).map_or(said, |(_, why)| why);
+    Some(format!("{LEVEL}{why}"))
+}
+
+/// Whether there is anything in it: `nginx -T` writes nothing of a configuration that it refuses.
+pub(super) fn is_empty(text: &str) -> bool {
+    directives(text).is_empty()
+}
+
+/// Version in what `nginx -v` says: `nginx version: nginx/1.22.1 (Ubuntu)`.
+pub(super) fn version(said: &str) -> Option<Version> {
+    let number = said.split_once("nginx/")?.1.split_whitespace().next()?;
+    let parts: Vec<u32> = number.split('.').map_while(|part| part.parse().ok()).collect();
+    parts.try_into().ok()
 }
 
 /// `80`, `10.0.0.1`, `10.0.0.1:80`, `*:80`, `[::]:80`; `None` for Unix sockets and names.
@@ -91,6 +127,31 @@ mod tests {
         assert_eq!(served.addresses, [at("0.0.0.0:80"), at("10.0.0.2:443"), at("[::]:80")]);
         assert!(served.hands_off && served.trusts && !served.offers);
         assert_eq!(served.agent.as_deref(), Some("/run/a.sock"));
+    }
+
+    #[test]
+    fn tls_is_that_of_listeners_with_ssl_and_its_versions_those_that_are_named() {
+        let of = |text: &str| {
+            let served = Served::parse(text);
+            (served.listens_with_tls, served.names_tls13)
+        };
+        assert_eq!(of("server { listen 80; }"), (false, None));
+        assert_eq!(of("server { listen 443 default_server ssl http2; }"), (true, None));
+        assert_eq!(of("http { ssl_protocols TLSv1.2; server { listen 443 ssl; } }"), (true, Some(false)));
+        let text = "http { ssl_protocols TLSv1.2 TLSv1.3; server { listen 443 ssl; ssl_protocols TLSv1.2; } }";
+        assert_eq!(of(text), (true, Some(true)));
+    }
+
+    #[test]
+    fn nginx_says_its_version_and_why_it_refuses() {
+        assert_eq!(version("nginx version: nginx/1.22.1\n"), Some([1, 22, 1]));
+        assert_eq!(version("nginx version: nginx/1.24.0 (Ubuntu)\n"), Some([1, 24, 0]));
+        assert_eq!(version("no such thing"), None);
+        let said = "2026/11/23 14:25:37 [warn] 3#3: x\n2026/11/23 14:25:37 [emerg] 3#3: unknown directive \"shnut\" in /etc/n:2\n\
+                    nginx: configuration file /etc/n test failed\n";
+        assert_eq!(refusal(said).as_deref(), Some("[emerg] unknown directive \"shnut\" in /etc/n:2"));
+        assert_eq!(refusal("nginx: [emerg] open(): no\n").as_deref(), Some("[emerg] open(): no"));
+        assert!(refusal("http { }").is_none() && is_empty("# nothing\n") && !is_empty("http { }"));
     }
 
     #[test]

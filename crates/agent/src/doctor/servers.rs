@@ -9,43 +9,60 @@ use std::process::Command;
 use nix::unistd::{Gid, User, getgrouplist};
 use shunt_sys::cgroup;
 
-use super::nginx::Served;
+use super::nginx::{self, Served, Version};
 use super::{Finding, Servers};
 use crate::callers::Account;
 use crate::config::Config;
 
-/// Reads nginx's configuration; the error is why not.
-pub(super) fn read(servers: &Servers) -> Result<Served, String> {
+/// The first nginx that speaks TLS 1.3 where no `ssl_protocols` says so (its CHANGES).
+const TLS13_BY_ITSELF: Version = [1, 23, 4];
+
+/// Reads nginx's configuration; the error says why not.
+pub(super) fn read(servers: &Servers) -> Result<Served, Finding> {
+    let unknown = |why: String| Finding::skipped("nginx", "its configuration", why);
     match servers {
-        Servers::Nowhere => Err("--no-nginx".into()),
+        Servers::Nowhere => Err(unknown("--no-nginx".into())),
         Servers::File(path) => {
-            let text = fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-            Ok(Served::parse(&text))
+            let text = fs::read_to_string(path);
+            let text = text.map_err(|error| unknown(format!("cannot read {}: {error}", path.display())))?;
+            match nginx::refusal(&text) {
+                None if !nginx::is_empty(&text) => Ok(Served::parse(&text)),
+                why => Err(refused(&why.unwrap_or_else(|| format!("{} has no directive", path.display())))),
+            }
         }
         Servers::Program(program) => {
-            let output = Command::new(program).arg("-T").output();
-            let output = output.map_err(|error| {
-                format!("cannot run {} -T: {error}; --nginx-conf FILE names its output", program.display())
+            let run = |option| Command::new(program).arg(option).output();
+            let output = run("-T").map_err(|error| {
+                unknown(format!("cannot run {} -T: {error}; --nginx-conf FILE names its output", program.display()))
             })?;
             if output.status.success() {
-                return Ok(Served::parse(&String::from_utf8_lossy(&output.stdout)));
+                let said = run("-v").map(|output| output.stderr).unwrap_or_default();
+                let version = nginx::version(&String::from_utf8_lossy(&said));
+                return Ok(Served { version, ..Served::parse(&String::from_utf8_lossy(&output.stdout)) });
             }
             let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{} -T failed: {}", program.display(), said.lines().last().unwrap_or_default()))
+            let last = || format!("{} -T failed: {}", program.display(), said.lines().last().unwrap_or_default());
+            Err(refused(&nginx::refusal(&said).unwrap_or_else(last)))
         }
     }
 }
 
+fn refused(why: &str) -> Finding {
+    let advice = format!("nginx refuses it: {why}; mend that until `nginx -t` succeeds, then ask the doctor again");
+    Finding::fault("nginx", "its configuration", advice)
+}
+
 /// What is known of them.
-pub(super) fn all(config: &Config, served: &Result<Served, String>) -> Vec<Finding> {
+pub(super) fn all(config: &Config, served: &Result<Served, Finding>) -> Vec<Finding> {
     let served = match served {
         Ok(served) => served,
-        Err(why) => return vec![Finding::skipped("nginx", "its configuration", why.as_str())],
+        Err(why) => return vec![why.clone()],
     };
     let mut findings = vec![agent(config, served)];
     findings.extend(served.user.as_ref().and_then(|(user, group)| may_use(config, user, group.as_deref())));
     if config.frontend.is_some() {
         findings.push(role("shunt on", served.hands_off));
+        findings.extend(tls(served));
     }
     if config.backend.is_some() {
         findings.push(role("shunt_offer on", served.offers));
@@ -84,6 +101,22 @@ fn role(directive: &str, is_there: bool) -> Finding {
     let advice =
         format!("it stands nowhere in nginx's configuration, so nothing is handed off: `{directive};` where it should");
     Finding::of("nginx", directive, (!is_there).then_some(advice))
+}
+
+/// Checks that servers with TLS speak 1.3: no older one has a KeyUpdate.
+fn tls(served: &Served) -> Option<Finding> {
+    const ABOUT: &str = "TLS 1.3 where it listens with `ssl`";
+    let by_itself = served.version.map(|version| version >= TLS13_BY_ITSELF);
+    let advice = "its responses over TLS are all relayed (`relayed:tls_version`), because it speaks no TLS 1.3: \
+                  `ssl_protocols TLSv1.2 TLSv1.3;` in `http`, then `systemctl reload nginx`";
+    (served.hands_off && served.listens_with_tls).then(|| match served.names_tls13.or(by_itself) {
+        Some(speaks) => Finding::of("nginx", ABOUT, (!speaks).then(|| advice.into())),
+        None => Finding::skipped(
+            "nginx",
+            ABOUT,
+            "no `ssl_protocols` says so, and nginx before 1.23.4 does not by itself: `ssl_protocols TLSv1.2 TLSv1.3;`",
+        ),
+    })
 }
 
 /// Checks that clients' packets for each address come in where the programs are.
@@ -145,7 +178,9 @@ fn nginx_groups() -> Vec<(u32, String)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Verdict;
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn is_let_in(more: &str, user: &str, group: Option<&str>) -> bool {
         let text = format!(
@@ -153,6 +188,44 @@ mod tests {
         );
         let config = Config::parse(&text, Path::new("x")).unwrap();
         !may_use(&config, user, group).unwrap().is_fault()
+    }
+
+    #[test]
+    fn tls_1_3_is_named_or_spoken_by_a_newer_nginx() {
+        let of = |more: &str, version| {
+            let text = format!("http {{ shunt on; {more} server {{ listen 443 ssl; }} }}");
+            tls(&Served { version, ..Served::parse(&text) }).unwrap().verdict
+        };
+        let is_fault = |verdict| matches!(verdict, Verdict::Fault(advice) if advice.contains("TLSv1.2 TLSv1.3;"));
+        assert!(is_fault(of("", Some([1, 22, 1]))));
+        assert!(
+            is_fault(of("ssl_protocols TLSv1.2;", Some([1, 26, 0]))) && is_fault(of("ssl_protocols TLSv1.2;", None))
+        );
+        assert_eq!(of("", Some([1, 23, 4])), Verdict::Ok);
+        assert_eq!(of("ssl_protocols TLSv1.2 TLSv1.3;", Some([1, 22, 1])), Verdict::Ok);
+        assert!(matches!(of("", None), Verdict::Skipped(_)), "nobody knows its version");
+        for text in ["shunt on; server { listen 80; }", "shunt off; server { listen 443 ssl; }"] {
+            assert_eq!(tls(&Served::parse(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_that_nginx_refuses_is_said_in_its_own_words() {
+        let directory = tempfile::tempdir().unwrap();
+        let said = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let empty = read(&Servers::File(said("empty", ""))).unwrap_err().fault_line().unwrap();
+        assert!(empty.contains("has no directive") && empty.contains("nginx -t"), "{empty}");
+        let file = said("both", "[emerg] 7#7: unknown directive \"shnut\" in /etc/n:2\nnginx: ... test failed\n");
+        let line = read(&Servers::File(file)).unwrap_err().fault_line().unwrap();
+        assert!(line.contains("[emerg] unknown directive \"shnut\" in /etc/n:2"), "{line}");
+        let program = said("nginx", "#!/bin/sh\necho 'nginx: [emerg] no \"events\" section' >&2\nexit 1\n");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let line = read(&Servers::Program(program)).unwrap_err().fault_line().unwrap();
+        assert!(line.contains("[emerg] no \"events\" section"), "{line}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::{Gid, Uid, User};
+use nix::unistd::{Gid, Group, Uid, User};
 
 use super::{Finding, host};
 use crate::callers::Account;
@@ -66,10 +66,15 @@ fn key(user: &Account, path: &Path) -> Option<Finding> {
         .filter(|(path, _)| !path.as_os_str().is_empty())
         .find(|(path, bit)| !may(path, user.uid, user.gid, *bit));
     let advice = in_the_way.map(|(path, _)| {
-        let (path, name) = (path.display(), &user.name);
-        format!("{path} does not let it, so that `systemctl reload shuntd` could not: `chgrp {name} {path}`, and a mode for its group")
+        let (path, group) = (path.display(), group_name(user.gid));
+        format!("{path} does not let it, so that `systemctl reload shuntd` could not: `chgrp {group} {path}`, and a mode for its group")
     });
     Some(Finding::of("certificate", about, advice))
+}
+
+/// As chgrp(1) takes it: by number where it has no name.
+fn group_name(group: Gid) -> String {
+    Group::from_gid(group).ok().flatten().map_or_else(|| group.to_string(), |found| found.name)
 }
 
 /// `bit`: 4 reads, 1 searches. What cannot be looked at is no finding of this.
@@ -137,6 +142,20 @@ mod tests {
             is_found(&format!("{key} = [\"no-such-account\"]"), "", &[key, "no-such-account"]);
         }
         is_found("user = \"no-such-account\"", "", &["user: ", "no-such-account"]);
+    }
+
+    #[test]
+    fn a_key_is_to_be_given_to_a_group_that_the_user_is_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        // On Debian its group has another name.
+        let nobody = User::from_name("nobody").unwrap().unwrap();
+        let group = Group::from_gid(nobody.gid).unwrap().unwrap().name;
+        let line = key(&Account::Name("nobody".into()), &path).unwrap().fault_line().unwrap();
+        assert!(line.contains(&format!("`chgrp {group} {}`", path.display())), "{line}");
+        assert_eq!(group_name(Gid::from_raw(4_242_424)), "4242424");
     }
 
     #[test]
