@@ -11,7 +11,7 @@ const WITHOUT_PINS: &str = "; where there is no other agent, in no container eit
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SteeringError {
-    #[error("{path} is not in a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`")]
+    #[error("{path} is in no BPF file system: `mount -t bpf bpf /sys/fs/bpf`, and put `pins` below that")]
     NotBpffs { path: PathBuf },
     #[error(
         "the maps in {path} are of another version of Shunt ({found}, this is {ours}): handoffs in progress cannot be \

@@ -31,15 +31,20 @@ pub(crate) const MAPS: [&str; 10] = [
 /// # Errors
 /// It cannot be made, or is in no BPF file system.
 pub fn prepare(directory: &Path) -> Result<(), SteeringError> {
+    // Where none is mounted, sysfs would take no directory, and another file system one too many.
+    let there = directory.ancestors().find(|path| path.exists());
+    if !there.is_some_and(is_bpf_fs) {
+        return Err(SteeringError::NotBpffs { path: directory.into() });
+    }
     fs::create_dir_all(directory).map_err(|source| SteeringError::Path {
         call: "mkdir",
         path: directory.into(),
         source,
-    })?;
-    match statfs(directory) {
-        Ok(found) if found.f_type == BPF_FS_MAGIC => Ok(()),
-        _ => Err(SteeringError::NotBpffs { path: directory.into() }),
-    }
+    })
+}
+
+fn is_bpf_fs(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
 }
 
 /// Refuses pinned maps of another layout. libbpf takes over the rest.
@@ -105,4 +110,20 @@ pub(crate) fn directories() -> Vec<PathBuf> {
         found.push(directory);
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_another_file_system_is_left_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        // sysfs, as /sys/fs/bpf is where nothing is mounted there, takes no directory.
+        for path in [directory.path().join("one/two"), "/sys/kernel/shunt".into()] {
+            let error = prepare(&path).unwrap_err();
+            assert!(error.to_string().contains("`mount -t bpf bpf /sys/fs/bpf`"), "{error}");
+            assert!(!path.exists() && !directory.path().join("one").exists());
+        }
+    }
 }
