@@ -353,12 +353,14 @@ pub enum ConfigError {
         error: std::io::Error,
     },
     /// Its syntax, its keys or their types.
-    #[error("{path}: {error}")]
+    #[error("{path}: {}{}", error.to_string().trim_end(), advice.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
     Parse {
         /// Which.
         path: PathBuf,
         /// With line and column.
         error: Box<toml::de::Error>,
+        /// What to write instead, where that is known.
+        advice: Option<String>,
     },
     /// What it says.
     #[error("{path}: {problem}")]
@@ -385,8 +387,11 @@ impl Config {
     /// # Errors
     /// See [`ConfigError`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let config: Self =
-            toml::from_str(text).map_err(|error| ConfigError::Parse { path: path.into(), error: Box::new(error) })?;
+        let failed = |error: toml::de::Error| {
+            let advice = instead(error.message(), text);
+            ConfigError::Parse { path: path.into(), error: Box::new(error), advice }
+        };
+        let config: Self = toml::from_str(text).map_err(failed)?;
         match config.problem() {
             None => Ok(config),
             Some(problem) => Err(ConfigError::Invalid { path: path.into(), problem }),
@@ -503,6 +508,26 @@ impl Config {
     }
 }
 
+/// What to write in place of a text that is not read, by what TOML's parser says.
+fn instead(said: &str, text: &str) -> Option<String> {
+    if text.lines().any(|line| line.split('#').next().is_some_and(|line| line.trim() == "[peer]")) {
+        return Some("write `[[peer]]`, with two brackets on each side: there may be several".into());
+    }
+    if said.contains("socket address") {
+        return Some(
+            "write ADDRESS:PORT, such as \"10.0.0.4:7440\" or \"[2001:db8::4]:7440\"; names are not looked up".into(),
+        );
+    }
+    let key = said.strip_prefix("unknown field `")?.split('`').next()?;
+    is_of_no_section(key).then(|| format!("`{key}` belongs to no section: write it before the first line in brackets"))
+}
+
+/// Whether that is a key of [`Config`] itself.
+fn is_of_no_section(key: &str) -> bool {
+    let alone = toml::from_str::<Config>(&format!("{key} = []"));
+    alone.is_err_and(|error| !error.message().starts_with("unknown field"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -579,10 +604,18 @@ mod tests {
             (GOOD.replace("\"fe1\"", "\"10.0\""), "certificate"),
             (GOOD.replace("ca =", "# ca ="), "missing field `ca`"),
             (GOOD.split("[backend]").next().unwrap().into(), "neither"),
+            (GOOD.replace("[[peer]]", "[peer]"), "write `[[peer]]`"),
+            (GOOD.replace("[[peer]]", "[peer] # fe1"), "write `[[peer]]`"),
+            (GOOD.replace("10.0.0.4:7440", "10.0.0.4"), "ADDRESS:PORT"),
+            (GOOD.replace("10.0.0.2:7440", "fe1.example.org:7440"), "ADDRESS:PORT"),
+            (format!("{GOOD}\nmetrics = \"127.0.0.1:9440\""), "`metrics` belongs to no section"),
+            (GOOD.replace("[backend]", "[backend]\nusers = [\"www-data\"]"), "`users` belongs to no section"),
         ];
         for (text, expected) in cases {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(expected), "{error:?} should say {expected:?}");
         }
+        let typo = parse(&GOOD.replace("interfaces", "interface")).unwrap_err();
+        assert!(!typo.contains("no section"), "{typo}");
     }
 }
