@@ -27,13 +27,26 @@ pub struct Stats(pub Value);
 /// # Errors
 /// When nobody listens there, or no answer comes.
 pub fn agent_stats(socket: &Path) -> Result<Stats> {
+    agent_stats_within(socket, ANSWER_LIMIT)
+}
+
+fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
+    let silent = || {
+        anyhow!(
+            "it is there, but does not answer within {limit:?}: it is stopped (`kill -CONT`, with the PID that `systemctl \
+             status shuntd` names) or stuck (`systemctl restart shuntd`)"
+        )
+    };
     let ask = || -> Result<Stats> {
         let agent = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        set_socket_timeout(&agent, Timeout::Recv, Some(ANSWER_LIMIT))?;
+        set_socket_timeout(&agent, Timeout::Recv, Some(limit))?;
+        // That of connect(2), too: it waits where nobody accepts.
+        set_socket_timeout(&agent, Timeout::Send, Some(limit))?;
         rustix::net::connect(&agent, &SocketAddrUnix::new(socket)?).map_err(|errno| match errno {
             Errno::ACCESS => {
                 anyhow!("its socket is closed to this user: `observers` in its shuntd.toml names who may ask")
             }
+            Errno::AGAIN => silent(),
             errno => anyhow!(errno).context("connecting (is shuntd running? --socket names another)"),
         })?;
         let request = Header { kind: kind::STATS, size: size_of::<Header>() as u32 };
@@ -49,7 +62,10 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
             Err(Errno::CONNRESET) => receive(), // it has closed with the question unread: its answer comes next
             received => received,
         };
-        let (length, _) = received.context("receiving")?;
+        let (length, _) = received.map_err(|errno| match errno {
+            Errno::AGAIN => silent(),
+            errno => anyhow!(errno).context("receiving"),
+        })?;
         Stats::parse(&answer[..length])
     };
     ask().with_context(|| format!("asking the agent at {}", socket.display()))
@@ -159,6 +175,21 @@ mod tests {
     fn packet(kind: u32, text: &str) -> Vec<u8> {
         let header = Header { kind, size: (size_of::<Header>() + text.len()) as u32 };
         [header.as_bytes(), text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn an_agent_that_is_stopped_is_said_to_be() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("agent.sock");
+        let agent =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&agent, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::listen(&agent, 0).unwrap();
+        let ask = || format!("{:#}", agent_stats_within(&socket, Duration::from_millis(10)).unwrap_err());
+        // The first is queued and waits for an answer; the second finds the queue full.
+        for said in [ask(), ask()] {
+            assert!(said.contains("does not answer") && said.contains("restart shuntd"), "{said}");
+        }
     }
 
     #[test]
