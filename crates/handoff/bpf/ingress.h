@@ -405,10 +405,12 @@ static __noinline bool has_connection(struct __sk_buff *skb, const struct packet
 
 static __always_inline void report(const struct route *r)
 {
-    if (r->event.kind == SHUNT_EVENT_COMPLETE)
+    if (r->event.kind == SHUNT_EVENT_COMPLETE) {
         count(FE_COMPLETED);
-    else
+    } else {
         count(FE_CLIENT_RESET);
+        forget_begun(r->event.handoff, r->ring);
+    }
     emit(r->ring, &r->event);
 }
 

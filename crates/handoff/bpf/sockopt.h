@@ -446,13 +446,14 @@ static __always_inline void note_begun(const struct asked *a, __u64 handoff, __u
     b->handoff = handoff;
 }
 
-/* Its region is over, or another name's. */
-static __always_inline void forget_begun(__u64 handoff, __u32 ring)
+/* Its region is over, or another name's. A function of its own: fe_in's stack is full. */
+static __noinline int forget_begun(__u64 handoff, __u32 ring)
 {
     struct begun *b = begun_at(handoff, ring);
 
     if (b && b->handoff == handoff)
         b->handoff = 0;
+    return 0;
 }
 
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,

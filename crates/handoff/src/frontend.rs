@@ -64,8 +64,8 @@ pub struct Collected {
     pub left: usize,
 }
 
-/// So long a region that has begun is taken for one that is active still: a client's reset ends one, too. What takes its server
-/// longer to tell is looked for. Shorter than a server of ours waits before it does without its agent
+/// So long a region that has begun is taken for one that is active still. What takes its server longer to tell is looked
+/// for. Shorter than a server of ours waits before it does without its agent
 /// (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 

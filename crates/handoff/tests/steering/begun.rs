@@ -110,3 +110,16 @@ fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
     steered.frontend.create_ring(RING, 0).expect("create_ring");
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
 }
+
+#[test]
+fn a_region_whose_client_has_reset_has_not_begun() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, client) = steered.connect_and_send_header();
+    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(&steered);
+    rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).expect("SO_LINGER");
+    drop(client);
+    shunt_testbed::eventually(|| (steered.count("fe_client_reset") == 1).then_some(()).ok_or("no reset has come"))
+        .expect("the client's reset");
+    assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
+}
