@@ -221,6 +221,13 @@ fn mistakes_in_nginxs_configuration() -> Result<()> {
             ("nobody is trusted", "shunt_trust", "#", "nginx", "shunt_trust"),
             ("another agent's socket", "agent.sock", "other.sock", "nginx", "other.sock"),
             (
+                "TLS without 1.3",
+                "    server {",
+                "    ssl_protocols TLSv1.2;\n    server { listen 443 ssl; }\n    server {",
+                "nginx",
+                "`ssl_protocols TLSv1.2 TLSv1.3;`",
+            ),
+            (
                 "an address nobody speaks for",
                 "    server {",
                 "    server { listen 203.0.113.9:80; }\n    server {",
