@@ -18,7 +18,8 @@ use crate::poll::{Interest, Source};
 use crate::store::Wish;
 use crate::transport::{Transport, TransportError};
 
-/// How long the other agent may take; a program waits twice as long for this one (`shunt_odb::store::client::SILENCE`).
+/// How long the other agent may take; a program's library waits twice as long for this one, in a thread of its own
+/// (`shunt_odb::store::client::SILENCE`).
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that are being made at a time.
 const REACHING_MAX: usize = 256;

@@ -50,7 +50,7 @@ impl Bench {
 pub struct Channel {
     socket: OwnFd,
     records: Option<Records>,
-    /// Whether calls wait for the other end, as long as the socket's timeouts say.
+    /// Whether calls wait for the other end, as long as the socket's timeouts say, or until a signal comes.
     waits: bool,
     received: Box<[u8]>,
     /// Of `received`: content that was not taken yet.
@@ -59,6 +59,8 @@ pub struct Channel {
     sealed: Range<usize>,
     /// Sealed, and not taken by the socket.
     unsent: Vec<u8>,
+    /// Bytes that the socket has given and taken.
+    moved: u64,
 }
 
 fn broken(_: Broken) -> io::Error {
@@ -66,7 +68,7 @@ fn broken(_: Broken) -> io::Error {
 }
 
 impl Channel {
-    /// An end that receives bodies, and waits for them.
+    /// An end that receives bodies, and waits for them, for moments: its caller looks how long nothing moves.
     ///
     /// # Errors
     /// These are no keys.
@@ -96,7 +98,18 @@ impl Channel {
             content: 0..0,
             sealed: 0..0,
             unsent: Vec::new(),
+            moved: 0,
         })
+    }
+
+    /// Has calls wait, or not, from here on.
+    pub(crate) fn waits(&mut self, waits: bool) {
+        self.waits = waits;
+    }
+
+    /// How many bytes the socket has given and taken so far: as long as they become more, the other end is there.
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Whether what passes is encrypted: the other end is on another machine.
@@ -152,16 +165,20 @@ impl Channel {
         Ok(self.unsent.is_empty())
     }
 
-    fn send_some(&self, bytes: &[u8], more: bool) -> io::Result<usize> {
+    fn send_some(&mut self, bytes: &[u8], more: bool) -> io::Result<usize> {
         let mut flags = SendFlags::NOSIGNAL;
         flags.set(SendFlags::MORE, more);
         flags.set(SendFlags::DONTWAIT, !self.waits);
         let mut sent = 0;
         while sent < bytes.len() {
             match rustix::net::send(&self.socket, &bytes[sent..], flags) {
-                Ok(more) => sent += more,
+                Ok(more) => {
+                    sent += more;
+                    self.moved += more as u64;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) if self.waits => break,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if !self.waits => break,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -214,9 +231,10 @@ impl Channel {
             match rustix::net::recv(&self.socket, &mut *room, flags) {
                 Ok((got, _)) => {
                     self.sealed.end += got;
+                    self.moved += got as u64;
                     return Ok(got);
                 }
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) if !self.waits => {}
                 Err(error) => return Err(error.into()),
             }
         }

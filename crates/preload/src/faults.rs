@@ -1,70 +1,202 @@
-//! The thread that serves faults of absent memory (the paper's RZM): the program's threads wait for it in the kernel.
+//! The threads that serve faults of absent memory (the paper's RZM): the program's threads wait for them in the kernel.
+//!
+//! One of them leads: it reads what the kernel says, and serves each fault itself. Where that takes long, because a holder says
+//! nothing, another one leads from there on. Faults for the same holder wait until the first is served: so each silent holder
+//! has one thread at most. All are started before memory becomes absent: to start a thread takes memory from glibc's heap,
+//! whose locks somebody may hold who waits for a page.
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
 use shunt_odb::fetch::FetchError;
+use shunt_odb::reference::Holder;
 use shunt_sys::userfaultfd::{Event, Userfaultfd};
 
-use crate::inside::Inside;
+use crate::hooks::thread::start_library;
 use crate::memory::Memory;
 
+/// One leads, one tends, and so many more holders may be silent at a time before faults wait, for a second at most.
+const THREADS: usize = 3;
+/// As few as may be: so one can lead while another one waits.
+const THREADS_MIN: usize = 2;
+
 /// How often shares go back that are too few to go at once.
-const RETURNS_EVERY: Duration = Duration::from_millis(100);
+const TENDED_EVERY: Duration = Duration::from_millis(100);
 
 /// How often is looked for what has been absent for long.
 const OLD_EVERY: Duration = Duration::from_secs(3);
 
-/// Starts the thread. False: the process may have no more threads.
-pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are written before they are read. The new thread inherits a mask that blocks all: signals are
-    // the program's threads'.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let builder = std::thread::Builder::new().name("shunt-faults".into()).stack_size(256 << 10);
-    let started = crate::hooks::thread::start_ours(|| builder.spawn(move || serve(memory, &faults)));
-    // SAFETY: the mask that the first call wrote.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    started.is_ok()
+/// What the threads have in common.
+struct Service {
+    memory: &'static Memory,
+    faults: Arc<Userfaultfd>,
+    roles: Mutex<Roles>,
+    changed: Condvar,
+    /// Whether a fault is waited for: nearly always, none is.
+    any_slow: AtomicBool,
 }
 
-fn serve(memory: &Memory, faults: &Userfaultfd) {
-    // Its own system calls end no turn of the program: whose thread may hold Handings, and wait for a lock that this one has
-    // just dropped and is to wake it for.
-    let _inside = Inside::enter();
-    let (mut looked, mut tended) = (Instant::now(), Instant::now());
-    let every = Timespec { tv_sec: 0, tv_nsec: RETURNS_EVERY.subsec_nanos().into() };
-    loop {
-        let is_idle = !faults.wait(every);
-        if let Some(runtime) = crate::runtime::runtime()
-            && tended.elapsed() >= RETURNS_EVERY
-        {
-            tended = Instant::now();
+struct Roles {
+    is_led: bool,
+    is_tended: bool,
+    tended: Instant,
+    looked: Instant,
+    /// Holders that a thread waits for, and addresses that stand for bytes of theirs and were touched meanwhile.
+    slow: HashMap<Holder, Vec<usize>>,
+}
+
+/// Starts the threads. False: the process may have no more.
+pub fn start(memory: &'static Memory, faults: Arc<Userfaultfd>) -> bool {
+    let now = Instant::now();
+    let roles = Roles { is_led: false, is_tended: false, tended: now, looked: now, slow: HashMap::new() };
+    let (roles, changed, any_slow) = (Mutex::new(roles), Condvar::new(), AtomicBool::new(false));
+    let service = Arc::new(Service { memory, faults, roles, changed, any_slow });
+    let started = (0..THREADS).take_while(|_| {
+        let service = Arc::clone(&service);
+        start_library("shunt-faults", move || service.run())
+    });
+    started.count() >= THREADS_MIN
+}
+
+impl Service {
+    fn roles(&self) -> MutexGuard<'_, Roles> {
+        self.roles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        loop {
+            self.wait_to_lead();
+            while self.lead() {}
+        }
+    }
+
+    /// Until nobody leads. Meanwhile one thread tends.
+    fn wait_to_lead(&self) {
+        let mut roles = self.roles();
+        while roles.is_led {
+            if roles.is_tended {
+                roles = self.changed.wait(roles).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            roles.is_tended = true;
+            let waited = self.changed.wait_timeout(roles, TENDED_EVERY).unwrap_or_else(PoisonError::into_inner);
+            roles = waited.0;
+            if roles.is_led && roles.tended.elapsed() >= TENDED_EVERY {
+                roles.tended = Instant::now();
+                let looks = roles.looked.elapsed() > OLD_EVERY;
+                if looks {
+                    roles.looked = Instant::now();
+                }
+                drop(roles);
+                self.tend(looks);
+                roles = self.roles();
+            }
+            roles.is_tended = false;
+        }
+        roles.is_led = true;
+        // Another one tends.
+        self.changed.notify_all();
+    }
+
+    /// What nobody asks for: it may wait for a holder.
+    fn tend(&self, looks: bool) {
+        if let Some(runtime) = crate::runtime::runtime() {
             crate::bypass::tend(runtime);
         }
-        if is_idle && memory.returns.waiting() > 0 {
-            memory.holders.send_returns(&memory.returns);
+        if self.memory.returns.waiting() > 0 {
+            self.memory.holders.wake();
         }
-        if looked.elapsed() > OLD_EVERY {
-            looked = Instant::now();
-            memory.fetch_old();
-            memory.holders.close_idle_files();
+        if looks {
+            self.memory.fetch_old();
+            self.memory.holders.close_idle_files();
         }
-        while let Ok(Some(event)) = faults.next_event() {
+    }
+
+    /// Handles what the kernel says next. False: another thread leads now.
+    fn lead(&self) -> bool {
+        const LONG: Timespec = Timespec { tv_sec: 3600, tv_nsec: 0 };
+        let _ = self.faults.wait(LONG);
+        while let Ok(Some(event)) = self.faults.next_event() {
             match event {
+                Event::Fault(address) if self.is_kept_for_later(address) => {}
                 Event::Fault(address) => {
-                    if let Err(error) = memory.serve_fault(faults, address) {
-                        end_without_bytes("touched", &error);
+                    if let Some(slow) = self.serve(address) {
+                        self.serve_kept(slow);
+                        return false;
                     }
                 }
-                Event::Remap { from, to, bytes } => memory.moved(from, to, bytes),
-                Event::Unmap { start, end } => memory.unmapped(faults, &(start..end)),
+                Event::Remap { from, to, bytes } => self.memory.moved(from, to, bytes),
+                Event::Unmap { start, end } => self.memory.unmapped(&self.faults, &(start..end)),
             }
+        }
+        true
+    }
+
+    /// Serves a fault. Where another thread leads meanwhile: for which holder it took so long, if that is known.
+    fn serve(&self, address: usize) -> Option<Option<Holder>> {
+        let slow = Cell::new(None);
+        let hand_over = || {
+            if slow.get().is_none() {
+                slow.set(Some(self.hand_over(address)));
+            }
+        };
+        self.fetch(address, &hand_over);
+        slow.get()
+    }
+
+    fn fetch(&self, address: usize, tell: &dyn Fn()) {
+        if let Err(error) = self.memory.serve_fault(&self.faults, address, tell) {
+            end_without_bytes("touched", &error);
+        }
+    }
+
+    /// Has another thread lead, and what is touched of the same holder's bytes wait.
+    fn hand_over(&self, address: usize) -> Option<Holder> {
+        let holder = self.memory.holder_at(address);
+        let mut roles = self.roles();
+        roles.is_led = false;
+        if let Some(holder) = holder {
+            roles.slow.entry(holder).or_default();
+            self.any_slow.store(true, Ordering::Release);
+        }
+        self.changed.notify_all();
+        holder
+    }
+
+    /// Whether a thread waits for the holder of these bytes, and serves this fault then.
+    fn is_kept_for_later(&self, address: usize) -> bool {
+        if !self.any_slow.load(Ordering::Acquire) {
+            return false;
+        }
+        let Some(holder) = self.memory.holder_at(address) else { return false };
+        match self.roles().slow.get_mut(&holder) {
+            Some(kept) => {
+                kept.push(address);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Serves what was kept for this thread.
+    fn serve_kept(&self, holder: Option<Holder>) {
+        let Some(holder) = holder else { return };
+        loop {
+            let kept = {
+                let mut roles = self.roles();
+                let kept = roles.slow.get_mut(&holder).map(std::mem::take).unwrap_or_default();
+                if kept.is_empty() {
+                    roles.slow.remove(&holder);
+                    self.any_slow.store(!roles.slow.is_empty(), Ordering::Release);
+                    return;
+                }
+                kept
+            };
+            kept.into_iter().for_each(|address| self.fetch(address, &|| ()));
         }
     }
 }

@@ -6,7 +6,7 @@
 //!   it;
 //! * [`send`], [`receive`], [`peek`], [`available`], [`pipe`]: what a write, a read, a look (MSG_PEEK), FIONREAD and a
 //!   splice of a connection do; [`ahead`]: what is in its socket; [`kernel`]: by which calls;
-//! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the thread that serves faults;
+//! * [`memory`], [`blocks`], [`faults`]: absent memory, large blocks of malloc, the threads that serve faults;
 //! * [`learning`]: what of a write is not left in the store, because it would be looked at;
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`tls`]: absent memory that goes to clients over TLS;
@@ -15,7 +15,8 @@
 //! * [`allocator`]: memory of the library's own.
 //!
 //! Rules that keep a program from hanging: no lock is held while program memory is touched or bytes are fetched, except
-//! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold.
+//! a connection's own; and nothing here is allocated from glibc, whose locks a faulting thread may hold. So whoever serves a fault
+//! starts no thread.
 
 mod ahead;
 mod allocator;

@@ -23,15 +23,17 @@ use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece, Pieces};
-use shunt_odb::fetch::{self, FetchError, Holders, Wanted};
+use shunt_odb::fetch::{self, FetchError, Holders, Threads, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
-use shunt_odb::reference::{PayloadId, Reference, Weight};
+use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use shunt_odb::segment::now_ms;
 use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::counts::{self, count};
+use crate::hooks::thread::start_library;
 use crate::inside::{Held, Lock};
+use crate::runtime::runtime;
 use crate::{blocks, faults};
 use scratch::Scratch;
 
@@ -83,7 +85,7 @@ struct State {
     /// By page of a block that is missing: what it holds beside what it stands for.
     saved: BTreeMap<usize, Box<[u8; PAGE_BYTES]>>,
     touches: Touches,
-    /// Of this process: made when memory first becomes absent, with the thread that serves its faults.
+    /// Of this process: made when memory first becomes absent, with the threads that serve its faults.
     faults: Option<Arc<Userfaultfd>>,
     /// There will never be one.
     refused: bool,
@@ -110,6 +112,16 @@ impl Touches {
 /// Memory of ours that holds bytes of the program's for one call.
 pub type Copies = Vec<Vec<u8>>;
 
+/// A thread that waits for agents and stores, so that none of the program's has to.
+fn start(name: &'static str, work: Box<dyn FnOnce() + Send>) -> bool {
+    start_library(name, work)
+}
+
+/// Sends back shares, in the thread that makes connections.
+fn tick() -> bool {
+    runtime().is_some_and(|runtime| runtime.memory.holders.send_returns(&runtime.memory.returns))
+}
+
 /// The whole pages of a range.
 pub fn whole_pages(range: &Range<usize>) -> Range<usize> {
     let start = range.start.checked_next_multiple_of(PAGE_BYTES).unwrap_or(range.end / PAGE_BYTES * PAGE_BYTES);
@@ -127,7 +139,7 @@ impl Memory {
         Self {
             device,
             state: Lock::default(),
-            holders: Holders::new(store, counts::begin),
+            holders: Holders::with_threads(store, counts::begin, Threads { start, tick }),
             scratch: Scratch::default(),
             returns: Arc::default(),
             recent: Lock::default(),
@@ -330,7 +342,7 @@ impl Memory {
             }
             count(Counted::Fetched, pieces.iter().map(|piece| piece.addresses.len()).sum());
             pieces.iter().for_each(&each);
-            self.fetch_pieces(&pieces)?;
+            self.fetch_pieces(&pieces, &|| ())?;
             drop(pieces);
             self.return_shares();
         }
@@ -378,8 +390,8 @@ impl Memory {
         some
     }
 
-    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it.
-    fn fetch_pieces(&self, pieces: &[Piece]) -> Result<(), FetchError> {
+    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it. `tell` hears that it takes long.
+    fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<(), FetchError> {
         let mut bytes = self.scratch.buffer(FETCH_BYTES);
         let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
         let mut rest = &mut bytes[..total];
@@ -391,7 +403,7 @@ impl Memory {
             wanted.push(Wanted { reference, into });
             rest = after;
         }
-        let fetched = self.holders.fetch_all(&mut wanted);
+        let fetched = self.holders.fetch_all(&mut wanted, tell);
         let needed = match &fetched {
             Ok(()) => self.fill(pieces, &bytes),
             // Gone meanwhile: then nobody needs it.
@@ -427,11 +439,18 @@ impl Memory {
         needed
     }
 
-    /// Serves a fault: the page, and where touches go on from page to page, ever more of what is absent behind it.
+    /// Whose bytes the page of an address stands for: the first of them.
+    pub fn holder_at(&self, address: usize) -> Option<Holder> {
+        let page = address / PAGE_BYTES * PAGE_BYTES;
+        Some(self.lock().absent.within(&(page..page + PAGE_BYTES)).first()?.hold.payload().holder)
+    }
+
+    /// Serves a fault: the page, and where touches go on from page to page, ever more of what is absent behind it. `tell` hears
+    /// that it takes long.
     ///
     /// # Errors
     /// The bytes cannot be had.
-    pub fn serve_fault(&self, faults: &Userfaultfd, address: usize) -> Result<(), FetchError> {
+    pub fn serve_fault(&self, faults: &Userfaultfd, address: usize, tell: &dyn Fn()) -> Result<(), FetchError> {
         let page = address / PAGE_BYTES * PAGE_BYTES;
         let whole = page..page + PAGE_BYTES;
         let window = self.lock().touches.window(page);
@@ -457,7 +476,7 @@ impl Memory {
             count(Counted::Faults, 1);
             count(Counted::FetchedByFault, piece.addresses.len());
             piece.hold.touch(piece.offset, piece.addresses.len() as u64);
-            let served = self.fetch_pieces(&[piece]);
+            let served = self.fetch_pieces(&[piece], tell);
             // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
@@ -487,15 +506,22 @@ impl Memory {
         state.publish();
     }
 
-    /// Before a fork: all is fetched, because a child would read zeros, and until the value is dropped nothing else
-    /// becomes absent.
-    pub fn hold_still(&'static self) -> Still {
+    /// Before a fork, and before locks are held for it: all is fetched, because a child would read zeros, and from here on
+    /// nothing else becomes absent. What cannot be had stays absent here.
+    pub fn fetch_for_fork(&self) {
         FORKING.fetch_add(1, Ordering::AcqRel);
-        // What cannot be had stays absent here.
-        let _ = self.fetch_range(&(0..usize::MAX - PAGE_BYTES));
-        let holders = self.holders.hold_still();
+        if self.fetch_range(&(0..usize::MAX - PAGE_BYTES)).is_err() {
+            let left: Vec<Range<usize>> = self.lock().absent.all().map(|piece| piece.addresses.clone()).collect();
+            left.iter().for_each(|addresses| drop(self.fetch_range(addresses)));
+        }
+    }
+
+    /// Then, until the value is dropped nothing changes.
+    pub fn hold_still(&'static self) -> Still {
+        // In this order: whoever makes memory absent may have threads started.
         let mut state = self.state.hold_still();
         state.fill_saved();
+        let holders = self.holders.hold_still();
         Still { state, returns: self.returns.hold_still(), holders }
     }
 
@@ -519,10 +545,10 @@ impl Memory {
         }
     }
 
-    /// Sends back shares that nobody has a use for, if there are many.
+    /// Has shares sent back that nobody has a use for, if there are many. Waits for nothing: it is a part of free(3).
     pub fn return_shares(&self) {
         if self.returns.waiting() >= RETURNS_AT_ONCE {
-            self.holders.send_returns(&self.returns);
+            self.holders.wake();
         }
     }
 }
@@ -535,7 +561,7 @@ pub struct Still {
 }
 
 impl Still {
-    /// In the child, which has no absent memory, no thread that serves faults, and none of the parent's connections.
+    /// In the child, which has no absent memory, no threads that serve faults, and none of the parent's connections.
     /// What could not be fetched before nobody reads as zeros.
     pub fn forget(&mut self) {
         for piece in self.state.absent.all() {
@@ -571,7 +597,8 @@ impl State {
         if self.faults.is_none() && !self.refused {
             // SAFETY: `Memory` discards only what a program has given a read to overwrite, and what it has saved.
             let made = unsafe { Userfaultfd::new(memory.device.as_fd()) };
-            self.faults = made.ok().map(Arc::new).filter(|faults| faults::start(memory, Arc::clone(faults)));
+            let starts = |faults: &Arc<_>| memory.holders.start() && faults::start(memory, Arc::clone(faults));
+            self.faults = made.ok().map(Arc::new).filter(starts);
             self.refused = self.faults.is_none();
         }
         self.faults.clone()

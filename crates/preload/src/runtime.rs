@@ -85,6 +85,8 @@ thread_local! {
 pub extern "C" fn before_fork() {
     if let Some(runtime) = runtime() {
         let _inside = Inside::enter();
+        // Others may need the locks while this waits for a holder.
+        runtime.memory.fetch_for_fork();
         let (_tls, bypass, store) = (tls::hold_still(), runtime.bypass.hold_still(), runtime.store.hold_still());
         STILL.set(Some(Still { _inside, _tls, bypass, store, memory: runtime.memory.hold_still() }));
     }

@@ -1,6 +1,6 @@
 //! Where this process leaves what it writes: a segment of the machine's store, leased when it is first needed.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
@@ -9,7 +9,7 @@ use shunt_odb::learnt::{Note, Report};
 use shunt_odb::place::Version;
 use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
-use shunt_odb::store::client::Connection;
+use shunt_odb::store::client::{Connection, QUICK};
 
 use crate::inside::Lock;
 
@@ -103,17 +103,24 @@ impl Leased {
             if self.asked_ms != 0 && now < self.asked_ms + RETRY_MS {
                 return None;
             }
-            self.asked_ms = now;
-            if self.connection.is_none() {
-                self.connection = Connection::open(path).ok();
-                self.connection.iter().for_each(crate::counts::begin);
-            }
-            match self.connection.as_ref()?.lease() {
+            let leased = self.lease(path);
+            self.asked_ms = now_ms();
+            match leased {
                 Ok(writer) => self.writer = writer,
                 Err(_) => self.connection = None,
             }
         }
         self.writer.as_mut()
+    }
+
+    /// Takes a second at most, where the agent is stopped.
+    fn lease(&mut self, path: &Path) -> io::Result<Option<Writer>> {
+        if self.connection.is_none() {
+            let connection = Connection::open_within(path, QUICK)?;
+            crate::counts::begin(&connection);
+            self.connection = Some(connection);
+        }
+        self.connection.as_ref().map_or(Ok(None), Connection::lease)
     }
 
     fn refer_to_file(&mut self, file: BorrowedFd<'_>, version: &Version, from: u64, most: usize) -> Option<Reference> {

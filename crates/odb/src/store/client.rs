@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -21,12 +21,18 @@ use crate::segment::{Mapped, Way, Writer};
 
 /// How long the store may be silent. It connects to another machine within half of that, or says that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
+/// The same where a program's own thread waits, for what the store says by itself.
+pub const QUICK: Duration = Duration::from_secs(1);
+/// How long a call waits for another machine's store before its caller looks how long nothing has moved.
+pub(crate) const GLANCE: Duration = Duration::from_millis(20);
 
 /// One connection. It lives as long as the program means to write or to read.
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnFd,
     holder: Holder,
+    /// How long a question waits for its answer.
+    patience: Duration,
 }
 
 impl Connection {
@@ -35,14 +41,22 @@ impl Connection {
     /// # Errors
     /// The kernel's: there is no store; or that it does not answer as one, or does not let this program in.
     pub fn open(path: &Path) -> io::Result<Self> {
+        Self::open_within(path, SILENCE)
+    }
+
+    /// The same, where each answer takes so long at most.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; WouldBlock and TimedOut where the store says nothing.
+    pub fn open_within(path: &Path, patience: Duration) -> io::Result<Self> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         for direction in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, direction, Some(SILENCE))?;
+            set_socket_timeout(&socket, direction, Some(patience))?;
         }
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         let socket = OwnFd::new(socket);
-        let (told, _) = exchange(&socket, &about(ask::HELLO, 0), None)?;
-        Ok(Self { socket, holder: told.holder })
+        let (told, _) = exchange(&socket, &about(ask::HELLO, 0), None, patience)?;
+        Ok(Self { socket, holder: told.holder, patience })
     }
 
     /// Whose store it is.
@@ -56,7 +70,7 @@ impl Connection {
     /// # Errors
     /// The kernel's, or that the store does not answer as one.
     pub fn lease(&self) -> io::Result<Option<Writer>> {
-        let (told, memory) = exchange(&self.socket, &about(ask::LEASE, 0), None)?;
+        let (told, memory) = self.exchange(&about(ask::LEASE, 0), None)?;
         let Some(memory) = memory else { return Ok(None) };
         Writer::new(SharedMemory::open(memory)?, self.holder, told.segment.get()).map(Some)
     }
@@ -66,7 +80,7 @@ impl Connection {
     /// # Errors
     /// As [`Self::lease`].
     pub fn map(&self, segment: u32) -> io::Result<Option<Mapped>> {
-        let (_, memory) = exchange(&self.socket, &about(ask::MAP, segment), None)?;
+        let (_, memory) = self.exchange(&about(ask::MAP, segment), None)?;
         memory.map(|memory| Ok(Mapped::new(SharedMemory::open_to_read(memory)?))).transpose()
     }
 
@@ -75,7 +89,7 @@ impl Connection {
     /// # Errors
     /// As [`Self::lease`].
     pub fn counts(&self) -> io::Result<Option<SharedMemory>> {
-        exchange(&self.socket, &about(ask::COUNT, 0), None)?.1.map(SharedMemory::open).transpose()
+        self.exchange(&about(ask::COUNT, 0), None)?.1.map(SharedMemory::open).transpose()
     }
 
     /// Asks for a connection with the agent, for handoffs (include/shunt.h). `None`: this machine hands none off.
@@ -83,7 +97,7 @@ impl Connection {
     /// # Errors
     /// As [`Self::lease`].
     pub fn agent(&self) -> io::Result<Option<OwnedFd>> {
-        Ok(exchange(&self.socket, &about(ask::HAND_OFF, 0), None)?.1)
+        Ok(self.exchange(&about(ask::HAND_OFF, 0), None)?.1)
     }
 
     /// Asks for a connection to a store, this one or another machine's. `None`: it cannot be had now.
@@ -91,10 +105,13 @@ impl Connection {
     /// # Errors
     /// As [`Self::lease`].
     pub fn reach(&self, holder: Holder) -> io::Result<Option<Channel>> {
-        let (told, socket) = exchange(&self.socket, &Ask { holder, ..about(ask::REACH, 0) }, None)?;
-        let Some(socket) = socket else { return Ok(None) };
+        // The agent waits for another one.
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(SILENCE))?;
+        let reached = exchange(&self.socket, &Ask { holder, ..about(ask::REACH, 0) }, None, SILENCE);
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(self.patience))?;
+        let (told, Some(socket)) = reached? else { return Ok(None) };
         for direction in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, direction, Some(SILENCE))?;
+            set_socket_timeout(&socket, direction, Some(GLANCE))?;
         }
         Channel::of_reader(socket, &told.sealing).map(Some)
     }
@@ -105,7 +122,7 @@ impl Connection {
     /// As [`Self::lease`], and that the file has changed.
     pub fn open_file(&self, segment: u32, number: u32) -> io::Result<Option<SentFile>> {
         let ask = Ask { file: number.into(), ..about(ask::OPEN_FILE, segment) };
-        let (told, file) = exchange(&self.socket, &ask, None)?;
+        let (told, file) = self.exchange(&ask, None)?;
         let file = file.map(|file| SentFile::of(file, told.version));
         Ok(file.filter(SentFile::is_unchanged))
     }
@@ -142,6 +159,10 @@ impl Connection {
         Ok(writer.refer_to_file(number, from, length))
     }
 
+    fn exchange(&self, ask: &Ask, given: Option<BorrowedFd<'_>>) -> io::Result<(Told, Option<OwnedFd>)> {
+        exchange(&self.socket, ask, given, self.patience)
+    }
+
     /// Gives the store a file. False: it does not take it, or it is another version by now.
     fn keep_file(&self, segment: u32, number: u32, file: BorrowedFd<'_>, version: &Version) -> io::Result<bool> {
         // A descriptor of its own, that only reads: with the program's would go its locks (flock(2)) and its offset.
@@ -150,7 +171,7 @@ impl Connection {
             answers_at_once(file).then(|| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
         let Some(Ok(own)) = opened else { return Ok(false) };
         let ask = Ask { file: number.into(), ..about(ask::KEEP_FILE, segment) };
-        let (told, _) = exchange(&self.socket, &ask, Some(own.as_fd()))?;
+        let (told, _) = self.exchange(&ask, Some(own.as_fd()))?;
         Ok(told.outcome.get() == outcome::GOOD && told.version == *version)
     }
 }
@@ -160,13 +181,23 @@ fn about(kind: u32, segment: u32) -> Ask {
     Ask { kind: kind.into(), segment: segment.into(), ..Ask::new_zeroed() }
 }
 
-/// Asks, and waits for the answer and the descriptor that comes with a good one.
-fn exchange(socket: &OwnFd, ask: &Ask, given: Option<BorrowedFd<'_>>) -> io::Result<(Told, Option<OwnedFd>)> {
+/// Asks, and waits for the answer and the descriptor that comes with a good one: as long as the socket's timeout says, and not
+/// for longer where signals interrupt that.
+fn exchange(
+    socket: &OwnFd,
+    ask: &Ask,
+    given: Option<BorrowedFd<'_>>,
+    patience: Duration,
+) -> io::Result<(Told, Option<OwnedFd>)> {
     send(socket, ask.as_bytes(), given, SendFlags::empty())?;
     let mut told = Told::new_zeroed();
+    let began = Instant::now();
     let (got, descriptor) = loop {
         if let Some(received) = receive(socket, told.as_mut_bytes(), RecvFlags::empty())? {
             break received;
+        }
+        if began.elapsed() >= patience {
+            return Err(io::ErrorKind::TimedOut.into());
         }
     };
     if got != size_of::<Told>() || told.kind != ask.kind {

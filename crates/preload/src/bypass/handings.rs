@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 use shunt_odb::absent::Piece;
 use shunt_odb::link::{Link, Outcome, Sender, Standing};
 use shunt_odb::segment::now_ms;
-use shunt_odb::store::client::Connection;
+use shunt_odb::store::client::{Connection, QUICK};
 use shunt_odb::store::usage::Counted;
 use shunt_sys::erase::Erased;
 use shunt_wire::local::{Reason, Tls};
@@ -171,8 +171,8 @@ impl Handings {
         }
         let now = now_ms();
         if self.link.is_none() && (self.asked_ms == 0 || now >= self.asked_ms + RETRY_MS) {
-            self.asked_ms = now;
-            let asked = Connection::open(&runtime.bypass.store).and_then(|store| store.agent());
+            let asked = Connection::open_within(&runtime.bypass.store, QUICK).and_then(|store| store.agent());
+            self.asked_ms = now_ms();
             self.link = asked.ok().flatten().and_then(|socket| Link::open(socket).ok());
         }
         self.link.is_some()

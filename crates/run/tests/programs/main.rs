@@ -16,5 +16,6 @@ mod peers;
 mod processes;
 mod scarce;
 mod signals;
+mod silent;
 mod stores;
 mod tls;

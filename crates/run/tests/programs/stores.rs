@@ -43,14 +43,14 @@ for part in range(10):
 ";
 
 /// A program that is told what to do, and says what it has done.
-struct Talking {
+pub struct Talking {
     program: Program,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
 impl Talking {
-    fn start(machine: &Machine, text: &str, arguments: &[&str]) -> Self {
+    pub fn start(machine: &Machine, text: &str, arguments: &[&str]) -> Self {
         let mut command = machine.under_shunt("python3");
         command.args(["-B", "-c", text]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut program = Program(command.stderr(Stdio::piped()).spawn().unwrap());
@@ -58,14 +58,23 @@ impl Talking {
         Self { program, to, from }
     }
 
-    fn says(&mut self, expected: &str) {
-        let mut line = String::new();
-        self.from.read_line(&mut line).unwrap();
-        assert_eq!(line.trim_end(), expected, "{}", if line.is_empty() { self.error() } else { String::new() });
+    pub fn says(&mut self, expected: &str) {
+        let said = self.says_something();
+        assert_eq!(said, expected, "{}", if said.is_empty() { self.error() } else { String::new() });
     }
 
-    fn looks(&mut self) {
-        self.to.write_all(b"\n").unwrap();
+    pub fn says_something(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn looks(&mut self) {
+        self.told("");
+    }
+
+    pub fn told(&mut self, order: &str) {
+        writeln!(self.to, "{order}").unwrap();
     }
 
     fn error(&mut self) -> String {
@@ -74,7 +83,7 @@ impl Talking {
         text
     }
 
-    fn ends_by_lost_bytes(mut self) {
+    pub fn ends_by_lost_bytes(mut self) {
         let status = self.program.0.wait().unwrap();
         let why = self.error();
         assert_eq!(status.signal(), Some(Signal::BUS.as_raw()), "{why}");

@@ -1,0 +1,243 @@
+//! Connections that are made while nobody waits for longer than a second: one attempt at a time for each holder, each in a
+//! thread of its own, which the tender starts. The tender itself waits for nothing but tasks.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::line::{Line, Sent};
+use super::own::is_silence;
+use super::way::Way;
+use super::{Shared, Wanted, lock};
+use crate::hold::{Return, Returns};
+use crate::reference::{Holder, Reference};
+use crate::store::client::{Connection, QUICK};
+use crate::store::messages::RETURN;
+use crate::store::session::request;
+
+/// From the end of an attempt to the next.
+const RETRY: Duration = Duration::from_secs(1);
+/// For how long attempts are made for a holder that nobody asks for any more: payloads are not kept for longer.
+const INTEREST: Duration = Duration::from_secs(120);
+/// Attempts under way. Each that comes to nothing takes an agent's patience.
+const ATTEMPTS_MAX: usize = 64;
+/// How often shares are looked for that could not go back yet.
+const RETURNS_EVERY: Duration = Duration::from_millis(100);
+
+/// How threads are started, and what the tender does beside its own tasks.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads {
+    /// Starts one of that name. False: there can be no more.
+    pub start: fn(&'static str, Box<dyn FnOnce() + Send>) -> bool,
+    /// Whenever the tender is woken. True: again soon.
+    pub tick: fn() -> bool,
+}
+
+impl Default for Threads {
+    /// std's.
+    fn default() -> Self {
+        let start = |name: &'static str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(work).is_ok()
+        };
+        Self { start, tick: || false }
+    }
+}
+
+/// What is to be reached.
+#[derive(Clone, Debug)]
+pub(super) enum Task {
+    /// A holder, for its way.
+    Reach(Holder, Arc<Way>),
+    /// The store of this machine, which was silent.
+    Own,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Tasks {
+    started: bool,
+    ended: bool,
+    woken: bool,
+    attempts: usize,
+    due: Vec<(Instant, Task)>,
+}
+
+impl Shared {
+    fn tasks(&self) -> MutexGuard<'_, Tasks> {
+        lock(&self.tasks)
+    }
+
+    /// Has the tender run. False: there can be no more threads.
+    pub(super) fn start_tender(self: &Arc<Self>) -> bool {
+        let mut tasks = self.tasks();
+        if !tasks.started {
+            let shared = Arc::clone(self);
+            tasks.started = (self.threads.start)("shunt-tender", Box::new(move || shared.tend()));
+        }
+        tasks.started
+    }
+
+    /// Has an attempt made. Where there are no threads, whoever asks waits for it, as long as the agent does.
+    pub(super) fn begin(self: &Arc<Self>, task: Task) {
+        if self.start_tender() { self.begin_at(Instant::now(), task) } else { self.attempt(task) }
+    }
+
+    /// The same in a while.
+    pub(super) fn begin_later(self: &Arc<Self>, task: Task) {
+        if self.start_tender() {
+            return self.begin_at(Instant::now() + RETRY, task);
+        }
+        match task {
+            Task::Reach(_, way) => way.is_not_made(),
+            Task::Own => self.own.speaks(None),
+        }
+    }
+
+    fn begin_at(&self, then: Instant, task: Task) {
+        self.tasks().due.push((then, task));
+        self.changed.notify_all();
+    }
+
+    /// Has the tender look at once what there is to do.
+    pub(super) fn wake(&self) {
+        self.tasks().woken = true;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn end_tender(&self) {
+        self.tasks().ended = true;
+        self.changed.notify_all();
+    }
+
+    fn tend(self: &Arc<Self>) {
+        let mut again = false;
+        while let Some(due) = self.next_tasks(again) {
+            for task in due {
+                let shared = Arc::clone(self);
+                let attempt = task.clone();
+                let work = Box::new(move || {
+                    shared.attempt(attempt);
+                    shared.attempt_ends();
+                });
+                if !(self.threads.start)("shunt-reach", work) {
+                    self.attempt(task);
+                    self.attempt_ends();
+                }
+            }
+            again = (self.threads.tick)();
+        }
+    }
+
+    /// Waits for tasks. `None`: there will be no more.
+    fn next_tasks(&self, again: bool) -> Option<Vec<Task>> {
+        let mut tasks = self.tasks();
+        let begun = Instant::now();
+        loop {
+            let now = Instant::now();
+            if tasks.ended {
+                return None;
+            }
+            let mut ready = Vec::new();
+            while tasks.attempts < ATTEMPTS_MAX
+                && let Some(at) = tasks.due.iter().position(|(then, _)| *then <= now)
+            {
+                ready.push(tasks.due.swap_remove(at).1);
+                tasks.attempts += 1;
+            }
+            if std::mem::take(&mut tasks.woken) || !ready.is_empty() || (again && now - begun >= RETURNS_EVERY) {
+                return Some(ready);
+            }
+            let next = tasks.due.iter().map(|(then, _)| *then).filter(|then| *then > now).min();
+            let next = [next, again.then(|| begun + RETURNS_EVERY)].into_iter().flatten().min();
+            tasks = match next {
+                None => self.changed.wait(tasks).unwrap_or_else(PoisonError::into_inner),
+                Some(next) => self.changed.wait_timeout(tasks, next - now).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    fn attempt_ends(&self) {
+        self.tasks().attempts -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits for agents and stores, in a thread of its own where there can be one.
+    fn attempt(self: &Arc<Self>, task: Task) {
+        let done = match &task {
+            Task::Reach(_, way) if way.is_of_no_use(INTEREST) => return,
+            Task::Reach(holder, way) => self.reach(*holder, way).map(|line| way.is_made(Some(line))),
+            Task::Own => self.open().map(|connection| self.own.speaks(Some(connection))),
+        };
+        match (done, &task) {
+            (Ok(()), _) => return,
+            (Err(error), Task::Own) if !is_silence(&error) => return self.own.speaks(None),
+            (Err(_), Task::Own) => {}
+            (Err(_), Task::Reach(_, way)) => way.is_made(None),
+        }
+        self.begin_later(task);
+    }
+
+    /// A connection to the store of this machine.
+    pub(super) fn open(&self) -> io::Result<Connection> {
+        let connection = Connection::open_within(&self.path, QUICK)?;
+        (self.connected)(&connection);
+        Ok(connection)
+    }
+
+    /// A connection to a holder, by this machine's agent, which may have been started again. Where the holder was silent, its
+    /// store has answered.
+    fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
+        // Who only passes references on, and gives shares back, is counted by that connection, too.
+        let _ = self.ask(|_| Ok(()));
+        let known = lock(&self.introducers).pop();
+        let reached = known.and_then(|connection| Some((connection.reach(holder).ok()?, connection)));
+        let (reached, connection) = match reached {
+            Some(reached) => reached,
+            None => {
+                let connection = Connection::open_within(&self.path, QUICK)?;
+                (connection.reach(holder)?, connection)
+            }
+        };
+        // Kept as long as what it has made: the agent ends that by it.
+        lock(&self.introducers).push(connection);
+        let why = "this machine's agent has no peer of that name that lets it fetch, or cannot reach it";
+        let channel = reached.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
+        let mut line = Line::new(channel);
+        if let Some(reference) = way.to_ask() {
+            line.fetch(&[], &mut [&mut Wanted { reference, into: &mut [0] }], &|| ())?;
+        }
+        Ok(line)
+    }
+
+    /// Sends back what goes back, as far as that takes no waiting. True: some could not go yet.
+    pub(super) fn send_returns(self: &Arc<Self>, returns: &Returns) -> bool {
+        self.sort_returns(returns);
+        let ways: Vec<(Holder, Arc<Way>)> =
+            lock(&self.ways).iter().map(|(holder, way)| (*holder, Arc::clone(way))).collect();
+        let mut owes = false;
+        for (holder, way) in ways {
+            let taken = way.take_returns(|| self.begin(Task::Reach(holder, Arc::clone(&way))));
+            if let Some((mut turn, shares)) = taken
+                // Where it has broken, they end with their leases.
+                && let Ok(posted) = turn.post(&shares)
+            {
+                turn.put_back();
+                way.give_back(shares[posted..].to_vec());
+            }
+            owes |= way.owes();
+        }
+        self.own.lock().mapped.retain(|_, mapped| mapped.as_ref().is_none_or(|mapped| mapped.is_live()));
+        owes
+    }
+
+    fn sort_returns(&self, returns: &Returns) {
+        let mut by_holder: HashMap<Holder, Vec<Sent>> = HashMap::new();
+        for Return { payload, weight, touched } in returns.take() {
+            let about = Reference { payload, weight, offset: 0, length: 1 };
+            by_holder.entry(payload.holder).or_default().push(request(RETURN, &about, touched));
+        }
+        for (holder, shares) in by_holder {
+            self.way(holder).give_back(shares);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The way to one holder: its connection, which one thread has at a time, or why there is none.
+//!
+//! ```text
+//!                 somebody asks                  an attempt has made it
+//!      Unmade ---------------------> Making -----------------------------> Idle <---> Used
+//!        ^                             | a second, or it cannot be had       |          |
+//!        |                             v                                     |          | a second of silence
+//!        |                            Lost <------------------------------------------- |
+//!        |                             | an attempt has made it, and the     ^          |
+//!        |                             | store has answered ----------------/           |
+//!        '------------------------------------------------------------------------------' it broke
+//! ```
+//! The lock is held for moments only. Whoever waits does so for the state to change.
+
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::line::{Line, Sent};
+use super::patience::Waited;
+use super::{Wanted, lock};
+use crate::reference::{PayloadId, Reference};
+use crate::store::client::GLANCE;
+use crate::store::session::ANSWERS_MAX;
+
+/// Shares that wait for a connection to one holder. What is more ends with its lease.
+const RETURNS_MAX: usize = 1 << 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is: Is,
+    /// While somebody waits for a connection.
+    waited: Option<Waited>,
+    /// What was asked for last, and when.
+    asked: Option<(Reference, Instant)>,
+    returns: Vec<Sent>,
+}
+
+#[derive(Debug, Default)]
+enum Is {
+    #[default]
+    Unmade,
+    /// An attempt is under way.
+    Making,
+    Idle(Box<Line>),
+    Used,
+    /// Nobody waits for it. Attempts are made until the holder is there again.
+    Lost,
+}
+
+fn lost() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::HostUnreachable,
+        "it has said nothing for a second, or could not be reached a moment ago",
+    )
+}
+
+impl Way {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Waits for the connection, and for one to be made where there is none: `make` begins an attempt. Shares that wait to
+    /// go back come with it.
+    ///
+    /// # Errors
+    /// The holder is lost.
+    pub(super) fn take(
+        &self,
+        about: &Reference,
+        make: impl Fn(),
+        tell: &dyn Fn(),
+    ) -> io::Result<(Turn<'_>, Vec<Sent>)> {
+        let mut state = self.lock();
+        state.asked = Some((*about, Instant::now()));
+        loop {
+            match std::mem::replace(&mut state.is, Is::Used) {
+                Is::Idle(line) => {
+                    let some = state.returns.len().min(ANSWERS_MAX);
+                    let returns = state.returns.drain(..some).collect();
+                    return Ok((Turn { way: self, line: Some(line) }, returns));
+                }
+                // Whoever has it waits for a second at most, and then all know.
+                Is::Used => {
+                    let (woken, waited) =
+                        self.changed.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner);
+                    state = woken;
+                    if waited.timed_out() {
+                        tell();
+                    }
+                }
+                Is::Lost => {
+                    state.is = Is::Lost;
+                    return Err(lost());
+                }
+                Is::Unmade => {
+                    state.is = Is::Making;
+                    drop(state);
+                    make();
+                    state = self.lock();
+                }
+                Is::Making => {
+                    state.is = Is::Making;
+                    let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice() else {
+                        state.lose();
+                        self.changed.notify_all();
+                        return Err(lost());
+                    };
+                    let (woken, waited) =
+                        self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner);
+                    state = woken;
+                    if waited.timed_out() {
+                        tell();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what waits to go back, and the connection, if it is free; has one made where there is none.
+    pub(super) fn take_returns(&self, make: impl Fn()) -> Option<(Turn<'_>, Vec<Sent>)> {
+        let mut state = self.lock();
+        if state.returns.is_empty() {
+            return None;
+        }
+        match std::mem::replace(&mut state.is, Is::Used) {
+            Is::Idle(line) => {
+                let returns = std::mem::take(&mut state.returns);
+                return Some((Turn { way: self, line: Some(line) }, returns));
+            }
+            Is::Unmade => {
+                state.is = Is::Making;
+                drop(state);
+                make();
+            }
+            other => state.is = other,
+        }
+        None
+    }
+
+    /// Shares that go back to the holder, when there is a connection.
+    pub(super) fn give_back(&self, shares: Vec<Sent>) {
+        let mut state = self.lock();
+        if !matches!(state.is, Is::Lost) && state.returns.len() + shares.len() <= RETURNS_MAX {
+            state.returns.extend(shares);
+        }
+    }
+
+    /// Whether shares wait to go back.
+    pub(super) fn owes(&self) -> bool {
+        !self.lock().returns.is_empty()
+    }
+
+    /// What to ask for, to hear whether the store answers again: of a holder that is lost.
+    pub(super) fn to_ask(&self) -> Option<Reference> {
+        let state = self.lock();
+        let reference = state.asked.as_ref().filter(|_| matches!(state.is, Is::Lost))?.0;
+        Some(Reference { length: 1, ..reference })
+    }
+
+    /// What became of an attempt. `None`: it is lost, until another one makes it.
+    pub(super) fn is_made(&self, line: Option<Line>) {
+        let mut state = self.lock();
+        match line {
+            Some(line) => state.becomes(Is::Idle(Box::new(line))),
+            None => state.lose(),
+        }
+        self.changed.notify_all();
+    }
+
+    /// Nobody tries. The next who asks has an attempt made.
+    pub(super) fn is_not_made(&self) {
+        self.lock().becomes(Is::Unmade);
+        self.changed.notify_all();
+    }
+
+    /// Whether it is lost and nobody has asked for it in a while: then the next who asks has an attempt made.
+    pub(super) fn is_of_no_use(&self, interest: Duration) -> bool {
+        let mut state = self.lock();
+        let is_asked = state.asked.as_ref().is_some_and(|(_, asked)| asked.elapsed() < interest);
+        let is_of_no_use = matches!(state.is, Is::Lost) && !is_asked;
+        if is_of_no_use {
+            state.becomes(Is::Unmade);
+        }
+        is_of_no_use
+    }
+
+    /// It has broken every time. True: it is lost by that.
+    pub(super) fn give_up(&self) -> bool {
+        let mut state = self.lock();
+        let gives_up = matches!(state.is, Is::Unmade);
+        if gives_up {
+            state.lose();
+            self.changed.notify_all();
+        }
+        gives_up
+    }
+}
+
+impl State {
+    fn becomes(&mut self, is: Is) {
+        (self.is, self.waited) = (is, None);
+    }
+
+    /// What cannot go back ends with its lease.
+    fn lose(&mut self) {
+        self.becomes(Is::Lost);
+        self.returns = Vec::new();
+    }
+}
+
+/// The connection, in use. Where it is not put back it has broken.
+pub(super) struct Turn<'a> {
+    way: &'a Way,
+    line: Option<Box<Line>>,
+}
+
+impl Turn<'_> {
+    /// See [`Line::fetch`].
+    ///
+    /// # Errors
+    /// The connection's.
+    pub(super) fn fetch(
+        &mut self,
+        returns: &[Sent],
+        batch: &mut [&mut Wanted<'_>],
+        tell: &dyn Fn(),
+    ) -> io::Result<Option<PayloadId>> {
+        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.fetch(returns, batch, tell)
+    }
+
+    /// See [`Line::post`].
+    ///
+    /// # Errors
+    /// The connection's.
+    pub(super) fn post(&mut self, shares: &[Sent]) -> io::Result<usize> {
+        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.post(shares)
+    }
+
+    fn ends(&mut self, is: Is) {
+        let mut state = self.way.lock();
+        match is {
+            Is::Lost => state.lose(),
+            is => state.becomes(is),
+        }
+        self.way.changed.notify_all();
+    }
+
+    /// It is as good as it was.
+    pub(super) fn put_back(mut self) {
+        if let Some(line) = self.line.take() {
+            self.ends(Is::Idle(line));
+        }
+    }
+
+    /// Its holder says nothing.
+    pub(super) fn lose(mut self) {
+        self.line = None;
+        self.ends(Is::Lost);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.line.take().is_some() {
+            self.ends(Is::Unmade);
+        }
+    }
+}

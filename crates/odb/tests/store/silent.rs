@@ -1,0 +1,234 @@
+//! Holders that say nothing, and everybody else, who does not wait for them.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::RecvTimeoutError;
+use std::thread::ScopedJoinHandle;
+
+use shunt_odb::reference::PayloadId;
+use zerocopy::IntoBytes;
+
+use super::*;
+
+/// A holder that is only a name.
+fn mute() -> Holder {
+    Holder::named("mute")
+}
+
+fn reference(holder: Holder) -> Reference {
+    let payload = PayloadId { holder, segment: 1, slot: 1, secret: 1 };
+    Reference { payload, weight: Weight::WHOLE, offset: 0, length: 5000 }
+}
+
+/// A program that has fetched from the other machine, and a payload there.
+fn reader_beside(here: &Bed, there: &Bed) -> (Holders, Reference) {
+    let program = there.program();
+    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 5000)));
+        connect(here, there);
+    });
+    (holders, reference)
+}
+
+/// The next wish, which is for the mute holder.
+fn wish(here: &Bed) -> u64 {
+    let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("a wish");
+    assert_eq!(holder, mute());
+    program
+}
+
+/// Connects the program that wishes for the mute holder with somebody who accepts, and never answers while this lives.
+fn connect_to_nobody(here: &Bed) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    here.orders.reached(wish(here), mute(), Some((ours.into(), Sealing::new_zeroed())));
+    theirs
+}
+
+fn is_lost(outcome: Result<Vec<u8>, FetchError>) -> bool {
+    matches!(outcome, Err(FetchError::Holder(..)))
+}
+
+/// If one of them waited for a second, all would for minutes.
+fn is_lost_at_once(holders: &Holders, reference: &Reference) {
+    let began = Instant::now();
+    for turn in 0..500 {
+        assert!(is_lost(fetch(holders, reference)));
+        assert!(began.elapsed() < Duration::from_secs(60), "{turn} of them waited");
+    }
+}
+
+fn still_waits<T>(waiting: &ScopedJoinHandle<'_, T>) {
+    assert!(!waiting.is_finished(), "nobody waits any more for whoever says nothing: this has waited for that");
+}
+
+/// That it is lost shows within a second. Before, it took minutes.
+fn is_told(told: &mpsc::Receiver<bool>) {
+    assert_eq!(told.recv_timeout(Duration::from_secs(15)), Ok(true), "a silent holder is waited for for long");
+}
+
+#[test]
+fn nobody_waits_for_a_holder_that_cannot_be_reached() {
+    let (here, there) = two_machines();
+    let (holders, body) = reader_beside(&here, &there);
+    let program = here.program();
+    let own = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(4, 5000))]).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &reference(mute())))).unwrap());
+        let wish = wish(&here);
+        assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000), "from the other machine");
+        still_waits(&waiting);
+        assert!(fetch(&holders, &own).unwrap() == bytes(4, 5000), "from this machine");
+        still_waits(&waiting);
+        is_told(&told);
+        is_lost_at_once(&holders, &reference(mute()));
+        assert_eq!(here.wishes.try_recv().map(|_| ()), Err(mpsc::TryRecvError::Empty), "one attempt at a time");
+        here.orders.reached(wish, mute(), None);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_holder_that_never_answers() {
+    let (here, there) = two_machines();
+    let (holders, body) = reader_beside(&here, &there);
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = std::iter::repeat_n(&tell, 8)
+            .map(|tell| (tell.clone(), &holders))
+            .map(|(tell, holders)| scope.spawn(move || tell.send(is_lost(fetch(holders, &reference(mute()))))))
+            .collect();
+        let _silent = connect_to_nobody(&here);
+        let returns = Returns::default();
+        let nothing = Weight::from_log2(0).unwrap();
+        returns.give(reference(mute()).payload, nothing);
+        returns.give(body.payload, nothing);
+        let returned = || there.counters.returned.load(std::sync::atomic::Ordering::Relaxed);
+        until("the other machine has its share again", || {
+            holders.send_returns(&returns);
+            returned() == 1
+        });
+        waiting.iter().for_each(still_waits);
+        assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000));
+        waiting.iter().for_each(still_waits);
+        waiting.iter().for_each(|_| is_told(&told));
+        is_lost_at_once(&holders, &reference(mute()));
+    });
+}
+
+/// Whoever can be reached, and does not answer then either, costs nobody another second.
+#[test]
+fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
+    let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
+    let program = there.program();
+    let body = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let holders = here.holders();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| tell.send(is_lost(fetch(&holders, &body))).unwrap());
+        let _silent = connect_to_nobody(&here);
+        is_told(&told);
+        // The next attempt takes nobody to ask for it.
+        let _silent = connect_to_nobody(&here);
+        is_lost_at_once(&holders, &body);
+        connect(&here, &there);
+        until("it is there again", || fetch(&holders, &body).is_ok_and(|got| got == bytes(3, 5000)));
+    });
+}
+
+#[test]
+fn shares_go_back_without_waiting_where_nobody_takes_them() {
+    let here = Bed::new(Limits::default());
+    let holders = here.holders();
+    let returns = Returns::default();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // More than its socket holds.
+            for _ in 0..100 {
+                (0..1000).for_each(|_| returns.give(reference(mute()).payload, Weight::WHOLE));
+                holders.send_returns(&returns);
+            }
+            tell.send(true).unwrap();
+        });
+        let wished = wish(&here);
+        is_told(&told);
+        let (ours, _silent) = UnixStream::pair().unwrap();
+        here.orders.reached(wished, mute(), Some((ours.into(), sealings()[0])));
+        scope.spawn(|| {
+            for _ in 0..100 {
+                (0..1000).for_each(|_| returns.give(reference(mute()).payload, Weight::WHOLE));
+                holders.send_returns(&returns);
+            }
+            tell.send(true).unwrap();
+        });
+        is_told(&told);
+    });
+}
+
+/// Each attempt is a line in the agent's log.
+#[test]
+fn shares_of_a_holder_that_cannot_be_reached_make_no_attempt_each() {
+    let here = Bed::new(Limits::default());
+    let (holders, returns) = (here.holders(), Returns::default());
+    let owes = || {
+        returns.give(reference(mute()).payload, Weight::WHOLE);
+        holders.send_returns(&returns)
+    };
+    assert!(owes(), "it is not reached yet");
+    here.orders.reached(wish(&here), mute(), None);
+    until("it is lost", || !owes());
+    for _ in 0..100 {
+        assert!(!owes(), "they end with their leases");
+    }
+    assert!(here.wishes.try_recv().is_err(), "the agent is not asked a hundred times");
+}
+
+fn caller(here: &Bed) -> OwnedFd {
+    let caller = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&caller, &SocketAddrUnix::new(here.path()).unwrap()).unwrap();
+    caller
+}
+
+/// Its agent is stopped, and so is the store in it.
+#[test]
+fn nobody_waits_for_a_silent_store_of_this_machine() {
+    let (here, there) = two_machines();
+    let (holders, body) = reader_beside(&here, &there);
+    let program = here.program();
+    let own = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(4, 5000))]).unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let stopped = here.user.lock().unwrap();
+        // The store waits for that before it hears anything else.
+        let _caller = caller(&here);
+        let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &own))).unwrap());
+        assert_eq!(told.recv_timeout(Duration::from_millis(100)), Err(RecvTimeoutError::Timeout), "it is asked");
+        assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000), "from the other machine");
+        still_waits(&waiting);
+        is_told(&told);
+        is_lost_at_once(&holders, &own);
+        drop(stopped);
+        until("it answers again", || fetch(&holders, &own).is_ok_and(|got| got == bytes(4, 5000)));
+    });
+}
+
+/// It takes more than a second, and something comes all the time.
+#[test]
+fn a_slow_holder_is_not_a_silent_one() {
+    let here = Bed::new(Limits::default());
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| fetch(&holders, &reference(mute())));
+        let mut store = connect_to_nobody(&here);
+        let mut request = [0; 64];
+        assert!(store.read(&mut request).unwrap() > 0);
+        let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], 5000u64.to_le_bytes().as_bytes(), &bytes(3, 5000)].concat();
+        for part in answer.chunks(answer.len() / 20) {
+            std::thread::sleep(Duration::from_millis(100));
+            store.write_all(part).unwrap();
+        }
+        assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
+    });
+}

@@ -1,0 +1,165 @@
+//! Agents that are stopped, with the stores in them, and programs that go on.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+use shunt_odb::store::Limits;
+use shunt_testbed::PATIENCE;
+
+use crate::bed::{Bed, Machine, free_address};
+use crate::stores::Talking;
+
+/// Sends 40 bodies of 16 KiB to whoever connects.
+const SENDS: &str = "
+import socket, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+print('listening', flush=True)
+sock = listener.accept()[0]
+assert sock.recv(2) == b'go'
+for _ in range(40): sock.sendall(sys.argv[2].encode() * 16384)
+print('sent', flush=True)
+sock.recv(1)
+";
+
+/// Receives them from two programs, each into memory of its own, and has one thread wait for a page of the first one's.
+const RECEIVES: &str = "
+import ctypes, signal, socket, sys, threading, time
+signal.alarm(100)
+libc = ctypes.CDLL(None)
+socks = []
+def receive(port):
+    sock = socket.create_connection(('127.0.0.1', int(port)))
+    socks.append(sock)
+    sock.sendall(b'go')
+    bodies = []
+    for _ in range(40):
+        body, at = bytearray(16384), 0
+        while at < len(body):
+            at += sock.recv_into(memoryview(body)[at:])
+        bodies.append(body)
+    return bodies
+first, second = receive(sys.argv[1]), receive(sys.argv[2])
+print('received', flush=True)
+def next_order():
+    return sys.stdin.readline().strip()
+";
+
+/// One thread touches the first one's bytes, without the interpreter's lock. Meanwhile others are touched, and freed.
+const TOUCHES: &str = "
+if next_order() == 'reach': assert first[0] == b'x' * 16384
+print('ready', flush=True)
+next_order()
+begun = threading.Event()
+def touch():
+    page = ctypes.addressof(ctypes.c_char.from_buffer(first[20])) + 8192
+    begun.set()
+    assert libc.memchr(ctypes.c_void_p(page), ord('!'), 1) == 0
+    print('touched', flush=True)
+toucher = threading.Thread(target=touch)
+toucher.start()
+begun.wait()
+time.sleep(0.1)
+for body in second[:3]: assert body == b'y' * 16384
+print('others', flush=True)
+del first[21:]
+print('freed', flush=True)
+toucher.join()
+";
+
+/// Writes the first one's bytes to a pair of sockets whenever it is told to.
+const WRITES: &str = "
+one, other = socket.socketpair()
+while next_order():
+    try:
+        sent = one.send(first[20])
+        assert other.recv(16384, socket.MSG_WAITALL) == b'x' * 16384, sent
+        print('sent', flush=True)
+    except ConnectionResetError:
+        print('reset', flush=True)
+";
+
+/// Has agents go on again that were stopped.
+struct Stopped<'a>(&'a Machine);
+
+impl<'a> Stopped<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        machine.signal_agent(Signal::STOP);
+        Self(machine)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal_agent(Signal::CONT);
+    }
+}
+
+/// On the second and the third machine programs send, on the first another receives.
+fn received(bed: &Bed, then: &str) -> (Talking, [Talking; 2]) {
+    let ports = [free_address(), free_address()].map(|address| address.port().to_string());
+    let sender = |machine: usize, port: &str, byte: &str| {
+        let mut sends = Talking::start(bed.machine(machine), SENDS, &[port, byte]);
+        sends.says("listening");
+        sends
+    };
+    let mut senders = [sender(1, &ports[0], "x"), sender(2, &ports[1], "y")];
+    let mut receives = Talking::start(bed.machine(0), &format!("{RECEIVES}{then}"), &[&ports[0], &ports[1]]);
+    senders.iter_mut().for_each(|sends| sends.says("sent"));
+    receives.says("received");
+    (receives, senders)
+}
+
+/// Loads from memory cannot fail. What is touched of a silent holder's has a second, and then the process ends: until then it
+/// goes on with all others'.
+#[test]
+fn a_thread_that_touches_a_silent_holders_bytes_keeps_nobody_else_waiting() {
+    for order in ["reach", "do not"] {
+        let Some(bed) = Bed::of(3, Limits::default()) else { return };
+        let (mut receives, _senders) = received(&bed, TOUCHES);
+        receives.told(order);
+        receives.says("ready");
+        let _stopped = Stopped::new(bed.machine(1));
+        receives.told("touch");
+        receives.says("others");
+        receives.says("freed");
+        receives.ends_by_lost_bytes();
+    }
+}
+
+#[test]
+fn an_agent_that_is_stopped_for_a_moment_costs_no_bytes() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let (mut receives, _senders) = received(&bed, TOUCHES);
+    receives.told("reach");
+    receives.says("ready");
+    let stopped = Stopped::new(bed.machine(1));
+    receives.told("touch");
+    drop(stopped);
+    let mut said = [(); 3].map(|()| receives.says_something());
+    said.sort();
+    assert_eq!(said, ["freed", "others", "touched"]);
+}
+
+/// If each call waited for a second, or one of them for the agents' patience, there would be no time for so many.
+#[test]
+fn a_silent_holder_is_waited_for_once_and_found_again() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let (mut receives, _senders) = received(&bed, WRITES);
+    let began = Instant::now();
+    {
+        let _stopped = Stopped::new(bed.machine(1));
+        for _ in 0..200 {
+            receives.told("write");
+            receives.says("reset");
+        }
+        assert!(began.elapsed() < PATIENCE, "it waits each time");
+    }
+    loop {
+        receives.told("write");
+        match receives.says_something().as_str() {
+            "sent" => return,
+            said => assert!(said == "reset" && began.elapsed() < 2 * PATIENCE, "it stays lost: {said:?}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
