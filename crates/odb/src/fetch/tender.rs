@@ -100,8 +100,10 @@ impl Shared {
 
     /// Has the tender look at once what there is to do.
     pub(super) fn wake(&self) {
-        self.tasks().woken = true;
-        self.changed.notify_all();
+        // Whoever frees much says so again and again.
+        if !std::mem::replace(&mut self.tasks().woken, true) {
+            self.changed.notify_all();
+        }
     }
 
     pub(super) fn end_tender(&self) {

@@ -37,6 +37,8 @@ struct State {
     is: Is,
     /// While somebody waits for a connection.
     waited: Option<Waited>,
+    /// Threads that wait for a change: as a rule there are none, and to wake nobody takes a system call, too.
+    waiting: usize,
     /// What was asked for last, and when.
     asked: Option<(Reference, Instant)>,
     returns: Vec<Sent>,
@@ -88,12 +90,7 @@ impl Way {
                 }
                 // Whoever has it waits for a second at most, and then all know.
                 Is::Used => {
-                    let (woken, waited) =
-                        self.changed.wait_timeout(state, GLANCE).unwrap_or_else(PoisonError::into_inner);
-                    state = woken;
-                    if waited.timed_out() {
-                        tell();
-                    }
+                    state = self.wait(state, GLANCE, tell);
                 }
                 Is::Lost => {
                     state.is = Is::Lost;
@@ -109,17 +106,31 @@ impl Way {
                     state.is = Is::Making;
                     let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice() else {
                         state.lose();
-                        self.changed.notify_all();
+                        self.tell_waiting(&state);
                         return Err(lost());
                     };
-                    let (woken, waited) =
-                        self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner);
-                    state = woken;
-                    if waited.timed_out() {
-                        tell();
-                    }
+                    state = self.wait(state, slice, tell);
                 }
             }
+        }
+    }
+
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, slice: Duration, tell: &dyn Fn()) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let (mut state, waited) = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        if !waited.timed_out() {
+            return state;
+        }
+        // Who is told may take locks of its own.
+        drop(state);
+        tell();
+        self.lock()
+    }
+
+    fn tell_waiting(&self, state: &State) {
+        if state.waiting > 0 {
+            self.changed.notify_all();
         }
     }
 
@@ -171,13 +182,14 @@ impl Way {
             Some(line) => state.becomes(Is::Idle(Box::new(line))),
             None => state.lose(),
         }
-        self.changed.notify_all();
+        self.tell_waiting(&state);
     }
 
     /// Nobody tries. The next who asks has an attempt made.
     pub(super) fn is_not_made(&self) {
-        self.lock().becomes(Is::Unmade);
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.becomes(Is::Unmade);
+        self.tell_waiting(&state);
     }
 
     /// Whether it is lost and nobody has asked for it in a while: then the next who asks has an attempt made.
@@ -197,7 +209,7 @@ impl Way {
         let gives_up = matches!(state.is, Is::Unmade);
         if gives_up {
             state.lose();
-            self.changed.notify_all();
+            self.tell_waiting(&state);
         }
         gives_up
     }
@@ -249,7 +261,7 @@ impl Turn<'_> {
             Is::Lost => state.lose(),
             is => state.becomes(is),
         }
-        self.way.changed.notify_all();
+        self.way.tell_waiting(&state);
     }
 
     /// It is as good as it was.
