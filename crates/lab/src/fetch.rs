@@ -86,7 +86,7 @@ fn hex(hash: Sha256) -> String {
 impl Fetch {
     #[must_use]
     pub fn new(server: SocketAddr) -> Self {
-        let timeout = Duration::from_secs(10);
+        let timeout = Duration::from_secs(30); // also beside other work; a body that stands still stands for good
         let (pause, stall) = (Duration::ZERO, Duration::ZERO);
         Self {
             server,
