@@ -224,7 +224,8 @@ impl Agent {
                 router,
                 ?pause,
                 "this client and those of its network (/24, /64) acknowledge nothing of what has this server's address as \
-                 its source: is it gone, or does a router or firewall there drop such packets? their bodies are relayed"
+                 its source: is it gone, or does a router or firewall drop such packets (rp_filter, BCP 38)? their bodies \
+                 are relayed"
             ),
             Some(Turn::NetworkSilent(_)) => {}
             Some(Turn::Heard) => tracing::info!(peer = name, port, router, "clients acknowledge payload again"),
