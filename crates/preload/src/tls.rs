@@ -294,8 +294,8 @@ impl Connection {
     fn hand_off(&self, run: &[Piece]) -> Turn {
         let turn = self.turn(run);
         let Some(client) = self.client.filter(|_| matches!(turn, Turn::Now | Turn::Grows)) else { return turn };
-        let _locked = lock();
         let Some(_inside) = Inside::enter() else { return Turn::Never };
+        let _locked = lock();
         // SAFETY: the program's connection; keys that live meanwhile.
         let go_on = |keys: &Tls, bytes| unsafe { ngx_http_shunt_tls_go_on(self.ssl, keys, bytes, now_ms()) == 0 };
         if turn == Turn::Grows {
