@@ -15,6 +15,7 @@ use shunt_sys::odb;
 use super::handing::Failed;
 use crate::counts::count;
 use crate::descriptors::borrow;
+use crate::hooks::thread::start_library;
 use crate::inside::{Inside, Lock, outside};
 use crate::kernel::{self, own};
 use crate::runtime::Runtime;
@@ -70,20 +71,14 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
         return reset(&connection);
     }
     count(Counted::TakenBack, failed.handing.message.length as usize);
-    let builder = std::thread::Builder::new().name("shunt-rescue".into()).stack_size(256 << 10);
     let copy = rustix::io::fcntl_dupfd_cloexec(&connection, 512);
-    let started = crate::hooks::thread::start_ours(|| {
-        builder.spawn(move || {
-            let _inside = Inside::enter(); // as the thread of faults
-            let _under_way = under_way;
-            if write_all(runtime, &connection, &failed).is_none() {
-                reset(&connection);
-            }
-        })
+    let started = start_library("shunt-rescue", move || {
+        let _under_way = under_way;
+        if write_all(runtime, &connection, &failed).is_none() {
+            reset(&connection);
+        }
     });
-    if started.is_err()
-        && let Ok(copy) = copy
-    {
+    if !started && let Ok(copy) = copy {
         reset(&copy);
     }
 }

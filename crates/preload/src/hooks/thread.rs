@@ -39,7 +39,7 @@ pub fn start_library(name: &'static str, work: impl FnOnce() + Send + 'static) -
 }
 
 /// Starts a thread of our own.
-pub fn start_ours<T>(start: impl FnOnce() -> T) -> T {
+fn start_ours<T>(start: impl FnOnce() -> T) -> T {
     OURS.set(true);
     let started = start();
     OURS.set(false);
