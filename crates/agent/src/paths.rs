@@ -26,6 +26,12 @@ use crate::interfaces;
 use crate::routes::{Changes, Hop, NoRoute, Routes};
 use silences::{Path, Silences, Turn};
 
+/// Lines about clients that acknowledge nothing.
+const PATH_SILENT: &str = "clients acknowledge nothing of what has this server's address as its source: does a router or \
+                           firewall drop such packets (rp_filter, BCP 38)? bodies are relayed";
+const NETWORK_SILENT: &str = "this client and those of its network (/24, /64) acknowledge nothing of what has this server's \
+                              address as its source: is it gone, or does a router or firewall drop such packets \
+                              (rp_filter, BCP 38)? their bodies are relayed";
 /// How long an answer holds: settings of rp_filter tell of no change.
 const HOLDS: Duration = Duration::from_secs(5);
 /// Answers that are kept, and refusals that the log has. With more of them all are forgotten.
@@ -205,28 +211,15 @@ impl Agent {
         let Ok(hop) = paths.hop(local, client, self.now) else { return };
         let name = &self.peers[peer].name;
         let (port, router) = (interface_name(hop.port), hop.router.map(tracing::field::display));
+        let silent = |pause: Duration, why: &str| {
+            let server = answer.server.socket_addr();
+            tracing::warn!(peer = name, %client, %server, port, router, ?pause, "{why}");
+        };
         match paths.silences.hear(Path { peer, hop }, client, answer.acknowledges, self.now) {
-            Some(Turn::Silent(pause)) => tracing::warn!(
-                peer = name,
-                %client,
-                server = %answer.server.socket_addr(),
-                port,
-                router,
-                ?pause,
-                "clients acknowledge nothing of what has this server's address as its source: does a router or firewall \
-                 drop such packets (rp_filter, BCP 38)? bodies are relayed"
-            ),
-            Some(Turn::NetworkSilent(pause)) if paths.said_of_network.may_speak(self.now) => tracing::warn!(
-                peer = name,
-                %client,
-                server = %answer.server.socket_addr(),
-                port,
-                router,
-                ?pause,
-                "this client and those of its network (/24, /64) acknowledge nothing of what has this server's address as \
-                 its source: is it gone, or does a router or firewall drop such packets (rp_filter, BCP 38)? their bodies \
-                 are relayed"
-            ),
+            Some(Turn::Silent(pause)) => silent(pause, PATH_SILENT),
+            Some(Turn::NetworkSilent(pause)) if paths.said_of_network.may_speak(self.now) => {
+                silent(pause, NETWORK_SILENT);
+            }
             Some(Turn::NetworkSilent(_)) => {}
             Some(Turn::Heard) => tracing::info!(peer = name, port, router, "clients acknowledge payload again"),
             None => {}
