@@ -135,9 +135,7 @@ pub fn check(service: &Running<'_>, fetch: &Fetch, paths: &[&str]) -> Result<()>
     let shortcuts = stats.count("servers.shortcuts");
     let all = shortcuts + unproven == long && unproven <= 1;
     ensure!(all, "{shortcuts} shortcuts for {long} long bodies: {}", stats.under("servers"));
-    if unproven == 0 {
-        service.no_fallback()?;
-    }
+    service.no_fallback_but(unproven)?;
     let resets = TcpCounters(service.lab.client()).read("EstabResets")?;
     ensure!(resets == 0, "{resets} connections of the client were reset");
     ensure!(stats.count("frontend.fe_client_reset") == 0, "the client reset: {}", stats.under("servers"));
