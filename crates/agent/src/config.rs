@@ -359,7 +359,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// With line and column.
         error: Box<toml::de::Error>,
-        /// What to write instead, where that is known.
+        /// Says what to write instead, where that is known.
         advice: Option<String>,
     },
     /// What it says.
@@ -508,7 +508,7 @@ impl Config {
     }
 }
 
-/// What to write in place of a text that is not read, by what TOML's parser says.
+/// Says what to write in place of a text that TOML's parser refuses, by the parser's message.
 fn instead(said: &str, text: &str) -> Option<String> {
     if text.lines().any(|line| line.split('#').next().is_some_and(|line| line.trim() == "[peer]")) {
         return Some("write `[[peer]]`, with two brackets on each side: there may be several".into());

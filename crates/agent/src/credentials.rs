@@ -91,7 +91,7 @@ pub enum CredentialsError {
     Time {
         /// Which.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// Says what is wrong, and what to do.
         why: &'static str,
     },
     /// rustls's.

@@ -1,8 +1,7 @@
 //! The frontend's side of steering (bpf/frontend.bpf.c).
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,9 +63,8 @@ pub struct Collected {
     pub left: usize,
 }
 
-/// So long a region that has begun is taken for one that is active still. What takes its server longer to tell is looked
-/// for. Shorter than a server of ours waits before it does without its agent
-/// (NGX_HTTP_SHUNT_PULSE_GONE).
+/// So long a region that has begun is taken for one that is active still; a handoff that its server tells later is looked for
+/// among the flows. Servers wait longer than that before they do without their agent (NGX_HTTP_SHUNT_PULSE_GONE).
 const FRESH: Duration = Duration::from_secs(1);
 
 /// SHUNT_REGION_ACTIVE.
@@ -267,7 +265,7 @@ impl Frontend {
         let ring = MapHandle::create(MapType::RingBuf, Some("shunt_ring"), 0, 0, RING_BYTES, &options)
             .map_err(SteeringError::map("create", "ring"))?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
-        // What the last one's server began is nothing to the next one's.
+        // The ring's next server must not claim what its last one began.
         for row in 0..BEGUN_OF_A_RING {
             self.begun.write_field((index * BEGUN_OF_A_RING + row) as usize, offset_of!(Begun, handoff), 0u64);
         }

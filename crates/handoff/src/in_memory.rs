@@ -27,7 +27,7 @@ const FOUND_FOR: Duration = Duration::from_millis(10);
 /// Files that are known at once, by their inode's low bits. A power of two.
 const FOUND: usize = 256;
 
-/// What was found in memory a moment ago.
+/// Ranges of files that were found in memory a moment ago.
 #[derive(Debug)]
 pub(crate) struct Found(Vec<Option<Range>>);
 

@@ -88,7 +88,7 @@ pub struct Done {
 #[derive(Default)]
 struct Device {
     waiting: BTreeMap<u64, Work>,
-    /// Of these, reads.
+    /// How many of these are reads.
     reads: usize,
     busy: Vec<Option<u64>>,
 }
@@ -285,7 +285,7 @@ impl Reads {
         Ok(Ticket { shared: self.0.clone(), device, id })
     }
 
-    /// What was found in memory of a file, from `at` on, a moment ago: so many bytes.
+    /// How many bytes of a file, from `at` on, were found in memory a moment ago.
     pub(crate) fn found(&self, file: &FileIdentity, at: u64) -> usize {
         self.0.found.lock().unwrap_or_else(PoisonError::into_inner).bytes_from(file, at, Instant::now())
     }

@@ -46,7 +46,7 @@ impl From<IpAddr> for Network {
     }
 }
 
-/// What is counted in a row.
+/// Says whether connections or networks are counted in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Row {
     /// Connections of one network. One connection is tried after a pause.
@@ -104,7 +104,7 @@ impl Row {
                 }
                 (row.len() >= ROW).then_some(PAUSE.0)
             }
-            // Of those that were under way.
+            // This one was under way when the pause began.
             State::Refusing(..) => None,
             State::Trying(trial) if !trial.tried.contains(&network) => None,
             State::Trying(trial) => {
@@ -197,7 +197,7 @@ impl Silences {
     }
 }
 
-/// What is known, of few enough.
+/// The state of a path or a network. Where there would be too many, all are forgotten.
 fn entry<K: Eq + Hash>(states: &mut HashMap<K, State>, key: K) -> &mut State {
     if states.len() >= MOST && !states.contains_key(&key) {
         states.clear();

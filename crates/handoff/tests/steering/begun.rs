@@ -1,4 +1,4 @@
-//! What an agent finds of its servers' handoffs without a system call.
+//! The handoffs of its servers that an agent finds without a system call.
 
 use std::net::TcpStream;
 
@@ -14,12 +14,18 @@ fn flow(steered: &Steered) -> FlowKey {
     key(state.client().socket_addr(), state.server().socket_addr())
 }
 
+/// A connection with a region that has begun: the server's end, the client's, and its flow.
+fn begun(steered: &Steered, handoff: u64) -> (TcpStream, TcpStream, FlowKey) {
+    let (server, client) = steered.connect_and_send_header();
+    begin(&server, handoff, 1000).expect("SHUNT_BEGIN");
+    let flow = flow(steered);
+    (server, client, flow)
+}
+
 #[test]
 fn a_region_that_has_begun_is_found_once() {
     let Some(mut steered) = Steered::new() else { return };
-    let (server, _client) = steered.connect_and_send_header();
-    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
-    let flow = flow(&steered);
+    let (_server, _client, flow) = begun(&steered, 1);
     let mut other = flow;
     other.client_port ^= 1;
     let frontend = &mut steered.frontend;
@@ -36,9 +42,7 @@ fn a_region_that_has_begun_is_found_once() {
 #[test]
 fn a_region_that_was_moved_is_found_by_its_new_name() {
     let Some(mut steered) = Steered::new() else { return };
-    let (server, _client) = steered.connect_and_send_header();
-    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
-    let flow = flow(&steered);
+    let (server, _client, flow) = begun(&steered, 1);
     let moved = Move { peer: PEER, ring: RING, handoff: 2, from: 10 };
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &moved).expect("SHUNT_MOVE");
     assert!(steered.frontend.take_begun(RING, 2, PEER, &flow));
@@ -47,9 +51,7 @@ fn a_region_that_was_moved_is_found_by_its_new_name() {
 #[test]
 fn what_the_kernel_refused_has_not_begun() {
     let Some(mut steered) = Steered::new() else { return };
-    let (server, _client) = steered.connect_and_send_header();
-    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
-    let flow = flow(&steered);
+    let (server, _client, flow) = begun(&steered, 1);
     begin(&server, 2, 1000).expect_err("a region is active");
     let beyond = Move { peer: PEER, ring: RING, handoff: 3, from: 1000 };
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &beyond).expect_err("nothing is left to move");
@@ -61,11 +63,7 @@ fn what_the_kernel_refused_has_not_begun() {
 fn of_two_in_one_place_the_newer_is_found() {
     let Some(mut steered) = Steered::new() else { return };
     let newer = 1 + u64::from(BEGUN_OF_A_RING);
-    let connections = [1, newer].map(|handoff| {
-        let (server, client) = steered.connect_and_send_header();
-        begin(&server, handoff, 1000).expect("SHUNT_BEGIN");
-        (server, client, flow(&steered))
-    });
+    let connections = [1, newer].map(|handoff| begun(&steered, handoff));
     let [first, second] = connections.each_ref().map(|(_, _, flow)| *flow);
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &first));
     assert!(steered.frontend.take_begun(RING, newer, PEER, &second));
@@ -75,9 +73,7 @@ fn of_two_in_one_place_the_newer_is_found() {
 fn what_is_over_has_not_begun() {
     let Some(mut steered) = Steered::new() else { return };
     let over = |steered: &Steered, handoff: u64, end: &dyn Fn(&TcpStream)| {
-        let (server, client) = steered.connect_and_send_header();
-        begin(&server, handoff, 1000).expect("SHUNT_BEGIN");
-        let flow = flow(steered);
+        let (server, client, flow) = begun(steered, handoff);
         end(&server);
         if handoff > 1 {
             steered.answer();
@@ -104,9 +100,7 @@ fn what_is_over_has_not_begun() {
 #[test]
 fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
     let Some(mut steered) = Steered::new() else { return };
-    let (server, _client) = steered.connect_and_send_header();
-    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
-    let flow = flow(&steered);
+    let (_server, _client, flow) = begun(&steered, 1);
     steered.frontend.create_ring(RING, 0).expect("create_ring");
     assert!(!steered.frontend.take_begun(RING, 1, PEER, &flow));
 }
@@ -114,9 +108,7 @@ fn what_a_ring_had_begun_is_nothing_to_the_next_one() {
 #[test]
 fn a_region_whose_client_has_reset_has_not_begun() {
     let Some(mut steered) = Steered::new() else { return };
-    let (server, client) = steered.connect_and_send_header();
-    begin(&server, 1, 1000).expect("SHUNT_BEGIN");
-    let flow = flow(&steered);
+    let (_server, client, flow) = begun(&steered, 1);
     rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).expect("SO_LINGER");
     drop(client);
     shunt_testbed::eventually(|| (steered.count("fe_client_reset") == 1).then_some(()).ok_or("no reset has come"))
