@@ -18,10 +18,9 @@ class Stalled(Base):
         self.agent.on_handoff = self.some
 
     def some(self, s, h):
-        c = self.agent.client_socket(h["handoff"])
-        self.stalled = h, c
-        self.agent.write(c, self.agent.payload(h["offer"])[:PART])
-        agents.wait_acked(c.fileno())
+        self.stalled = h, self.agent.client_socket(h["handoff"])
+        self.agent.write(self.stalled[1], self.agent.payload(h["offer"])[:PART])
+        agents.wait_acked(self.stalled[1].fileno())
 
     def wants(self, what):
         """Something of the client's, which the shim stands in for; undone by removing the file that this returns."""
@@ -111,11 +110,11 @@ class StalledApplication(Application):
         self.until(lambda: len(self.raw.requests) >= 2)
         self.assertIsNone(field(self.raw.requests[1], "Shunt-Consent"))
         # It was the disk, say: the backend goes on, and the client has all from there.
-        h, client = self.stalled
-        self.agent.write(client, self.agent.payload(h["offer"])[PART:])
-        agents.wait_acked(client.fileno())
+        h, s = self.stalled
+        self.agent.write(s, self.agent.payload(h["offer"])[PART:])
+        agents.wait_acked(s.fileno())
         self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
-        client.close()
+        s.close()
         self.assertEqual(c.f.read(len(BIG)) == BIG, True)
         self.assertEqual((Stalled.counts(self), self.agent.counters()["shortcuts"]), ((0, 0, 0), 1))
 
