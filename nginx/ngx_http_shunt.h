@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * begin, handoff | watch | again | probe, stall, recovery | proof | taking, rest | part | fetch,
- * trust | hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field |
- * siphash | kernel.
+ * begin, handoff | watch | again | probe, recovery | proof | taking, rest | part | fetch, trust |
+ * hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash |
+ * kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -198,21 +198,19 @@ typedef struct {
     struct {
         ngx_event_t event; /* timer, while an answer is waited for */
         ngx_msec_t until;
-        ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
+        ngx_uint_t reason; /* of the loss; 0: this machine's agent is gone */
         u_char answered;   /* before */
         ngx_http_shunt_keepalive_t before;
     } probe;
     ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
-    ngx_msec_t room_at;   /* since then the client has had room, and has got nothing: stall.c */
-    ngx_msec_t looked_at; /* for that */
-    ngx_event_t progress; /* timer: has the client acknowledged anything lately? */
-    ngx_event_t watch;    /* posted: look at what a client on TLS says meanwhile */
+    ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
+    ngx_event_t watch;           /* posted: look at what a client on TLS says meanwhile */
     ngx_event_handler_pt reader; /* of the client's connection, while a payload is under way */
     ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
     ngx_http_output_body_filter_pt output; /* of a handoff: below the late filter */
-    ngx_http_shunt_rest_t *rest;           /* relayed */
+    ngx_http_shunt_rest_t *rest;           /* relayed, where the agent of this machine is gone */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
@@ -312,17 +310,9 @@ void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 
 void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 
-/* probe: what the client says when it is asked. Why, in place of a backend's SHUNT_REASON_* */
-#define NGX_HTTP_SHUNT_ASKED_GONE    0 /* the agent of this machine is gone */
-#define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1)
-
+/* probe: what the client says when it is asked */
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
-void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx, ngx_msec_t wait);
 void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx);
-
-/* stall: a client that is there, and gets nothing */
-void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx);
-void ngx_http_shunt_stall_asked(ngx_http_shunt_ctx_t *ctx, ngx_uint_t has_answered);
 
 /* taking: the rest of a payload comes through here after all */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
@@ -331,8 +321,7 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
 /* rest: relayed by a request for it */
-void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx);
-void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
@@ -357,7 +346,6 @@ void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 /* recovery: another backend goes on */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
-ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);

@@ -100,8 +100,6 @@ void ngx_http_shunt_watch_progress(ngx_http_request_t *r, ngx_http_shunt_ctx_t *
     ngx_http_core_loc_conf_t *clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
     ctx->progress_at = ngx_current_msec;
-    ctx->room_at = ngx_current_msec;
-    ctx->looked_at = ngx_current_msec;
     ctx->progress.data = ctx;
     ctx->progress.handler = ngx_http_shunt_progress_handler;
     ctx->progress.log = r->connection->log;
@@ -173,10 +171,6 @@ ngx_uint_t ngx_http_shunt_follow(ngx_http_shunt_ctx_t *ctx)
     ctx->claimed = state->acked == ctx->region;
     ctx->answered = state->answered;
     ctx->shut = state->shut;
-
-    if (state->shut || state->acked != ctx->acked) {
-        ctx->room_at = ngx_current_msec;
-    }
 
     if (state->acked == ctx->acked) {
         return 0;

@@ -52,79 +52,48 @@ void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx)
 static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;
-    ngx_uint_t has_answered;
     ngx_connection_t *c = ctx->request->connection;
 
     ngx_http_set_log_request(c->log, ctx->request);
     (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
-    has_answered = ctx->answered != ctx->probe.answered;
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
         ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
         return;
     }
 
-    if (!has_answered && (ngx_msec_int_t) (ctx->probe.until - ngx_current_msec) > 0) {
+    if (ctx->answered == ctx->probe.answered &&
+        (ngx_msec_int_t) (ctx->probe.until - ngx_current_msec) > 0) {
         ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
         return;
     }
 
     ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
-
-    if (ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_STALLED) {
-        ngx_http_shunt_stall_asked(ctx, has_answered);
-        ngx_http_run_posted_requests(c);
-        return;
-    }
-
     ctx->probed = 1;
 
     if (ngx_http_shunt_believe(ctx) == NGX_OK) {
         /* void */
 
-    } else if (ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_GONE) {
-        ngx_http_shunt_rest_gone(ctx);
+    } else if (ctx->probe.reason) {
+        ngx_http_shunt_ended(ctx, ctx->probe.reason);
 
     } else {
-        ngx_http_shunt_ended(ctx, ctx->probe.reason);
+        ngx_http_shunt_rest_begin(ctx);
     }
 
     ngx_http_run_posted_requests(c);
 }
 
-static ngx_int_t ngx_http_shunt_ask_client(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason,
-                                           ngx_msec_t wait)
+/*
+ * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
+ * A reason of 0 is the loss of this machine's agent. NGX_DECLINED: what it has is known.
+ */
+ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     ngx_event_t *ev = &ctx->probe.event;
     ngx_connection_t *c = ctx->request->connection;
 
-    if (ngx_http_shunt_kernel_probe(c->fd, &ctx->probe.before) == -1) {
-        return NGX_DECLINED;
-    }
-
-    ctx->probe.reason = reason;
-    ctx->probe.answered = ctx->answered;
-    ctx->probe.until = ngx_current_msec + wait;
-    ev->data = ctx;
-    ev->handler = ngx_http_shunt_probe_handler;
-    ev->log = c->log;
-    ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
-
-    return NGX_AGAIN;
-}
-
-/*
- * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
- * NGX_DECLINED: what it has is known.
- */
-ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
-{
-    if (ctx->probe.event.timer_set) {
-        /* a loss is more than the stall that may have come of it */
-        if (ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_STALLED) {
-            ctx->probe.reason = reason;
-        }
-
+    if (ev->timer_set) {
         return NGX_AGAIN;
     }
 
@@ -133,15 +102,18 @@ ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_DECLINED;
     }
 
-    return ngx_http_shunt_ask_client(ctx, reason,
-                                     ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL
-                                                  : NGX_HTTP_SHUNT_PROBE_WAIT);
-}
-
-/* Whether it is there, and still waits for the same: ngx_http_shunt_stall_asked() hears of that. */
-void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx, ngx_msec_t wait)
-{
-    if (!ctx->probe.event.timer_set) {
-        (void) ngx_http_shunt_ask_client(ctx, NGX_HTTP_SHUNT_ASKED_STALLED, wait);
+    if (ngx_http_shunt_kernel_probe(c->fd, &ctx->probe.before) == -1) {
+        return NGX_DECLINED;
     }
+
+    ctx->probe.reason = reason;
+    ctx->probe.answered = ctx->answered;
+    ctx->probe.until = ngx_current_msec +
+                       (ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL : NGX_HTTP_SHUNT_PROBE_WAIT);
+    ev->data = ctx;
+    ev->handler = ngx_http_shunt_probe_handler;
+    ev->log = c->log;
+    ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
+
+    return NGX_AGAIN;
 }

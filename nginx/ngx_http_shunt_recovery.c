@@ -295,7 +295,6 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
     ctx->probed = 0;
-    ctx->room_at = ngx_current_msec;
     ngx_http_shunt_ring_hold(ring);
     ngx_http_shunt_ring_release(ctx->ring);
     ctx->ring = ring;
@@ -509,7 +508,7 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         ctx->recovery = rec;
     }
 
-    if (ngx_http_shunt_recovery_is_on(ctx)) {
+    if (rec->request || rec->event.posted || rec->event.timer_set) {
         return NGX_OK; /* said once more */
     }
 
@@ -518,14 +517,6 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
     }
 
     return ngx_http_shunt_ask_later(ctx);
-}
-
-/* 1: somebody who goes on is being looked for. */
-ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx)
-{
-    const ngx_http_shunt_recovery_t *rec = ctx->recovery;
-
-    return rec && (rec->request || rec->proof || rec->event.posted || rec->event.timer_set);
 }
 
 /* A request that is out ends by itself, or with the client's: its answer is not looked at. */

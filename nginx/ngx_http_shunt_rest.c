@@ -2,8 +2,8 @@
 /*
  * The rest of a payload, relayed. A header has left, and its payload comes no further by agents:
  *
- *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
- *             (recovery.c), or something drops what backend and client send each other (stall.c)
+ *   handoff   the agent of this machine is stopped or gone (pulse.c), or no backend offers the rest
+ *             (recovery.c)
  *   fetch     it fails, before its first byte or later
  *
  * The rest is asked for (part.c) without a consent. A region that is still active is taken back
@@ -29,7 +29,6 @@ struct ngx_http_shunt_rest_s {
     uint64_t left;                  /* bytes of the payload that the client is still to get */
     ngx_uint_t good;                /* the answer's header was what was asked for */
     ngx_uint_t refused;             /* it was an answer, and something else */
-    ngx_uint_t optional;            /* without one, the handoff may still go on */
 };
 
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr)
@@ -54,15 +53,6 @@ static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
-/* Not yet, or in vain while the handoff could go on. */
-static ngx_uint_t ngx_http_shunt_rest_may_ask(const ngx_http_shunt_ctx_t *ctx)
-{
-    const ngx_http_shunt_rest_t *rest = ctx->rest;
-
-    return rest == NULL ||
-           (rest->optional && rest->request == NULL && rest->times < NGX_HTTP_SHUNT_REST_TIMES);
-}
-
 /* For the payload from byte `from` on. */
 static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t from)
 {
@@ -84,8 +74,6 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t fro
     ps->data = ctx;
     rest->from = from;
     rest->good = 0;
-    rest->refused = 0;
-    rest->optional = 0;
     rest->times++;
 
     if (ngx_http_subrequest(r, &r->uri, &r->args, &sr, ps, NGX_HTTP_SUBREQUEST_CLONE) != NGX_OK) {
@@ -100,60 +88,29 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t fro
     return ngx_http_shunt_part_fields(sr, ctx, rest->from);
 }
 
-static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
-{
-    ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
-                  "shunt: the payload of \"%V\" comes no further than byte %uL of %uL: %s%V",
-                  &ctx->payload.backend, ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked),
-                  ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
-}
-
 /* The handoff makes no progress, and the agent of this machine shows no sign of life. */
-void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
+void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
 
-    if (ctx->rest && ctx->rest->request) {
-        ctx->rest->optional = 0;
-        return;
-    }
-
-    if (!ngx_http_shunt_rest_may_ask(ctx)) {
+    if (ctx->rest) {
         return;
     }
 
     ngx_http_set_log_request(c->log, ctx->request);
     ngx_http_shunt_recovery_end(ctx);
     ctx->why = SHUNT_COUNT_aborted_agent;
-    ngx_http_shunt_rest_say(ctx, "the agent of this machine is stopped or gone");
+
+    ngx_log_error(
+        NGX_LOG_ERR, c->log, 0,
+        "shunt: the agent of this machine is stopped or gone, and the payload of \"%V\" comes "
+        "no further than byte %uL of %uL%V",
+        &ctx->payload.backend, ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked),
+        ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
 
     if (ngx_http_shunt_proof_needed(ctx) || ctx->etag.len == 0 ||
         ngx_http_shunt_rest_ask(ctx, ctx->acked) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
-    }
-
-    ngx_http_run_posted_requests(c);
-}
-
-/* It makes none, and its client answers and has room. As much as without this file, it may still
- * go on. */
-void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
-{
-    ngx_connection_t *c = ctx->request->connection;
-
-    if (!ngx_http_shunt_rest_may_ask(ctx)) {
-        return;
-    }
-
-    ngx_http_set_log_request(c->log, ctx->request);
-    ngx_http_shunt_rest_say(
-        ctx, "the client answers and has room; does a firewall drop its ACKs on the way to the "
-             "backend's \"ports\", or a router what the backend sends with this server's address?");
-
-    if (ngx_http_shunt_rest_ask(ctx, ctx->acked) != NGX_OK) {
-        ngx_http_shunt_fail(ctx);
-    } else {
-        ctx->rest->optional = 1;
     }
 
     ngx_http_run_posted_requests(c);
@@ -172,12 +129,7 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 
     lcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
 
-    if (ctx->rest && ctx->rest->request && ctx->rest->optional) {
-        ctx->rest->optional = 0;
-        return NGX_OK;
-    }
-
-    if (ctx->etag.len == 0 || !ngx_http_shunt_rest_may_ask(ctx)) {
+    if (ctx->etag.len == 0 || ctx->rest) {
         return NGX_DECLINED;
     }
 
@@ -252,15 +204,7 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 
     if (!ctx->relayed) {
         ctx->relayed = 1;
-        ngx_http_shunt_count(rest->optional ? SHUNT_COUNT_relayed_stalled
-                                            : SHUNT_COUNT_relayed_stopped,
-                             1);
-    }
-
-    /* the next body of this connection would go the same way */
-    if (rest->optional) {
-        rest->optional = 0;
-        ngx_http_shunt_vain_refused(ctx->request, SHUNT_REASON_UNREACHABLE);
+        ngx_http_shunt_count(SHUNT_COUNT_relayed_stopped, 1);
     }
 
     return NGX_OK;
@@ -417,10 +361,6 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
 
     /* complete meanwhile: the lost backend's kernel had everything */
     if (ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) {
-        return NGX_OK;
-    }
-
-    if (ctx->mode == SHUNT_MODE_ACTIVE && rest->optional) {
         return NGX_OK;
     }
 

@@ -232,8 +232,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
     int rc;
 
     /* a probe is answered at once */
-    if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value &&
-        !is_wanted("mute")) {
+    if (level == SOL_SOCKET && name == SO_KEEPALIVE && fd < FDS && *(const int *) value) {
         regions[fd].state.answered++;
     }
 
