@@ -30,8 +30,9 @@ use silences::{Path, Silences, Turn};
 const PATH_SILENT: &str = "clients acknowledge nothing of what has this server's address as its source: does a router or \
                            firewall drop such packets (rp_filter, BCP 38)? bodies are relayed";
 const NETWORK_SILENT: &str = "this client and those of its network (/24, /64) acknowledge nothing of what has this server's \
-                              address as its source: is it gone, or does a router or firewall drop such packets \
-                              (rp_filter, BCP 38)? their bodies are relayed";
+                              address as its source: is it gone, does a router or firewall drop such packets \
+                              (rp_filter, BCP 38), or does one drop what comes back, to `ports` of [backend]? their \
+                              bodies are relayed";
 /// How long an answer holds: settings of rp_filter tell of no change.
 const HOLDS: Duration = Duration::from_secs(5);
 /// Answers that are kept, and refusals that the log has. With more of them all are forgotten.

@@ -93,7 +93,7 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
     let deadline = Instant::now() + patience;
     let mut now = before.clone();
     while Instant::now() < deadline {
-        if now.count("servers.shortcut_bytes") > before.count("servers.shortcut_bytes") {
+        if took_it(&before, &now) {
             return finding(Verdict::Ok);
         }
         std::thread::sleep(LOOK);
@@ -103,8 +103,9 @@ fn handoff(config: &Config, patience: Duration) -> Finding {
     finding(Verdict::Fault(match why.is_empty() {
         true => format!("none came: {advice}"),
         false => format!(
-            "none took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}",
-            why.join(", ")
+            "none took the shortcut; docs/counters.md and docs/nginx.md say what to do about: {}{}",
+            why.join(", "),
+            unheard(&why)
         ),
     }))
 }
@@ -144,8 +145,7 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     let deadline = Instant::now() + if fetched.is_ok() { COUNTED } else { Duration::ZERO };
     loop {
         now = agent_stats(&config.socket).unwrap_or(now);
-        let took_it = now.count("servers.shortcut_bytes") > before.count("servers.shortcut_bytes");
-        if took_it && fetched.is_ok() {
+        if took_it(&before, &now) && fetched.is_ok() {
             return finding(Verdict::Ok);
         }
         if Instant::now() >= deadline {
@@ -155,7 +155,10 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
     }
     let ways = match other_ways(&before, &now) {
         none if none.is_empty() => "; `shunt stats` at the backend says why (servers.relayed_*)".into(),
-        some => format!("; docs/counters.md and docs/nginx.md say what to do about: {}", some.join(", ")),
+        some => {
+            let to_read = "docs/counters.md and docs/nginx.md say what to do about";
+            format!("; {to_read}: {}{}", some.join(", "), unheard(&some))
+        }
     };
     finding(Verdict::Fault(match fetched {
         Err(why) => format!("{why}{ways}"),
@@ -164,6 +167,26 @@ fn fetched(config: &Config, trial: &Trial) -> Finding {
         }
         Ok(_) => format!("it came whole, and not by the shortcut{ways}"),
     }))
+}
+
+/// Whether a shortcut that began in between brought all of its body. Bytes count also of one that came no further.
+fn took_it(before: &Stats, now: &Stats) -> bool {
+    let whole = |stats: &Stats| stats.count("servers.shortcuts").saturating_sub(stats.count(STALLED));
+    now.count("servers.shortcut_bytes") > before.count("servers.shortcut_bytes") && whole(now) > whole(before)
+}
+
+/// Shortcuts of which the backend heard nothing: from their beginning, and from some byte on.
+const REFUSED: &str = "servers.fetched_refused";
+const STALLED: &str = "servers.relayed_stalled";
+
+/// What these counters alone do not say.
+fn unheard(why: &[String]) -> &'static str {
+    if why.iter().any(|counter| [REFUSED, STALLED].contains(&counter.as_str())) {
+        ". The agent's log at the backend may say more. Does a firewall there drop what comes to [backend] `ports`, or a \
+         router what it sends with this server's address?"
+    } else {
+        ""
+    }
 }
 
 /// Why responses went another way in between.
@@ -205,6 +228,20 @@ mod tests {
             |relayed: u64| Stats(serde_json::json!({"servers": {"relayed_no_peer": relayed, "offers": relayed}}));
         assert_eq!(other_ways(&stats(1), &stats(2)), ["servers.relayed_no_peer"]);
         assert_eq!(other_ways(&stats(2), &stats(2)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_shortcut_that_brought_a_part_is_none() {
+        let stats = |shortcuts: u64, bytes: u64, stalled: u64| {
+            let servers =
+                serde_json::json!({"shortcuts": shortcuts, "shortcut_bytes": bytes, "relayed_stalled": stalled});
+            Stats(serde_json::json!({ "servers": servers }))
+        };
+        assert!(took_it(&stats(4, 9, 1), &stats(5, 10, 1)));
+        assert!(!took_it(&stats(4, 9, 1), &stats(5, 9, 1)), "it has only begun");
+        assert!(!took_it(&stats(4, 9, 1), &stats(4, 10, 1)), "fetched after a part");
+        assert!(!took_it(&stats(4, 9, 1), &stats(5, 10, 2)), "relayed after a part");
+        assert!(unheard(&[STALLED.into()]).contains("ports") && unheard(&["x".into()]).is_empty());
     }
 
     #[test]

@@ -348,6 +348,14 @@ fn the_doctors_own_client_takes_the_shortcut_and_leaves_nothing() -> Result<()> 
         ensure!(short["verdict"]["fault"].as_str().is_some_and(|advice| advice.contains("1024 bytes")), "{short}");
         let nobody = own_client(frontend, "/nobody")?;
         ensure!(nobody["verdict"]["fault"].as_str().is_some_and(|advice| advice.contains("404")), "{nobody}");
+        run(
+            backend,
+            "nft add table ip lab\nnft 'add chain ip lab in { type filter hook prerouting priority -300 ; }'\n\
+                      nft add rule ip lab in tcp dport 61000-61063 drop",
+        )?;
+        let unheard = own_client(frontend, "/7m")?;
+        run(backend, "nft delete table ip lab")?;
+        ensure!(unheard["verdict"]["fault"].as_str().is_some_and(|advice| advice.contains("`ports`")), "{unheard}");
         service.service.kill_agent(backend)?;
         let relayed = own_client(frontend, "/7m")?;
         let advice = relayed["verdict"]["fault"].as_str().unwrap_or_default();

@@ -66,6 +66,13 @@ fn ways() -> Vec<Mistake> {
             .lab(|lab| lab.routed())
             .before(|lab| lab.switch().sysctls(&[("ipv4/conf/all/rp_filter", "1")]))
             .told(Teller::Agent(Backend), &["rp_filter", "10.77.0.1:80"]),
+        Mistake::new("ports-closed", "a firewall of the backend drops what comes to `ports` of [backend]")
+            .before(|lab| {
+                let commands =
+                    ["add table ip lab", "add chain ip lab in { type filter hook prerouting priority -300 ; }", "add rule ip lab in tcp dport 61000-61063 drop"];
+                commands.into_iter().try_for_each(|command| run(lab.backend(), "nft", &[command]))
+            })
+            .told(Teller::Agent(Backend), &["of [backend]", "10.77.0.1:80"]),
         Mistake::new("backend-checks-sources", "the backend drops clients' ACKs, which come in on another port than its route to clients leaves by (rp_filter = 1)")
             .before(|lab| {
                 spare(lab.backend())?;
