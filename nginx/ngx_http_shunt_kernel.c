@@ -33,12 +33,14 @@ int ngx_http_shunt_kernel_state(int fd, uint32_t ring)
 
 static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
 {
-    if (setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &to->idle, sizeof(int)) == -1) {
+    /* TCP_KEEPIDLE last: it counts the time that the client has been silent already, where
+     * SO_KEEPALIVE begins anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive) */
+    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int)) == -1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1) {
         return -1;
     }
 
-    return setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int));
+    return setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &to->idle, sizeof(int));
 }
 
 int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before)

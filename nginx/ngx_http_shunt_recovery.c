@@ -214,7 +214,8 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
     const char *why;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    if (rec->request != sr || ctx->mode != SHUNT_MODE_ACTIVE) {
+    /* a rest that nobody waits for any more comes here, too */
+    if (rec == NULL || rec->request != sr || ctx->mode != SHUNT_MODE_ACTIVE) {
         return NGX_OK;
     }
 

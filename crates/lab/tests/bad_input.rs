@@ -114,7 +114,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], &[22, 3, 1, 0, 4, 1, 0, 0, 0]] {
             let answer = frontend.run(|| -> Result<Vec<u8>> {
                 let mut stream = TcpStream::connect(address)?;
-                stream.set_read_timeout(Some(Duration::from_secs(8)))?;
+                stream.set_read_timeout(Some(Duration::from_secs(30)))?;
                 stream.write_all(bytes)?;
                 let mut answer = Vec::new();
                 match stream.read_to_end(&mut answer) {

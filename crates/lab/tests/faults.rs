@@ -155,13 +155,13 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     };
     if fills_window {
         client.ask("/7m", "7m", 7 << 20);
-        client.read_until(100_000, Duration::from_secs(10))?;
+        client.read_until(100_000, Duration::from_secs(60))?;
         client_is_heard(service, false)?;
     } else {
         // No more than an initial congestion window, which is less than the client's.
         signal_agent(service, Signal::STOP)?;
         client.ask("/7m", "7m", 7 << 20);
-        client.read_until(0, Duration::from_secs(10))?;
+        client.read_until(0, Duration::from_secs(60))?;
         until_settled(lab.frontend(), |sockets| sockets.iter().map(|socket| socket.unacknowledged_bytes).sum())?;
         client_is_heard(service, false)?;
         signal_agent(service, Signal::CONT)?;
@@ -194,10 +194,15 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
         reset_after_lost_acks(service, true).context("with its window full")?;
         let answered =
             |service: &Running<'_>| Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_in_ended"));
-        let before = answered(service)?;
-        reset_after_lost_acks(service, false).context("with room in its window")?;
-        ensure!(answered(service)? > before, "not the reset for its challenge ACK was what it took");
-        Ok(())
+        // On a busy machine an ACK may be noted after all, and then the first reset is the right one.
+        for _ in 0..5 {
+            let before = answered(service)?;
+            reset_after_lost_acks(service, false).context("with room in its window")?;
+            if answered(service)? > before {
+                return Ok(());
+            }
+        }
+        bail!("not the reset for its challenge ACK was what it took")
     })
 }
 
@@ -235,7 +240,7 @@ fn a_killed_backend_agent_is_not_missed() -> Result<()> {
 
 /// Connections that had a shortcut, or none, before an agent restarted have one again, within the workers' back-off.
 fn again(service: &mut Running<'_>) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let before = service.frontend_stats()?.count("servers.shortcuts");
         let fetched = fetch(service.lab.client(), service.service.chain().server(), &["/64k"])?;

@@ -71,7 +71,7 @@ fn ask_slowly(service: &Running<'_>) -> Result<Held> {
 }
 
 fn until_shortcut(service: &Running<'_>, before: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         Held::ask(service, "held", "")?.finish(service)?;
         let stats = service.frontend_stats()?;

@@ -19,7 +19,7 @@ fn traceparent(id: &str) -> String {
 
 /// Waits until a log has a line with both texts.
 fn has_line(mut log: impl FnMut() -> Result<String>, id: &str, text: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let all = log()?;
         if all.lines().any(|line| line.contains(&format!("trace={id}")) && line.contains(text)) {

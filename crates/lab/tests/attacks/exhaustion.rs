@@ -201,6 +201,6 @@ fn flows_of_short_connections_make_room() -> Result<()> {
             ensure!(stats.count("frontend.flows") <= 1000, "{}", stats.under("frontend"));
             Ok(())
         })?;
-        service.still_good()
+        service.good_again()
     })
 }

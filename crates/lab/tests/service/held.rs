@@ -33,7 +33,7 @@ impl Held {
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER)?;
         rustix::net::connect(&socket, &server).with_context(|| format!("connecting to {server}"))?;
         let mut stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(50)))?; // shorter than nginx's send_timeout
         write!(stream, "GET /{name} HTTP/1.1\r\nHost: x\r\n{fields}\r\n")?;
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
         let end = loop {

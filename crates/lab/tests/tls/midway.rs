@@ -81,7 +81,7 @@ fn a_fatal_alert_in_mid_payload_ends_the_handoff() -> Result<()> {
                 }
             };
             ensure!(error == Some(std::io::ErrorKind::ConnectionReset), "{error:?} after {more} bytes");
-            ensure!(begin.elapsed() < Duration::from_secs(10) && more < MIDDLE, "{more} bytes came");
+            ensure!(begin.elapsed() < Duration::from_secs(40) && more < MIDDLE, "{more} bytes came");
             Ok(())
         })?;
         counted.ensure("aborted", 1)?;
@@ -109,7 +109,7 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
             other.finish(&target, others, "64m")?;
             other.get(&target, "1m")
         })??;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while service.frontend_stats()?.count("servers.aborted") == before.count("servers.aborted") {
             ensure!(Instant::now() < deadline, "nobody noticed the reset");
             std::thread::sleep(Duration::from_millis(20));
