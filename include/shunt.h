@@ -302,7 +302,8 @@ struct shunt_board {
     X(57, fetched_unproven, "fetched: no proof that the client's packets pass the steering programs") \
     X(58, relayed_plain, "relayed: the consent came past a tier that does not count itself (shunt_trust plain)") \
     X(60, relayed_header, "relayed: a tier before has no room for the header with an offer in it (proxy_buffer_size)") \
-    X(61, relayed_long_request, "relayed: the upstream answered 400 or 431, perhaps because a consent made the request too long")
+    X(61, relayed_long_request, "relayed: the upstream answered 400 or 431, perhaps because a consent made the request too long") \
+    X(62, relayed_stalled, "shortcuts whose rest was relayed: their client had room and answered, and got nothing more")
 /* clang-format on */
 
 struct shunt_counters {

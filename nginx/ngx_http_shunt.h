@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shared by the files of the module. Calls go down this list: module, consent | backend | frontend,
- * begin, handoff | watch | again | probe, recovery | proof | taking, rest | part | fetch, trust |
- * hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field | siphash |
- * kernel.
+ * begin, handoff | watch | again | probe, stall, recovery | proof | taking, rest | part | fetch,
+ * trust | hop | header, agent, pulse, speaks, board | pending | ring, trace, address | field |
+ * siphash | kernel.
  */
 #ifndef NGX_HTTP_SHUNT_H
 #define NGX_HTTP_SHUNT_H
@@ -198,10 +198,14 @@ typedef struct {
     struct {
         ngx_event_t event; /* timer, while an answer is waited for */
         ngx_msec_t until;
-        ngx_uint_t reason; /* of the loss; 0: this machine's agent is gone */
+        ngx_uint_t reason; /* SHUNT_REASON_* of the loss, or NGX_HTTP_SHUNT_ASKED_* */
         u_char answered;   /* before */
         ngx_http_shunt_keepalive_t before;
     } probe;
+    struct {
+        ngx_msec_t looked_at;
+        ngx_uint_t times; /* the client was asked */
+    } stall;
     ngx_uint_t why; /* counter of why it is aborted; 0: the request has ended */
     ngx_msec_t progress_at;
     ngx_event_t progress;        /* timer: has the client acknowledged anything lately? */
@@ -210,7 +214,7 @@ typedef struct {
     ngx_event_t failure;         /* posted: give the request up, from outside of any filter */
     ngx_http_shunt_fetch_t fetch;
     ngx_http_output_body_filter_pt output; /* of a handoff: below the late filter */
-    ngx_http_shunt_rest_t *rest;           /* relayed, where the agent of this machine is gone */
+    ngx_http_shunt_rest_t *rest;           /* relayed */
 } ngx_http_shunt_ctx_t;
 
 extern ngx_module_t ngx_http_shunt_module;
@@ -221,6 +225,8 @@ ngx_http_shunt_ctx_t *ngx_http_shunt_ctx(ngx_http_request_t *r);
 ngx_http_shunt_ctx_t *ngx_http_shunt_ctx_create(ngx_http_request_t *r);
 void ngx_http_shunt_outcome(ngx_http_request_t *r, ngx_uint_t counter);
 ngx_uint_t ngx_http_shunt_level(ngx_uint_t level);
+ngx_uint_t ngx_http_shunt_may_say(time_t *said);
+ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h);
 
 /* variables */
@@ -261,6 +267,7 @@ void ngx_http_shunt_worth_note(ngx_http_request_t *r, off_t length);
 ngx_uint_t ngx_http_shunt_vain_now(ngx_http_request_t *r, ngx_http_shunt_loc_conf_t *lcf);
 void ngx_http_shunt_vain_note(ngx_http_request_t *r, ngx_uint_t counter);
 void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason);
+void ngx_http_shunt_vain_stalled(ngx_http_request_t *r);
 void ngx_http_shunt_vain_end(ngx_http_request_t *r);
 
 /* lifetime: to which lengths */
@@ -310,9 +317,19 @@ void ngx_http_shunt_count_acked(ngx_http_shunt_ctx_t *ctx, uint64_t acked);
 
 void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx);
 
-/* probe: what the client says when it is asked */
+/* probe: what the client says when it is asked. Why, in place of a backend's SHUNT_REASON_* */
+#define NGX_HTTP_SHUNT_ASKED_GONE    0 /* the agent of this machine is gone */
+#define NGX_HTTP_SHUNT_ASKED_STALLED ((ngx_uint_t) -1)
+
 ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx);
+
+/* stall: a client that is there, and gets nothing */
+ngx_uint_t ngx_http_shunt_is_stalled(const ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_stall_look(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_stall_answered(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_stall_end(ngx_http_shunt_ctx_t *ctx);
 
 /* taking: the rest of a payload comes through here after all */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
@@ -321,8 +338,12 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
 /* rest: relayed by a request for it */
-void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_body(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
@@ -346,6 +367,7 @@ void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 /* recovery: another backend goes on */
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
+ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);

@@ -145,26 +145,6 @@ void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
     ngx_http_core_run_phases(r);
 }
 
-/* As ngx_http_upstream_create() ends the one before. NGX_AGAIN: a thread still writes its bytes to
-   a file. */
-static ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
-{
-    ngx_http_upstream_t *u = r->upstream;
-
-    if (u == NULL || u->cleanup == NULL) {
-        return NGX_OK;
-    }
-
-    if (u->pipe && u->pipe->writing) {
-        return NGX_AGAIN;
-    }
-
-    r->main->count++; /* which it takes with it */
-    (*u->cleanup)(r);
-
-    return NGX_OK;
-}
-
 static void ngx_http_shunt_again_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;

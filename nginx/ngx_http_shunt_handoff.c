@@ -140,6 +140,7 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ctx->mode = SHUNT_MODE_COMPLETE;
     ngx_http_shunt_probe_end(ctx);
     ngx_http_shunt_recovery_end(ctx);
+    ngx_http_shunt_rest_drop(ctx);
 
     if (ctx->progress.timer_set) {
         ngx_del_timer(&ctx->progress);
@@ -334,7 +335,7 @@ void ngx_http_shunt_release(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_leave_reading(ctx);
     ngx_http_shunt_probe_end(ctx);
     ngx_http_shunt_recovery_end(ctx);
-    ctx->rest = NULL; /* its subrequest finds that nobody wants it */
+    ngx_http_shunt_rest_forget(ctx);
 
     if (ctx->failure.posted) {
         ngx_delete_posted_event(&ctx->failure);

@@ -36,7 +36,8 @@ static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
     /* TCP_KEEPIDLE last: it counts the time that the client has been silent already, where
      * SO_KEEPALIVE begins anew (tcp_sock_set_keepidle_locked, tcp_set_keepalive) */
     if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &to->on, sizeof(int)) == -1 ||
-        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1) {
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &to->interval, sizeof(int)) == -1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &to->count, sizeof(int)) == -1) {
         return -1;
     }
 
@@ -46,11 +47,12 @@ static int kernel_set_keepalive(int fd, const ngx_http_shunt_keepalive_t *to)
 int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before)
 {
     socklen_t len = sizeof(int);
-    ngx_http_shunt_keepalive_t often = {.on = 1, .idle = 1, .interval = 1};
+    ngx_http_shunt_keepalive_t often = {.on = 1, .idle = 1, .interval = 1, .count = 127};
 
     if (getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &before->on, &len) == -1 ||
         getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &before->idle, &len) == -1 ||
-        getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &before->interval, &len) == -1) {
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &before->interval, &len) == -1 ||
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &before->count, &len) == -1) {
         return -1;
     }
 

@@ -10,6 +10,7 @@ typedef struct {
     int on;
     int idle;
     int interval;
+    int count; /* unanswered probes that end the connection; not a time */
 } ngx_http_shunt_keepalive_t;
 
 /* Each returns 0, or -1 with errno. */
@@ -18,7 +19,7 @@ int ngx_http_shunt_kernel_move(int fd, const struct shunt_move *move);
 /* A struct shunt_state goes into the ring. */
 int ngx_http_shunt_kernel_take(int fd, const struct shunt_take *take);
 int ngx_http_shunt_kernel_state(int fd, uint32_t ring);
-/* Has the kernel probe an idle client once a second, and `before` say what it did. */
+/* Has the kernel probe an idle client once a second, and end nothing. `before`: what it did. */
 int ngx_http_shunt_kernel_probe(int fd, ngx_http_shunt_keepalive_t *before);
 void ngx_http_shunt_kernel_probe_end(int fd, const ngx_http_shunt_keepalive_t *before);
 /* Of a socket that listens: its clients' first responses may be handed off. */

@@ -106,7 +106,6 @@ void ngx_http_shunt_lifetime_shortcut(ngx_connection_t *c)
 
     if (past) {
         past->shortcut = 1;
-        ngx_memzero(&past->vain, sizeof(past->vain));
     }
 }
 

@@ -214,6 +214,37 @@ ngx_uint_t ngx_http_shunt_level(ngx_uint_t level)
     return ngx_worker == 0 ? NGX_LOG_ERR : level;
 }
 
+/* Once a second what others can bring about as often as they like: each is counted. `said`: the
+ * last time. */
+ngx_uint_t ngx_http_shunt_may_say(time_t *said)
+{
+    ngx_uint_t may = *said != ngx_time();
+
+    *said = ngx_time();
+
+    return may;
+}
+
+/* As ngx_http_upstream_create() ends the one before. NGX_AGAIN: a thread still writes its bytes to
+   a file. */
+ngx_int_t ngx_http_shunt_end_upstream(ngx_http_request_t *r)
+{
+    ngx_http_upstream_t *u = r->upstream;
+
+    if (u == NULL || u->cleanup == NULL) {
+        return NGX_OK;
+    }
+
+    if (u->pipe && u->pipe->writing) {
+        return NGX_AGAIN;
+    }
+
+    r->main->count++; /* which it takes with it */
+    (*u->cleanup)(r);
+
+    return NGX_OK;
+}
+
 ngx_int_t ngx_http_shunt_is_field(ngx_table_elt_t *h)
 {
     return h->key.len >= 6 && (h->key.data[0] | 0x20) == 's' &&

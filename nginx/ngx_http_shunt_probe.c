@@ -13,14 +13,16 @@
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-#define NGX_HTTP_SHUNT_PROBE_LOOK     20 /* ms between two looks for the answer */
+#define NGX_HTTP_SHUNT_PROBE_LOOK         20  /* ms between two looks for the answer */
+#define NGX_HTTP_SHUNT_PROBE_LOOK_STALLED 100 /* ms */
 /*
  * ms. The kernel probes a client that has been silent for a second: after that the answer takes a
  * round trip. Before, a client that waits for another backend is not kept waiting for a second
  * more; where it claims to have all, nothing is lost by that.
  */
-#define NGX_HTTP_SHUNT_PROBE_WAIT     300
-#define NGX_HTTP_SHUNT_PROBE_WAIT_ALL 1500
+#define NGX_HTTP_SHUNT_PROBE_WAIT         300
+#define NGX_HTTP_SHUNT_PROBE_WAIT_ALL     1500
+#define NGX_HTTP_SHUNT_PROBE_WAIT_STALLED 1000
 
 /* NGX_OK: the client has claimed all, and that is that. */
 static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
@@ -49,71 +51,100 @@ void ngx_http_shunt_probe_end(ngx_http_shunt_ctx_t *ctx)
     }
 }
 
+static void ngx_http_shunt_probe_answered(ngx_http_shunt_ctx_t *ctx)
+{
+    ctx->probed = 1;
+
+    if (ngx_http_shunt_believe(ctx) == NGX_OK) {
+        /* void */
+
+    } else if (ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_GONE) {
+        ngx_http_shunt_rest_gone(ctx);
+
+    } else {
+        ngx_http_shunt_ended(ctx, ctx->probe.reason);
+    }
+}
+
 static void ngx_http_shunt_probe_handler(ngx_event_t *ev)
 {
     ngx_http_shunt_ctx_t *ctx = ev->data;
     ngx_connection_t *c = ctx->request->connection;
+    ngx_uint_t has_answered, stalled = ctx->probe.reason == NGX_HTTP_SHUNT_ASKED_STALLED;
 
     ngx_http_set_log_request(c->log, ctx->request);
     (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
+    has_answered = ctx->answered != ctx->probe.answered;
 
     if (ctx->mode != SHUNT_MODE_ACTIVE || ctx->failure.posted) {
         ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
         return;
     }
 
-    if (ctx->answered == ctx->probe.answered &&
-        (ngx_msec_int_t) (ctx->probe.until - ngx_current_msec) > 0) {
-        ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
+    if (!has_answered && (ngx_msec_int_t) (ctx->probe.until - ngx_current_msec) > 0) {
+        ngx_add_timer(ev, stalled ? NGX_HTTP_SHUNT_PROBE_LOOK_STALLED : NGX_HTTP_SHUNT_PROBE_LOOK);
         return;
     }
 
     ngx_http_shunt_kernel_probe_end(c->fd, &ctx->probe.before);
-    ctx->probed = 1;
 
-    if (ngx_http_shunt_believe(ctx) == NGX_OK) {
-        /* void */
+    if (!stalled) {
+        ngx_http_shunt_probe_answered(ctx);
 
-    } else if (ctx->probe.reason) {
-        ngx_http_shunt_ended(ctx, ctx->probe.reason);
-
-    } else {
-        ngx_http_shunt_rest_begin(ctx);
+    } else if (has_answered) {
+        ngx_http_shunt_stall_answered(ctx);
     }
 
     ngx_http_run_posted_requests(c);
 }
 
-/*
- * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
- * A reason of 0 is the loss of this machine's agent. NGX_DECLINED: what it has is known.
- */
-ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+/* Whatever has it asked already. */
+static ngx_int_t ngx_http_shunt_probe_begin(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason,
+                                            ngx_msec_t look, ngx_msec_t wait)
 {
     ngx_event_t *ev = &ctx->probe.event;
     ngx_connection_t *c = ctx->request->connection;
 
-    if (ev->timer_set) {
-        return NGX_AGAIN;
-    }
-
-    /* of what the client has none of, nothing wrong can be believed */
-    if (ctx->probed || ctx->acked == 0) {
-        return NGX_DECLINED;
-    }
-
-    if (ngx_http_shunt_kernel_probe(c->fd, &ctx->probe.before) == -1) {
+    if (!ev->timer_set && ngx_http_shunt_kernel_probe(c->fd, &ctx->probe.before) == -1) {
         return NGX_DECLINED;
     }
 
     ctx->probe.reason = reason;
     ctx->probe.answered = ctx->answered;
-    ctx->probe.until = ngx_current_msec +
-                       (ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL : NGX_HTTP_SHUNT_PROBE_WAIT);
+    ctx->probe.until = ngx_current_msec + wait;
     ev->data = ctx;
     ev->handler = ngx_http_shunt_probe_handler;
     ev->log = c->log;
-    ngx_add_timer(ev, NGX_HTTP_SHUNT_PROBE_LOOK);
+    ngx_add_timer(ev, look);
 
     return NGX_AGAIN;
+}
+
+/*
+ * NGX_AGAIN: the client is asked, and the loss, with its reason, comes again when it has answered.
+ * NGX_DECLINED: what it has is known. A loss is more than the stall that may have come of it.
+ */
+ngx_int_t ngx_http_shunt_probe(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
+{
+    if (ctx->probe.event.timer_set && ctx->probe.reason != NGX_HTTP_SHUNT_ASKED_STALLED) {
+        return NGX_AGAIN;
+    }
+
+    /* of what the client has none of, nothing wrong can be believed */
+    if (ctx->probed || ctx->acked == 0) {
+        ngx_http_shunt_probe_end(ctx);
+        return NGX_DECLINED;
+    }
+
+    return ngx_http_shunt_probe_begin(ctx, reason, NGX_HTTP_SHUNT_PROBE_LOOK,
+                                      ctx->claimed ? NGX_HTTP_SHUNT_PROBE_WAIT_ALL
+                                                   : NGX_HTTP_SHUNT_PROBE_WAIT);
+}
+
+/* Whether it is there, and still waits for the same: ngx_http_shunt_stall_answered() then. */
+void ngx_http_shunt_probe_stalled(ngx_http_shunt_ctx_t *ctx)
+{
+    (void) ngx_http_shunt_probe_begin(ctx, NGX_HTTP_SHUNT_ASKED_STALLED,
+                                      NGX_HTTP_SHUNT_PROBE_LOOK_STALLED,
+                                      NGX_HTTP_SHUNT_PROBE_WAIT_STALLED);
 }

@@ -38,6 +38,7 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
     ngx_uint_t gone = ngx_http_shunt_pulse_is_gone();
 
     if (!gone && (ctx->mode != SHUNT_MODE_ACTIVE || ctx->ring == ngx_http_shunt_agent_ring())) {
+        ngx_http_shunt_stall_look(ctx);
         return;
     }
 
@@ -59,6 +60,7 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
     /* where the agent is another one by now, only the word of a backend is lost: what the older one
      * had been told */
     if (!gone && !ctx->claimed) {
+        ngx_http_shunt_stall_look(ctx);
         return;
     }
 
@@ -66,8 +68,8 @@ static void ngx_http_shunt_pulse_visit(ngx_http_shunt_ctx_t *ctx)
      */
     if (ctx->mode == SHUNT_MODE_ACTIVE && !ctx->shut &&
         ngx_current_msec - ctx->progress_at >= NGX_HTTP_SHUNT_PULSE_GONE &&
-        ngx_http_shunt_probe(ctx, 0) != NGX_AGAIN) {
-        ngx_http_shunt_rest_begin(ctx);
+        ngx_http_shunt_probe(ctx, NGX_HTTP_SHUNT_ASKED_GONE) != NGX_AGAIN) {
+        ngx_http_shunt_rest_gone(ctx);
     }
 }
 

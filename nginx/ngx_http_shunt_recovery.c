@@ -214,7 +214,11 @@ ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_
     const char *why;
     ngx_http_shunt_recovery_t *rec = ctx->recovery;
 
-    /* a rest that nobody waits for any more comes here, too */
+    /* a rest that nobody waits for any more: its body is not to be read for nobody */
+    if (!sr->header_only) {
+        return NGX_ERROR;
+    }
+
     if (rec == NULL || rec->request != sr || ctx->mode != SHUNT_MODE_ACTIVE) {
         return NGX_OK;
     }
@@ -296,6 +300,7 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     ngx_http_shunt_pending_remove(ctx->id);
     ctx->id = id;
     ctx->probed = 0;
+    ctx->stall.looked_at = ngx_current_msec;
     ngx_http_shunt_ring_hold(ring);
     ngx_http_shunt_ring_release(ctx->ring);
     ctx->ring = ring;
@@ -509,15 +514,25 @@ ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         ctx->recovery = rec;
     }
 
-    if (rec->request || rec->event.posted || rec->event.timer_set) {
+    if (ngx_http_shunt_recovery_is_on(ctx)) {
         return NGX_OK; /* said once more */
     }
+
+    ngx_http_shunt_rest_drop_stalled(ctx);
 
     if (ctx->acked > rec->got) {
         rec->times = 0;
     }
 
     return ngx_http_shunt_ask_later(ctx);
+}
+
+/* 1: somebody who goes on is being looked for. */
+ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx)
+{
+    const ngx_http_shunt_recovery_t *rec = ctx->recovery;
+
+    return rec && (rec->request || rec->proof || rec->event.posted || rec->event.timer_set);
 }
 
 /* A request that is out ends by itself, or with the client's: its answer is not looked at. */

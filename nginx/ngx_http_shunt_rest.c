@@ -2,13 +2,14 @@
 /*
  * The rest of a payload, relayed. A header has left, and its payload comes no further by agents:
  *
- *   handoff   the agent of this machine is stopped or gone (pulse.c), or no backend offers the rest
- *             (recovery.c)
+ *   handoff   the agent of this machine is stopped or gone (pulse.c), no backend offers the rest
+ *             (recovery.c), or something drops what backend and client send each other (stall.c)
  *   fetch     it fails, before its first byte or later
  *
  * The rest is asked for (part.c) without a consent. A region that is still active is taken back
  * (taking.c) when the answer's header is there. The answer's body is written behind what the client
- * has. An answer that is an error, or that ends early, is asked for a few times more.
+ * has. An answer that is an error, or that ends early, is asked for a few times more; where nobody
+ * is lost, it is not needed before it is there, and the handoff goes on without it.
  *
  * On TLS nobody knows whether the backend of a handoff has used the record numbers that the rest
  * would have: that response ends in a reset, as does one without a strong ETag.
@@ -21,6 +22,7 @@
 #define NGX_HTTP_SHUNT_REST_AGAIN   100  /* ms, after the first time; then twice as long */
 
 struct ngx_http_shunt_rest_s {
+    ngx_event_t again;              /* timer: ask once more */
     ngx_http_request_t *request;    /* asking; NULL: not now */
     ngx_http_upstream_conf_t *conf; /* the location's */
     ngx_uint_t times;               /* asked */
@@ -29,6 +31,7 @@ struct ngx_http_shunt_rest_s {
     uint64_t left;                  /* bytes of the payload that the client is still to get */
     ngx_uint_t good;                /* the answer's header was what was asked for */
     ngx_uint_t refused;             /* it was an answer, and something else */
+    ngx_uint_t stalled;             /* nobody is lost */
 };
 
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr)
@@ -53,6 +56,48 @@ static void ngx_http_shunt_rest_run(ngx_http_request_t *sr)
 
 static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ngx_int_t rc);
 
+/* The request has ended. One for its rest that is out finds that nobody wants it. */
+void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx)
+{
+    if (ctx->rest && ctx->rest->again.timer_set) {
+        ngx_del_timer(&ctx->rest->again);
+    }
+
+    ctx->rest = NULL;
+}
+
+/* Nobody wants it any more. A request that is out ends: while it is there, the client's own waits
+ * for it, and a second one would stand behind it. Not from its filters. */
+void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_request_t *sr = ctx->rest ? ctx->rest->request : NULL;
+
+    ngx_http_shunt_rest_forget(ctx);
+
+    if (sr == NULL) {
+        return;
+    }
+
+    sr->write_event_handler = ngx_http_request_empty_handler; /* it may not have begun */
+    (void) ngx_http_shunt_end_upstream(sr); /* nothing of its body has been read */
+    ngx_http_finalize_request(sr, NGX_OK);
+}
+
+/* One that was asked for because of a stall, where more than that has come. */
+void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
+{
+    if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {
+        ngx_http_shunt_rest_drop(ctx);
+    }
+}
+
+static ngx_uint_t ngx_http_shunt_rest_may_begin(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_shunt_rest_drop_stalled(ctx);
+
+    return ctx->rest == NULL;
+}
+
 /* For the payload from byte `from` on. */
 static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t from)
 {
@@ -74,6 +119,7 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t fro
     ps->data = ctx;
     rest->from = from;
     rest->good = 0;
+    rest->refused = 0;
     rest->times++;
 
     if (ngx_http_subrequest(r, &r->uri, &r->args, &sr, ps, NGX_HTTP_SUBREQUEST_CLONE) != NGX_OK) {
@@ -88,25 +134,27 @@ static ngx_int_t ngx_http_shunt_rest_ask(ngx_http_shunt_ctx_t *ctx, uint64_t fro
     return ngx_http_shunt_part_fields(sr, ctx, rest->from);
 }
 
+static void ngx_http_shunt_rest_say(ngx_http_shunt_ctx_t *ctx, const char *why)
+{
+    ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
+                  "shunt: the payload of \"%V\" comes no further than byte %uL of %uL: %s%V",
+                  &ctx->payload.backend, ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked),
+                  ctx->payload.length, why, ngx_http_shunt_trace_text(ctx->request));
+}
+
 /* The handoff makes no progress, and the agent of this machine shows no sign of life. */
-void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx)
+void ngx_http_shunt_rest_gone(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
 
-    if (ctx->rest) {
+    if (!ngx_http_shunt_rest_may_begin(ctx)) {
         return;
     }
 
     ngx_http_set_log_request(c->log, ctx->request);
     ngx_http_shunt_recovery_end(ctx);
     ctx->why = SHUNT_COUNT_aborted_agent;
-
-    ngx_log_error(
-        NGX_LOG_ERR, c->log, 0,
-        "shunt: the agent of this machine is stopped or gone, and the payload of \"%V\" comes "
-        "no further than byte %uL of %uL%V",
-        &ctx->payload.backend, ngx_http_shunt_ssl_payload_bytes(ctx, ctx->acked),
-        ctx->payload.length, ngx_http_shunt_trace_text(ctx->request));
+    ngx_http_shunt_rest_say(ctx, "the agent of this machine is stopped or gone");
 
     if (ngx_http_shunt_proof_needed(ctx) || ctx->etag.len == 0 ||
         ngx_http_shunt_rest_ask(ctx, ctx->acked) != NGX_OK) {
@@ -114,6 +162,32 @@ void ngx_http_shunt_rest_begin(ngx_http_shunt_ctx_t *ctx)
     }
 
     ngx_http_run_posted_requests(c);
+}
+
+/* It makes none, its client answers and has room, and nobody is lost: it may still go on. */
+void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx)
+{
+    static time_t said;
+
+    if (ctx->rest && (!ctx->rest->stalled || ctx->rest->request)) {
+        return;
+    }
+
+    ctx->rest = NULL;
+
+    if (ngx_http_shunt_may_say(&said)) {
+        ngx_http_shunt_rest_say(
+            ctx, "the client answers and has room; does a firewall drop its ACKs on the way to the "
+                 "backend's \"ports\", or a router what the backend sends with this server's "
+                 "address?");
+    }
+
+    if (ngx_http_shunt_rest_ask(ctx, ctx->acked) == NGX_OK) {
+        ctx->rest->stalled = 1;
+
+    } else if (ctx->rest) {
+        ngx_http_shunt_fail(ctx); /* the request is out, without its fields */
+    }
 }
 
 /*
@@ -129,7 +203,7 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 
     lcf = ngx_http_get_module_loc_conf(ctx->request, ngx_http_shunt_module);
 
-    if (ctx->etag.len == 0 || ctx->rest) {
+    if (ctx->etag.len == 0 || !ngx_http_shunt_rest_may_begin(ctx)) {
         return NGX_DECLINED;
     }
 
@@ -154,16 +228,24 @@ ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx)
 
 /* ---- the answer ---- */
 
-/* In place of every other header filter. From here the connection is the server's again. */
-ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
+static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
 {
     const char *why;
+    static time_t said;
     ngx_http_shunt_rest_t *rest = ctx->rest;
     uint64_t acked = rest->from;
     ngx_connection_t *c = sr->connection;
 
     if ((ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) || ctx->failure.posted) {
         return NGX_ERROR;
+    }
+
+    if (rest->stalled && ctx->mode == SHUNT_MODE_ACTIVE) {
+        (void) ngx_http_shunt_follow(ctx); /* which may complete it */
+
+        if (!ngx_http_shunt_is_stalled(ctx)) {
+            return NGX_ERROR;
+        }
     }
 
     why = ngx_http_shunt_part_is_not(sr, ctx, rest->from);
@@ -176,12 +258,15 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
         why = ngx_http_shunt_take(ctx, &acked) == NGX_OK ? NULL : "the region has ended";
     }
 
-
     if (why) {
         rest->refused = !ngx_http_shunt_part_is_error(sr);
-        ngx_log_error(NGX_LOG_ERR, c->log, 0,
-                      "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
-                      rest->from, why, ngx_http_shunt_trace_text(ctx->request));
+
+        if (!rest->stalled || ngx_http_shunt_may_say(&said)) {
+            ngx_log_error(NGX_LOG_ERR, c->log, 0,
+                          "shunt: the answer for the rest, from byte %uL on, cannot be used: %s%V",
+                          rest->from, why, ngx_http_shunt_trace_text(ctx->request));
+        }
+
         return NGX_ERROR;
     }
 
@@ -204,10 +289,31 @@ ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_
 
     if (!ctx->relayed) {
         ctx->relayed = 1;
-        ngx_http_shunt_count(SHUNT_COUNT_relayed_stopped, 1);
+        ngx_http_shunt_count(rest->stalled ? SHUNT_COUNT_relayed_stalled
+                                           : SHUNT_COUNT_relayed_stopped,
+                             1);
+
+        if (rest->stalled) {
+            ngx_http_shunt_vain_stalled(ctx->request);
+        }
     }
 
     return NGX_OK;
+}
+
+/* In place of every other header filter. From here the connection is the server's again, unless the
+ * handoff completes on the way, which drops a request that is out: not this one, from its filters.
+ */
+ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_int_t rc;
+    ngx_http_shunt_rest_t *rest = ctx->rest;
+
+    rest->request = NULL;
+    rc = ngx_http_shunt_rest_begins(sr, ctx);
+    rest->request = sr;
+
+    return rc;
 }
 
 /* ---- its body ---- */
@@ -333,7 +439,12 @@ static void ngx_http_shunt_rest_again_handler(ngx_event_t *ev)
 
     ngx_http_set_log_request(c->log, ctx->request);
 
-    if (ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
+    if (ctx->mode == SHUNT_MODE_ACTIVE) {
+        (void) ngx_http_shunt_follow(ctx); /* which may complete it, and ends this then */
+        from = ctx->acked;
+    }
+
+    if (ctx->rest == rest && !ctx->failure.posted && ngx_http_shunt_rest_ask(ctx, from) != NGX_OK) {
         ngx_http_shunt_fail(ctx);
     }
 
@@ -354,7 +465,7 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
     }
 
     if (ctx->mode == SHUNT_MODE_DONE) {
-        return rc;
+        return rest->good ? rc : NGX_OK;
     }
 
     rest->request = NULL;
@@ -364,17 +475,23 @@ static ngx_int_t ngx_http_shunt_rest_over(ngx_http_request_t *sr, void *data, ng
         return NGX_OK;
     }
 
-    /* while a region is active, its own timer stands there, and its client may have everything */
-    if (ctx->mode == SHUNT_MODE_ACTIVE || rest->refused ||
-        rest->times == NGX_HTTP_SHUNT_REST_TIMES) {
+    if (ctx->mode == SHUNT_MODE_ACTIVE && rest->stalled) {
+        if (rest->refused) {
+            ngx_http_shunt_stall_end(ctx);
+        }
+
+        return NGX_OK;
+    }
+
+    if (rest->refused || rest->times == NGX_HTTP_SHUNT_REST_TIMES) {
         ngx_http_shunt_fail(ctx);
         return NGX_OK;
     }
 
-    ctx->progress.data = ctx;
-    ctx->progress.handler = ngx_http_shunt_rest_again_handler;
-    ctx->progress.log = ctx->request->connection->log;
-    ngx_add_timer(&ctx->progress, NGX_HTTP_SHUNT_REST_AGAIN << (rest->times - 1));
+    rest->again.data = ctx;
+    rest->again.handler = ngx_http_shunt_rest_again_handler;
+    rest->again.log = ctx->request->connection->log;
+    ngx_add_timer(&rest->again, NGX_HTTP_SHUNT_REST_AGAIN << (rest->times - 1));
 
     return NGX_OK;
 }

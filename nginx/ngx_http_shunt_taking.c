@@ -8,16 +8,14 @@
 #include "ngx_http_shunt.h"
 #include "ngx_http_shunt_kernel.h"
 
-/* Once a second: each is counted. */
 static void ngx_http_shunt_say_refused(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 {
     static time_t said;
 
-    if (said == ngx_time()) {
+    if (!ngx_http_shunt_may_say(&said)) {
         return;
     }
 
-    said = ngx_time();
     ngx_log_error(NGX_LOG_ERR, ctx->request->connection->log, 0,
                   "shunt: the agent of \"%V\" refused a handoff, %s; the body is fetched. Its log "
                   "says why%V",
@@ -107,6 +105,7 @@ static ngx_uint_t ngx_http_shunt_is_fetchable(ngx_http_shunt_ctx_t *ctx, ngx_uin
 
     case SHUNT_REASON_NOT_ALLOWED:
     case SHUNT_REASON_LIMIT:
+    case SHUNT_REASON_BUSY:
         return ctx->acked == 0;
 
     case SHUNT_REASON_UNREACHABLE:
@@ -143,6 +142,7 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
         return NGX_OK;
     }
 
+    ngx_http_shunt_rest_drop_stalled(ctx);
     ngx_http_shunt_say_refused(ctx, reason);
     ngx_http_shunt_count(SHUNT_COUNT_shortcuts, (uint64_t) -1);
     ngx_http_shunt_outcome(r, SHUNT_COUNT_fetched_refused);

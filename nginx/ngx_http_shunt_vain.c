@@ -6,13 +6,14 @@
  *   the location     a filter here wants its bodies, its upstreams are not trusted, a backend of
  *                    its does not send to such clients: the location gives none for a while
  *   the connection   the kernel does not hand it off: the client is on this machine, the flow table
- *                    is full. It gives none for a while, after the first
+ *                    is full; or the way between backend and client is closed. It gives none for a
+ *                    while, after the first
  *   want of proof    the connection may have it next time; where it does not, as above
  *   the moment       a window was full, an offer old, a session lost: nothing follows from that
  *
  * A location gives none after a few in a row, and begins again: after one response, and after each
- * further one in vain after twice as many. One shortcut ends that. A connection counts there once:
- * by itself it stops no location, and where none can be handed off, nobody asks any more.
+ * further one in vain after twice as many. One whole shortcut ends that. A connection counts there
+ * once: by itself it stops no location, and where none can be handed off, nobody asks any more.
  *
  * Each worker sees for itself. shunt_mean_length 0 consents always.
  */
@@ -126,11 +127,27 @@ void ngx_http_shunt_vain_refused(ngx_http_request_t *r, ngx_uint_t reason)
                                                                    : SHUNT_VAIN_MOMENT);
 }
 
-/* One was used. */
+/* It came to nothing further on: the client's own link may be to blame, and no location's. */
+void ngx_http_shunt_vain_stalled(ngx_http_request_t *r)
+{
+    ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 1);
+
+    if (vain) {
+        ngx_http_shunt_vain_again(vain, 1);
+    }
+}
+
+/* One was used, and its client has everything. */
 void ngx_http_shunt_vain_end(ngx_http_request_t *r)
 {
+    ngx_http_shunt_vain_t *vain = ngx_http_shunt_lifetime_vain(r->connection, 0);
     ngx_http_shunt_loc_conf_t *lcf = ngx_http_get_module_loc_conf(r, ngx_http_shunt_module);
 
     lcf->vain.row = 0;
     lcf->vain.skip = 0;
+
+    if (vain) {
+        vain->row = 0;
+        vain->skip = 0;
+    }
 }

@@ -3,9 +3,10 @@
 
 configurations.py has more of them, with other parts of nginx, board.py those of what the board says of peers, limits.py
 those of what the agent says and learns without messages, late.py those of fetches that fail when a header has left,
-again.py those of offers that cannot be used, header.py those of headers that have no room for one, endings.py those of handoffs that end otherwise than usually, recovery.py those
-of handoffs that another backend goes on with, plain.py those of tiers that know nothing of Shunt, stopped.py those of an
-agent that is stopped or refuses, and tls.py those of TLS connections.
+again.py those of offers that cannot be used, header.py those of headers that have no room for one, endings.py those of
+handoffs that end otherwise than usually, recovery.py those of handoffs that another backend goes on with, plain.py those of
+tiers that know nothing of Shunt, stopped.py those of an agent that is stopped or refuses, stalled.py those of handoffs that
+come no further though nobody is stopped, and tls.py those of TLS connections.
 
 Tiers are addresses of the loopback: the client 127.0.0.1, the backend 127.0.0.2:8083, the intermediate
 127.0.0.3:8082, the frontends 127.0.0.4:8081 and up; a tier calls the next from 127.0.0.9.
@@ -959,6 +960,7 @@ if __name__ == "__main__":
     from limits import *
     from plain import *
     from recovery import *
+    from stalled import *
     from stopped import *
     from tls import *
     unittest.main(verbosity=1)

@@ -7,7 +7,7 @@ from recovery import ETAG, Application
 from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
 
-LIMIT, NOT_ALLOWED, UNREACHABLE = 9, 15, 16
+LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
 
 
 def alone(cls):
@@ -169,14 +169,42 @@ class StoppedApplication(Application):
         rest = f"Content-Range: bytes 5000-{len(BIG) - 1}/{len(BIG)}\r\n"
         for answer in (lambda q: self.answer(q, "200 OK", f"ETag: {ETAG}\r\n", offered=False, body="x"),
                        lambda q: self.answer(q, fields='ETag: "another"\r\n' + rest, offered=False, body="x"),
-                       lambda q: self.answer(q, fields=f"ETag: {ETAG}\r\nContent-Range: bytes 0-9/10\r\n", offered=False),
-                       lambda q: b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"):
+                       lambda q: self.answer(q, fields=f"ETag: {ETAG}\r\nContent-Range: bytes 0-9/10\r\n", offered=False)):
             with self.subTest(answer):
                 self.reset_after(self.whole, answer)
                 self.doCleanups()
                 self.agent.on_handoff = self.agent.serve
                 self.agent.beats.set()
                 self.until(lambda: Client().get("/big").body == BIG and self.is_back())
+
+    def bad_gateway(self, q):
+        return b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+
+    def test_after_an_error_it_is_asked_for_again(self):
+        self.stopped_after(5000, self.whole, self.bad_gateway, self.bad_gateway, self.rest)
+        self.assertEqual(Client(timeout=30).get("/raw/x").body == BIG, True)
+        n = self.agent.counters()
+        self.assertEqual((n["relayed_stopped"], n["aborted"], self.agent.handoffs()), (1, 0, 0))
+
+    def test_and_not_for_ever(self):
+        self.reset_after(self.whole, *[self.bad_gateway] * 5)
+        self.assertEqual(len(self.raw.requests), 6)
+
+    def test_a_handoff_that_completes_between_two_questions(self):
+        self.stopped_after(5000, self.whole, *[self.bad_gateway] * 4, self.rest)
+        part, handoffs = self.agent.on_handoff, []
+        self.agent.on_handoff = lambda s, h: (handoffs.append(h["handoff"]), part(s, h))
+        c = Client(timeout=30)
+        c.send("/raw/x")
+        self.assertEqual(c.head()[0], 200)
+        self.until(lambda: len(self.raw.requests) >= 4)
+        self.agent.ring.post(handoffs[0], len(BIG), agents.COMPLETE)
+        self.until(lambda: self.agent.handoffs() == 0)
+        asked = len(self.raw.requests)
+        c.send("/text.html")
+        c.f.read(5000)
+        self.assertEqual((c.head()[0], len(self.raw.requests)), (200, asked))
+        self.assertEqual(self.agent.counters()["aborted"], 0)
 
     def is_back(self):
         with open(self.dir + "/access.log") as f:
@@ -194,7 +222,7 @@ class Refused(Base):
 
     def test_the_body_is_fetched(self):
         c = Client()
-        for n, reason in enumerate([NOT_ALLOWED, LIMIT, NOT_ALLOWED], 1):
+        for n, reason in enumerate([NOT_ALLOWED, LIMIT, BUSY], 1):
             self.refuse(reason)
             r = c.get("/big")
             self.assertEqual((r.status, r.body == BIG), (200, True))
@@ -212,9 +240,10 @@ class Refused(Base):
     def test_a_client_that_is_not_reached_is_relayed_to_for_a_while(self):
         self.refuse(UNREACHABLE)
         c = Client()
-        for _ in range(3):
+        for _ in range(7):
             self.assertEqual(c.get("/big").body == BIG, True)
-        self.assertEqual([self.outcome(n=n) for n in (1, 2, 3)], ["fetched:refused", "relayed:vain", "fetched:refused"])
+        refused, vain = "fetched:refused", "relayed:vain"
+        self.assertEqual([self.outcome(n=n) for n in range(1, 8)], [refused, vain, refused, vain, vain, vain, refused])
 
     def test_where_no_client_is_reached_the_location_learns_it(self):
         self.refuse(UNREACHABLE)

@@ -60,6 +60,14 @@ impl Held {
         Ok(self.stream.local_addr()?)
     }
 
+    /// Reads so many bytes of the body, and keeps them.
+    pub fn read_some(&mut self, bytes: usize) -> Result<()> {
+        let mut buffer = vec![0; bytes];
+        self.stream.read_exact(&mut buffer).with_context(|| format!("{}: {bytes} bytes", self.path))?;
+        self.begun.extend_from_slice(&buffer);
+        Ok(())
+    }
+
     /// Goes away with a reset.
     pub fn reset(self) -> Result<()> {
         Ok(sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO))?)
@@ -121,9 +129,11 @@ impl Held {
         let (mut at, mut want, mut got) = (0, vec![0; 64 << 10], vec![0; 64 << 10]);
         while at < self.length {
             let read = match std::mem::take(&mut self.begun) {
-                begun if !begun.is_empty() => {
-                    got[..begun.len()].copy_from_slice(&begun);
-                    begun.len()
+                mut begun if !begun.is_empty() => {
+                    let read = begun.len().min(got.len());
+                    self.begun = begun.split_off(read);
+                    got[..read].copy_from_slice(&begun);
+                    read
                 }
                 _ => {
                     let most = got.len().min(self.length - at);

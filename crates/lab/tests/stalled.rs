@@ -1,0 +1,86 @@
+//! Something between backend and client begins to drop what they send, in mid-payload. All agents are at work, and the
+//! frontend hears the client: a response is whole all the same.
+
+mod service;
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use service::held::Held;
+use service::{FILES, Running, may_run, start, start_on};
+use shunt_lab::{Host, Lab, Link, Options};
+
+const RELAYED: &str = "servers.relayed_stalled";
+/// Bytes of a body that are sent only after ACKs of what was before them.
+const HEARD: usize = 512 << 10;
+
+fn nft(host: &Host, rule: &str) -> Result<()> {
+    let mut command = Command::new("nft");
+    command.arg(rule);
+    host.check(command).map(drop)
+}
+
+/// Has a host drop the packets that come in and are like that.
+fn drop_at(host: &Host, what: &str) -> Result<()> {
+    nft(host, "add table ip lab")?;
+    nft(host, "add chain ip lab in { type filter hook prerouting priority -300 ; }")?;
+    nft(host, &format!("add rule ip lab in {what} drop"))
+}
+
+fn link_address(host: &Host) -> Result<String> {
+    let mut command = Command::new("ip");
+    command.args(["-json", "link", "show", "dev", &host.ports()[0].device]);
+    let links: serde_json::Value = serde_json::from_str(&host.check(command)?)?;
+    Ok(links[0]["address"].as_str().context("no link address")?.to_owned())
+}
+
+/// A host drops something in the middle of a shortcut: that and its connection's next response are whole. When it no longer
+/// does, there are shortcuts again.
+fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
+    service.still_good()?;
+    let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
+    // More than a window: the backend has heard the client. Where it never has, it gives the body back.
+    held.read_some(HEARD)?;
+    drop_at(host, what)?;
+    held.finish_and_ask_again(service, "1k")?;
+    let stats = service.frontend_stats()?;
+    ensure!((stats.count(RELAYED), stats.count("servers.aborted")) == (1, 0), "{}", stats.under("servers"));
+    nft(host, "delete table ip lab")?;
+    service.good_again()
+}
+
+fn with_closed_ports(service: &Running<'_>) -> Result<()> {
+    is_whole(service, service.lab.backend(), "tcp dport 61000-61063")
+}
+
+/// The client's packets pass the frontend, and end at a firewall of the backend.
+#[test]
+fn a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut() -> Result<()> {
+    if !may_run("a_firewall_that_closes_the_ports_of_acks_costs_the_rest_of_a_shortcut") {
+        return Ok(());
+    }
+    start(0, |service| with_closed_ports(service))
+}
+
+/// The same where an answer of the client's takes 100 ms.
+#[test]
+fn a_client_far_away_has_time_to_answer() -> Result<()> {
+    if !may_run("a_client_far_away_has_time_to_answer") {
+        return Ok(());
+    }
+    let far = Lab::builder().client_link(Link::wan(Duration::from_millis(50)));
+    start_on(far, FILES, Options::shunt(), |service| with_closed_ports(service))
+}
+
+/// The backend's packets do not reach the client any more, as where a router takes them for forged.
+#[test]
+fn a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut() -> Result<()> {
+    if !may_run("a_way_to_the_client_that_closes_costs_the_rest_of_a_shortcut") {
+        return Ok(());
+    }
+    start(0, |service| {
+        let from = link_address(service.lab.backend())?;
+        is_whole(service, service.lab.client(), &format!("ether saddr {from}"))
+    })
+}
