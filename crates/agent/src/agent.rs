@@ -42,7 +42,7 @@ use crate::limits::Pressure;
 use crate::losses::Losses;
 use crate::metrics::Endpoint;
 use crate::offers::Offers;
-use crate::packets;
+use crate::packets::{self, Place};
 use crate::paths::Paths;
 use crate::peers::Peer;
 use crate::poll::{Interest, Poll, Source};
@@ -160,6 +160,7 @@ pub struct Agent {
     /// Keys of a TLS connection went through this turn.
     pub(crate) keys_passed: bool,
     local_listener: OwnedFd,
+    local_place: Place,
     peer_listener: TcpListener,
     /// Nothing could be accepted: the listeners are not watched until the next tick, or the loop would spin.
     is_deaf: bool,
@@ -202,7 +203,7 @@ impl Agent {
         let peer_listener =
             TcpListener::bind(config.listen).map_err(|error| AgentError::Listen { address: config.listen, error })?;
         peer_listener.set_nonblocking(true)?;
-        let local_listener =
+        let (local_listener, local_place) =
             packets::listen(&config.socket, config.socket_group, config.asks_callers()).map_err(AgentError::Socket)?;
         let listen =
             |address| Endpoint::listen(address, &config.socket).map_err(|error| AgentError::Metrics { address, error });
@@ -271,6 +272,7 @@ impl Agent {
             now,
             keys_passed: false,
             local_listener,
+            local_place,
             peer_listener,
             is_deaf: false,
             metrics,
@@ -506,6 +508,6 @@ fn raise_descriptor_limit(config: &Config) -> u64 {
 impl Drop for Agent {
     fn drop(&mut self) {
         // Servers find nobody there rather than a socket that nobody reads.
-        let _ = packets::remove(&self.config.socket);
+        self.local_place.leave();
     }
 }

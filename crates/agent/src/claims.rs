@@ -109,7 +109,7 @@ impl Agent {
         let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
         let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
         // Before the offer is taken: what is refused here can be fetched.
-        if !senders.has(claim, port) {
+        if !senders.has(claim, port)? {
             if !senders.has_room() {
                 return Err(Reason::Limit);
             }

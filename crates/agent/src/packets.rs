@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode};
@@ -45,11 +45,35 @@ pub fn is_for_a_socket(path: &Path) -> Result<(), ListenError> {
 ///
 /// # Errors
 /// See [`ListenError`].
-pub fn remove(path: &Path) -> Result<(), ListenError> {
+fn remove(path: &Path) -> Result<(), ListenError> {
     is_for_a_socket(path)?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ListenError::Kernel(path.into(), error)),
         _ => Ok(()),
+    }
+}
+
+/// The file of a socket that listens.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    fn of(path: &Path) -> io::Result<Self> {
+        let found = std::fs::symlink_metadata(path)?;
+        Ok(Self { path: path.into(), device: found.dev(), inode: found.ino() })
+    }
+
+    /// Removes the file, unless another agent has put its own socket there since. The socket must still be open: it keeps
+    /// the inode's number from being used again (unix(7): a bound socket has a reference to its file).
+    pub fn leave(&self) {
+        let is_here = Self::of(&self.path).is_ok_and(|found| (found.device, found.inode) == (self.device, self.inode));
+        if is_here {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -58,18 +82,19 @@ pub fn remove(path: &Path) -> Result<(), ListenError> {
 ///
 /// # Errors
 /// See [`ListenError`].
-pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> Result<OwnedFd, ListenError> {
+pub fn listen(path: &Path, group: Option<u32>, anybody: bool) -> Result<(OwnedFd, Place), ListenError> {
     remove(path)?;
     bind(path, group, anybody).map_err(|error| ListenError::Kernel(path.into(), error))
 }
 
-fn bind(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<OwnedFd> {
+fn bind(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<(OwnedFd, Place)> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory)?;
     }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let place = Place::of(path)?;
     let mode = match group {
         _ if anybody => 0o666,
         Some(_) => 0o660,
@@ -80,7 +105,7 @@ fn bind(path: &Path, group: Option<u32>, anybody: bool) -> io::Result<OwnedFd> {
         rustix::fs::chown(path, None, Some(Gid::from_raw(group)))?;
     }
     rustix::net::listen(&socket, 128)?;
-    Ok(socket)
+    Ok((socket, place))
 }
 
 /// Connects to an agent; blocking.
@@ -171,7 +196,7 @@ mod tests {
     fn a_packet_keeps_its_bounds_and_its_descriptor() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listener = listen(&path, None, false).unwrap();
+        let (listener, _) = listen(&path, None, false).unwrap();
         let client = connect(&path).unwrap();
         let server = accept(&listener).unwrap().unwrap();
         let mut file = tempfile::tempfile().unwrap();
@@ -209,12 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn a_second_agent_takes_the_path_over() {
+    fn a_second_agent_takes_the_path_over_and_keeps_it_when_the_first_one_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let _first = listen(&path, None, false).unwrap();
-        let second = listen(&path, None, false).unwrap();
+        let (_first, place_of_first) = listen(&path, None, false).unwrap();
+        let (second, place) = listen(&path, None, false).unwrap();
+        place_of_first.leave();
         let _client = connect(&path).unwrap();
         assert!(accept(&second).unwrap().is_some());
+        place.leave();
+        assert!(!path.exists(), "its own");
+        place.leave();
     }
 }

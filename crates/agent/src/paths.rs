@@ -28,7 +28,8 @@ use silences::{Path, Silences, Turn};
 
 /// Lines about clients that acknowledge nothing.
 const PATH_SILENT: &str = "clients acknowledge nothing of what has this server's address as its source: does a router or \
-                           firewall drop such packets (rp_filter, BCP 38)? bodies are relayed";
+                           firewall drop such packets (rp_filter, BCP 38), or does one drop what comes back, to `ports` \
+                           of [backend]? bodies are relayed";
 const NETWORK_SILENT: &str = "this client and those of its network (/24, /64) acknowledge nothing of what has this server's \
                               address as its source: is it gone, does a router or firewall drop such packets \
                               (rp_filter, BCP 38), or does one drop what comes back, to `ports` of [backend]? their \

@@ -21,7 +21,7 @@ use shunt_sys::cgroup;
 
 use crate::callers::{Callers, May};
 use crate::config::{Config, StoreConfig};
-use crate::packets;
+use crate::packets::{self, Place};
 use crate::poll::{Interest, Poll, Source};
 use crate::privileges;
 
@@ -91,6 +91,7 @@ pub(crate) struct Store {
     pub(crate) config: StoreConfig,
     wishes: Receiver<Wish>,
     wake: Arc<OwnedFd>,
+    place: Place,
     /// Until it works.
     server: Option<Server<Link>>,
     thread: Option<JoinHandle<()>>,
@@ -130,7 +131,8 @@ impl Store {
         };
         shunt_negotiation::keep(&group, &pins(config))?;
         let anybody = config.asks_callers() || !store.users.is_empty() || !store.groups.is_empty();
-        let programs = packets::listen(&store.socket, config.socket_group, anybody).map_err(StoreError::Socket)?;
+        let (programs, place) =
+            packets::listen(&store.socket, config.socket_group, anybody).map_err(StoreError::Socket)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         poll.set(&wake, Source::Store, Interest::Readable)?;
         let (give, wishes) = channel();
@@ -139,7 +141,19 @@ impl Store {
         let (server, orders) = Server::new(limits(store), programs, holder, link)?;
         let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         let server = Some(server);
-        Ok(Self { orders, counters, usage, shelf, holder, config: store.clone(), wishes, wake, server, thread: None })
+        Ok(Self {
+            orders,
+            counters,
+            usage,
+            shelf,
+            holder,
+            config: store.clone(),
+            wishes,
+            wake,
+            place,
+            server,
+            thread: None,
+        })
     }
 
     /// Has it work, in a thread that has no capability at all. Once the agent has given up its own, and before it restricts
@@ -174,10 +188,10 @@ impl Store {
 impl Drop for Store {
     /// Programs learn that nothing is kept for them any more.
     fn drop(&mut self) {
+        self.place.leave(); // before its socket is closed
         self.orders.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = packets::remove(&self.config.socket);
     }
 }

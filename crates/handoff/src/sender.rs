@@ -374,9 +374,16 @@ impl<T: SenderTable> Senders<T> {
     }
 
     /// Whether a claim's connection has a sender already, at that port of ours.
-    pub fn has(&self, claim: &Claim, port: u16) -> bool {
+    ///
+    /// # Errors
+    /// [`Reason::Busy`]: that sends on the client's connection with another server. A client may have both from one port of
+    /// its own.
+    pub fn has(&self, claim: &Claim, port: u16) -> Result<bool, Reason> {
         let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
-        claim.first == 0 && self.by_key.contains_key(&SenderKey { client, port })
+        match self.by_key.get(&SenderKey { client, port }) {
+            Some(&index) if self.slots[index].sends_for_another(claim) => Err(Reason::Busy),
+            found => Ok(claim.first == 0 && found.is_some()),
+        }
     }
 
     /// Whether there is room for one more; parked ones are closed for it.

@@ -219,6 +219,7 @@ fn mistakes_in_nginxs_configuration() -> Result<()> {
         for (what, from, to, area, says) in [
             ("nobody hands off", "shunt on;", "", "nginx", "`shunt on;`"),
             ("nobody is trusted", "shunt_trust", "#", "nginx", "shunt_trust"),
+            ("clients are trusted", "shunt_trust ", "shunt_trust ::/0 ", "nginx", "every address"),
             ("another agent's socket", "agent.sock", "other.sock", "nginx", "other.sock"),
             (
                 "TLS without 1.3",
@@ -237,7 +238,9 @@ fn mistakes_in_nginxs_configuration() -> Result<()> {
         ] {
             found(what, &Setup::of(frontend)?.with_nginx(from, to)?, area, says)?;
         }
-        found("nobody offers", &Setup::of(backend)?.with_nginx("shunt_offer on;", "")?, "nginx", "`shunt_offer on;`")
+        found("nobody offers", &Setup::of(backend)?.with_nginx("shunt_offer on;", "")?, "nginx", "`shunt_offer on;`")?;
+        let without = Setup::of(backend)?.with_nginx("sendfile on;", "sendfile off;")?;
+        found("no sendfile", &without, "nginx", "`sendfile on;`")
     })
 }
 

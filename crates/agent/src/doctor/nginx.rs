@@ -5,6 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 /// One directive and its parameters.
 type Directive = Vec<String>;
 
+/// Numbers of the blocks that a directive stands in, from the outermost. `nginx -T` writes included files one after the
+/// other, so that the blocks around an `include` are not known of what it includes.
+type Place = Vec<usize>;
+
 /// 1.22.1
 pub(super) type Version = [u32; 3];
 
@@ -19,6 +23,10 @@ pub(super) struct Served {
     pub(super) offers: bool,
     /// `shunt_trust` names somebody.
     pub(super) trusts: bool,
+    /// `shunt_trust` has every address, clients' too, where `shunt on` stands.
+    pub(super) trusts_clients: bool,
+    /// `shunt_offer on` stands where no file is sent with `sendfile`, or no `sendfile on` stands anywhere.
+    pub(super) offers_without_sendfile: bool,
     /// Some server has `listen ... ssl`.
     pub(super) listens_with_tls: bool,
     /// Whether some `ssl_protocols` names TLSv1.3; `None`: there is none.
@@ -35,7 +43,8 @@ impl Served {
     /// Of a whole configuration.
     pub(super) fn parse(text: &str) -> Self {
         let mut served = Self::default();
-        for directive in directives(text) {
+        let all = directives(text);
+        for (_, directive) in &all {
             let words: Vec<&str> = directive.iter().map(String::as_str).collect();
             match words[..] {
                 ["listen", at, ref how @ ..] => {
@@ -56,8 +65,45 @@ impl Served {
         }
         served.addresses.sort_unstable();
         served.addresses.dedup();
+        served.trusts_clients = trusts_clients(&all);
+        served.offers_without_sendfile = offers_without_sendfile(&all);
         served
     }
+}
+
+/// Places of the directives with this name whose parameters are so.
+fn places<'a>(
+    all: &'a [(Place, Directive)],
+    name: &'a str,
+    are_so: impl Fn(&[String]) -> bool + 'a,
+) -> impl Iterator<Item = &'a Place> {
+    all.iter().filter(move |(_, words)| words[0] == name && are_so(&words[1..])).map(|(place, _)| place)
+}
+
+fn flag(value: &str) -> impl Fn(&[String]) -> bool {
+    move |words| words == [value]
+}
+
+/// Doubtful cases are no mistakes: something narrower below, or a part of it with `shunt off`.
+fn trusts_clients(all: &[(Place, Directive)]) -> bool {
+    const ALL: [&str; 3] = ["all", "0.0.0.0/0", "::/0"];
+    let has_all = |words: &[String]| words.iter().any(|word| ALL.contains(&word.as_str()));
+    places(all, "shunt_trust", has_all).filter(|at| !at.is_empty()).any(|at| {
+        let is_narrowed = places(all, "shunt_trust", |_| true).any(|below| below.starts_with(at) && below != at);
+        let is_off = places(all, "shunt", flag("off")).any(|below| below.starts_with(at));
+        let is_on = places(all, "shunt", flag("on")).any(|on| on.starts_with(at) || at.starts_with(on));
+        is_on && !is_narrowed && !is_off
+    })
+}
+
+/// nginx's own default is `sendfile off`.
+fn offers_without_sendfile(all: &[(Place, Directive)]) -> bool {
+    let is_on_below = |at: &Place| places(all, "sendfile", flag("on")).any(|below| below.starts_with(at));
+    let is_off = |at: &Place| places(all, "sendfile", flag("off")).any(|off| off == at);
+    places(all, "shunt_offer", flag("on")).any(|at| {
+        let is_off_here = !at.is_empty() && is_off(at) && !is_on_below(at);
+        is_off_here || !is_on_below(&Place::new())
+    })
 }
 
 /// Why nginx refuses its configuration, in its own words: the lines of level `emerg`, without time and process.
@@ -95,8 +141,9 @@ fn listens_at(text: &str) -> Option<SocketAddr> {
 }
 
 /// Comments, quotes and blocks as ngx_conf_read_token() has them, but for escapes.
-fn directives(text: &str) -> Vec<Directive> {
+fn directives(text: &str) -> Vec<(Place, Directive)> {
     let (mut all, mut words, mut word) = (Vec::new(), Directive::new(), String::new());
+    let (mut place, mut blocks) = (Place::new(), 0);
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
@@ -104,7 +151,15 @@ fn directives(text: &str) -> Vec<Directive> {
             '"' | '\'' if word.is_empty() => words.push(chars.by_ref().take_while(|next| *next != c).collect()),
             ';' | '{' | '}' => {
                 words.extend((!word.is_empty()).then(|| std::mem::take(&mut word)));
-                all.extend((!words.is_empty()).then(|| std::mem::take(&mut words)));
+                all.extend((!words.is_empty()).then(|| (place.clone(), std::mem::take(&mut words))));
+                match c {
+                    '{' => {
+                        place.push(blocks);
+                        blocks += 1;
+                    }
+                    '}' => drop(place.pop()),
+                    _ => {}
+                }
             }
             c if c.is_whitespace() => words.extend((!word.is_empty()).then(|| std::mem::take(&mut word))),
             c => word.push(c),
@@ -127,6 +182,40 @@ mod tests {
         assert_eq!(served.addresses, [at("0.0.0.0:80"), at("10.0.0.2:443"), at("[::]:80")]);
         assert!(served.hands_off && served.trusts && !served.offers);
         assert_eq!(served.agent.as_deref(), Some("/run/a.sock"));
+    }
+
+    #[test]
+    fn who_trusts_every_address_where_clients_connect_trusts_them() {
+        let of = |text: &str| Served::parse(text).trusts_clients;
+        assert!(of("http { server { listen 80; shunt on; shunt_trust all; } }"));
+        assert!(of("http { shunt_trust ::/0 10.0.0.1; server { location / { shunt on; } } }"));
+        assert!(of("http { shunt on; server { shunt_trust 0.0.0.0/0; } }"));
+        for good in [
+            "http { server { shunt on; shunt_trust 10.0.0.0/24; } }",
+            "http { server { shunt on; shunt_trust 10.0.0.1; } server { shunt_offer on; shunt_trust all; } }",
+            "http { shunt_trust all; server { shunt on; shunt_trust 10.0.0.1; } }",
+            "http { shunt on; server { shunt off; shunt_trust all; } }",
+            "http { server { shunt_offer on; shunt_trust all; } }",
+        ] {
+            assert!(!of(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn what_offers_sends_with_sendfile() {
+        let of = |text: &str| Served::parse(text).offers_without_sendfile;
+        assert!(of("http { server { shunt_offer on; } }"), "nginx's default");
+        assert!(of("http { sendfile off; server { location / { shunt_offer on; } } }"));
+        assert!(of("http { sendfile on; server { sendfile off; shunt_offer on; location / { root /x; } } }"));
+        for good in [
+            "http { sendfile on; server { shunt_offer on; } }",
+            "http { sendfile on; include x; }\n# configuration file x:\nserver { shunt_offer on; }",
+            "http { server { sendfile off; shunt_offer on; location / { sendfile on; } } }",
+            "http { sendfile on; server { shunt_offer on; location /g { sendfile off; shunt_offer off; } } }",
+            "http { server { shunt on; } }",
+        ] {
+            assert!(!of(good), "{good}");
+        }
     }
 
     #[test]

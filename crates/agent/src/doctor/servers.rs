@@ -63,9 +63,11 @@ pub(super) fn all(config: &Config, served: &Result<Served, Finding>) -> Vec<Find
     if config.frontend.is_some() {
         findings.push(role("shunt on", served.hands_off));
         findings.extend(tls(served));
+        findings.extend(served.trusts_clients.then(clients_are_trusted));
     }
     if config.backend.is_some() {
         findings.push(role("shunt_offer on", served.offers));
+        findings.extend(served.offers_without_sendfile.then(without_sendfile));
     }
     let advice = "no `shunt_trust` names the tiers next to this one, so nothing is handed off: docs/nginx.md";
     findings.push(Finding::of("nginx", "shunt_trust", (!served.trusts).then(|| advice.into())));
@@ -101,6 +103,18 @@ fn role(directive: &str, is_there: bool) -> Finding {
     let advice =
         format!("it stands nowhere in nginx's configuration, so nothing is handed off: `{directive};` where it should");
     Finding::of("nginx", directive, (!is_there).then_some(advice))
+}
+
+fn clients_are_trusted() -> Finding {
+    let advice = "it names every address where `shunt on` stands, so a client may give consents as a tier does, and gets \
+                  offers in place of bodies: name the next tier's addresses alone";
+    Finding::fault("nginx", "shunt_trust", advice)
+}
+
+fn without_sendfile() -> Finding {
+    let advice = "`sendfile` is off, nginx's default, where `shunt_offer on` stands, so files there are read into memory and \
+                  relayed (`relayed:not_file`): `sendfile on;`";
+    Finding::fault("nginx", "shunt_offer", advice)
 }
 
 /// Checks that servers with TLS speak 1.3: no older one has a KeyUpdate.

@@ -207,13 +207,13 @@ impl Sender {
     /// Whether its client's connection with another server than the claim's still waits for bytes. Both connections'
     /// packets would have the same addresses here.
     pub(super) fn sends_for_another(&self, claim: &Claim) -> bool {
-        let unfinished = match self.state {
+        let is_unfinished = || match self.state {
             State::Sending(_) => true,
             State::Draining(_) => unacknowledged(&self.socket).is_ok_and(|bytes| bytes > 0),
             State::Parked => false,
         };
         // A client's reset has closed the socket.
-        unfinished && !self.is_with_server_of(claim) && rustix::net::getpeername(&self.socket).is_ok()
+        !self.is_with_server_of(claim) && is_unfinished() && rustix::net::getpeername(&self.socket).is_ok()
     }
 
     fn is_with_server_of(&self, claim: &Claim) -> bool {

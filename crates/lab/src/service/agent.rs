@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use shunt_ca::{Authority, CaError, Request};
 
-use super::stats::{Stats, agent_stats};
+use super::stats::{Stats, agent_stats_within};
 use super::{Options, store};
 use crate::chain::ShuntPart;
 use crate::host::{Family, Host, Role};
@@ -21,6 +21,8 @@ const PORT: u16 = 7440;
 
 /// Long enough for a dialer that lost the race with its listener to try again.
 const PEERS_LIMIT: Duration = Duration::from_secs(60);
+/// For an agent's answer, on a machine that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Agent<'lab> {
@@ -71,7 +73,7 @@ impl<'lab> Agent<'lab> {
     }
 
     pub(super) fn stats(&self) -> Result<Stats> {
-        agent_stats(&ShuntPart::agent_socket(self.host))
+        agent_stats_within(&ShuntPart::agent_socket(self.host), PATIENCE)
     }
 
     pub(super) fn process_mut(&mut self) -> Option<&mut Process> {

@@ -30,7 +30,7 @@ pub fn agent_stats(socket: &Path) -> Result<Stats> {
     agent_stats_within(socket, ANSWER_LIMIT)
 }
 
-fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
+pub(super) fn agent_stats_within(socket: &Path, limit: Duration) -> Result<Stats> {
     let silent = || {
         anyhow!(
             "it is there, but does not answer within {limit:?}: it is stopped (`kill -CONT`, with the PID that `systemctl \
