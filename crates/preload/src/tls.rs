@@ -12,9 +12,13 @@
 //!    generation          g                        g + 1                               g + 2
 //! ```
 
+mod elf;
+pub mod libraries;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
 use std::os::fd::RawFd;
+use std::ptr;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +32,7 @@ use shunt_wire::local::Tls;
 use smallvec::SmallVec;
 use zerocopy::FromZeros;
 
+use self::libraries::{Candidate, Of};
 use crate::bypass::{self, Client, Turn};
 use crate::descriptors::borrow;
 use crate::hooks::{openssl, real, set_errno};
@@ -46,9 +51,17 @@ const READY: c_int = 0;
 const PATIENCE: u32 = 8;
 /// Of a body that cannot be handed off so much is fetched ahead.
 const AHEAD_BYTES: u64 = 256 << 10;
+/// Room for those that the C files call.
+const FUNCTIONS_MAX: usize = 96;
 
 unsafe extern "C" {
-    fn shunt_openssl_find(find: unsafe extern "C" fn(*const c_char) -> *mut c_void) -> c_int;
+    fn shunt_openssl_find(
+        find: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,
+        library: *mut c_void,
+        found: *mut *mut c_void,
+        room: usize,
+    ) -> c_int;
+    fn shunt_openssl_use(found: *const *mut c_void) -> c_int;
     fn shunt_openssl_socket(ssl: *mut Ssl) -> c_int;
     fn shunt_openssl_unwatch(ssl: *mut Ssl);
     fn shunt_openssl_progress(ssl: *mut Ssl) -> u64;
@@ -76,9 +89,9 @@ pub fn hold_still() -> MutexGuard<'static, ()> {
     LOCK.hold_still()
 }
 
-unsafe extern "C" fn find(name: *const c_char) -> *mut c_void {
-    // SAFETY: the table's own names end with a zero byte.
-    openssl::find(unsafe { CStr::from_ptr(name) })
+unsafe extern "C" fn find(library: *mut c_void, name: *const c_char) -> *mut c_void {
+    // SAFETY: what `adopt` gives for both; the table's own names end with a zero byte.
+    unsafe { (*library.cast::<Candidate>()).find(CStr::from_ptr(name)) }
 }
 
 /// Whether the program has TLS connections that are watched.
@@ -87,19 +100,48 @@ pub fn watches() -> bool {
     WATCHES.load(Ordering::Relaxed)
 }
 
-/// A context that the program has made.
-pub fn watch(context: *mut Context) {
+/// Whether a connection may be a watched one. Those of another OpenSSL never are.
+#[inline]
+fn is_watched(ssl: *mut Ssl) -> bool {
+    // SAFETY: the program's connection, or null.
+    watches() && unsafe { Of::Connection(ssl).is_known() }
+}
+
+/// A context that the program has made with a method.
+pub fn watch(context: *mut Context, method: *const c_void) {
+    // SAFETY: the program's method.
+    if !unsafe { Of::Method(method).is_known() } && !adopt(method) {
+        return;
+    }
     let _locked = lock();
-    // SAFETY: a table of our own; a context that nobody else has yet. An OpenSSL that lacks one of the functions is another
-    // than version 3, and is left alone.
-    if unsafe { shunt_openssl_find(find) == 1 && ngx_http_shunt_tls_watch(context) == 0 } {
+    // SAFETY: a context that nobody else has yet, of the OpenSSL that was adopted.
+    if unsafe { ngx_http_shunt_tls_watch(context) == 0 } {
         WATCHES.store(true, Ordering::Relaxed);
     }
 }
 
+/// Takes a method's OpenSSL for the one whose connections are handed off. False: there is one already, or it is to be left
+/// alone, or it lacks one of the functions and so is another than version 3.
+#[cold]
+fn adopt(method: *const c_void) -> bool {
+    if libraries::has_known() {
+        return false;
+    }
+    let Some(mut candidate) = Candidate::of(method) else { return false };
+    let mut found = [ptr::null_mut(); FUNCTIONS_MAX];
+    // Before the lock: the loader's own lock is held by whoever loads a library, whose initialization may come here.
+    // SAFETY: room for so many; the candidate lives meanwhile.
+    let is_complete =
+        unsafe { shunt_openssl_find(find, (&raw mut candidate).cast(), found.as_mut_ptr(), found.len()) == 1 };
+    let functions = candidate.functions();
+    let _locked = lock();
+    // SAFETY: all that was found. Nobody has connections of it yet.
+    is_complete && candidate.adopt(&functions, || unsafe { shunt_openssl_use(found.as_ptr()) == 1 })
+}
+
 /// The program looks at what a connection writes itself: nobody counts it any more.
 pub fn unwatch(ssl: *mut Ssl) {
-    if watches() {
+    if is_watched(ssl) {
         // SAFETY: the program's connection.
         unsafe { shunt_openssl_unwatch(ssl) }
     }
@@ -139,7 +181,7 @@ impl Progress {
 
 /// The connection is to be used for another (SSL_clear(3)): what was begun on the last is of no meaning there.
 pub fn begin_again(ssl: *mut Ssl) {
-    if watches() && !ssl.is_null() {
+    if is_watched(ssl) {
         // SAFETY: the program's connection.
         unsafe { Progress::default().keep(ssl) };
     }
@@ -150,7 +192,7 @@ pub fn begin_again(ssl: *mut Ssl) {
 /// # Safety
 /// `ssl` is the program's connection.
 pub unsafe fn is_full(ssl: *mut Ssl) -> bool {
-    if !watches() || ssl.is_null() {
+    if !is_watched(ssl) {
         return false;
     }
     // SAFETY: the caller's promise.
@@ -168,7 +210,7 @@ pub unsafe fn is_full(ssl: *mut Ssl) -> bool {
 /// # Safety
 /// As SSL_write.
 pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usize>) -> Option<c_int> {
-    if !watches() || ssl.is_null() || memory.len() > c_int::MAX as usize {
+    if !is_watched(ssl) || memory.len() > c_int::MAX as usize {
         return None;
     }
     // SAFETY: the program's connection.
@@ -346,7 +388,7 @@ impl Connection {
             if beside.is_some() {
                 shunt_openssl_let_memory_move(self.ssl);
             }
-            openssl::write(self.ssl, from.cast(), bytes as c_int)
+            openssl::write(self.ssl, from.cast(), bytes as c_int, 0)
         }
     }
 }

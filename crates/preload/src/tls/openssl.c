@@ -2,7 +2,7 @@
 /*
  * OpenSSL as the program has it. Nothing is linked to: a program may have no OpenSSL, or load it
  * later. So each function that nginx/ngx_http_shunt_tls*.c call is a jump to where the program's
- * own was found.
+ * own was found (libraries.rs).
  */
 #include <openssl/bio.h>
 #include <openssl/ssl.h>
@@ -45,19 +45,28 @@ SHUNT_OPENSSL(FUNCTION)
 
 static int progress_index = -1;
 
-/* 1: all of them are there. */
-int shunt_openssl_find(void *(*find)(const char *name))
+/* 1: all of them are there, and `found` has their addresses. Takes no lock but the loader's. */
+int shunt_openssl_find(void *(*find)(void *library, const char *name), void *library, void **found,
+                       size_t room)
 {
-#define FIND(name)                               \
-    if (!(shunt_openssl_##name = find(#name))) { \
-        return 0;                                \
+#define FIND(name)                                                   \
+    if (room-- == 0 || (*found++ = find(library, #name)) == NULL) { \
+        return 0;                                                    \
     }
 
     SHUNT_OPENSSL(FIND)
 
-    if (progress_index < 0) {
-        progress_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
-    }
+    return 1;
+}
+
+/* Calls go there from here on. */
+int shunt_openssl_use(void *const *found)
+{
+#define USE(name) shunt_openssl_##name = *found++;
+
+    SHUNT_OPENSSL(USE)
+
+    progress_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
 
     return progress_index >= 0;
 }

@@ -170,6 +170,7 @@ impl Machine {
         let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
         let mut machine = Self { launch, config, socket, group, agents, agent: None };
         machine.start_agent();
+        machine.launch.enter().unwrap();
         machine
     }
 

@@ -12,6 +12,7 @@ mod learning;
 mod loss;
 mod mix;
 mod nginx;
+mod openssls;
 mod peers;
 mod processes;
 mod scarce;
