@@ -1,6 +1,7 @@
 //! What this process counts of itself, for `shunt stats` (shunt_odb::store::usage): in its own memory, and in a page of the
 //! store's once it is connected.
 
+use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
@@ -29,12 +30,20 @@ pub fn begin(connection: &Connection) {
     PAGE.store(Box::into_raw(Box::new(page)), Ordering::Release);
 }
 
-/// The process's, by system calls of our own.
+unsafe extern "C" {
+    static program_invocation_short_name: *const c_char;
+}
+
+/// The process's, by system calls of our own; in another root directory, where there is no /proc, the program's.
 fn name() -> String {
     let mut bytes = [0; 16];
     let read = rustix::fs::open("/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
         .and_then(|file| rustix::io::read(file, &mut bytes));
-    let name = &bytes[..read.unwrap_or(0)];
+    let name = match read {
+        Ok(length) => &bytes[..length],
+        // SAFETY: glibc's, a string from the start on.
+        Err(_) => unsafe { CStr::from_ptr(program_invocation_short_name) }.to_bytes(),
+    };
     String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
 }
 

@@ -10,6 +10,7 @@ use shunt_sys::own::is_own;
 
 use crate::bypass;
 use crate::hooks::{errno, set_errno};
+use crate::inside::Inside;
 use crate::runtime::Runtime;
 
 /// Descriptors beyond have no entry: they are never marked, and a connection that is agreed on is refused there.
@@ -114,11 +115,13 @@ fn refuse(fd: RawFd) {
     let _ = rustix::net::shutdown(borrow(fd), rustix::net::Shutdown::Both);
 }
 
-/// Before connect(2).
-pub fn connecting(fd: RawFd) {
+/// Before connect(2). References are to come only where they can be fetched.
+pub fn connecting(runtime: &Runtime, fd: RawFd) {
     if let Some(entry) = entry(fd)
         && entry.load(Ordering::Relaxed) == FOREIGN
         && !writes_into_syn(fd)
+        && let Some(_inside) = Inside::enter()
+        && runtime.store.is_reached()
         && odb::speak(borrow(fd)).is_ok()
     {
         entry.store(CONNECTING, Ordering::Relaxed);

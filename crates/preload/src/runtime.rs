@@ -7,6 +7,7 @@ use std::sync::{MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_odb::learnt::Table;
+use shunt_odb::store::client::enter_by;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
@@ -20,7 +21,8 @@ use crate::store::{self, Store};
 use crate::tls;
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
-/// /dev/userfaultfd. Then `;malloc=unaligned`, where large blocks shall begin elsewhere than at a page.
+/// /dev/userfaultfd. Then `;entrance=DESCRIPTOR`, a connection to the store that lets processes in which do not find its socket,
+/// and `;malloc=unaligned`, where large blocks shall begin elsewhere than at a page.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
 /// All of it.
@@ -118,6 +120,14 @@ impl Runtime {
         descriptors::keep(faults_number);
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
+        // A program may have closed it and have something else there.
+        let is_entrance =
+            |fd: &i32| rustix::net::sockopt::socket_type(descriptors::borrow(*fd)) == Ok(SocketType::SEQPACKET);
+        if let Some(number) = descriptor("entrance").filter(is_entrance) {
+            descriptors::keep(number);
+            // SAFETY: as above.
+            enter_by(unsafe { OwnedFd::from_raw_fd(number) });
+        }
         let store = PathBuf::from(value(text, "store")?);
         let learnt = table.try_clone().ok().and_then(|table| Table::new(SharedMemory::open(table).ok()?));
         Some(Self {

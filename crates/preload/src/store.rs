@@ -38,6 +38,12 @@ impl Store {
         Self { path, leased: Lock::default() }
     }
 
+    /// Whether this process has a store, by which it fetches what others refer to. Who has none must not have references sent to
+    /// it: it may be in another root directory, or of a user that the agent does not know.
+    pub fn is_reached(&self) -> bool {
+        self.leased.lock().is_reached(&self.path)
+    }
+
     /// Keeps a copy of some bytes. `None`: there is no room now; send them.
     pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let mut leased = self.leased.lock();
@@ -93,14 +99,18 @@ impl Still<'_> {
 }
 
 impl Leased {
+    /// Not so often where the last answer was none.
+    fn may_ask(&self) -> bool {
+        self.asked_ms == 0 || now_ms() >= self.asked_ms + RETRY_MS
+    }
+
     fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
         if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
             // The agent has ended, and perhaps begun again: what is left in that segment, those get who map it.
             *self = Self::default();
         }
         if self.writer.is_none() {
-            let now = now_ms();
-            if self.asked_ms != 0 && now < self.asked_ms + RETRY_MS {
+            if !self.may_ask() {
                 return None;
             }
             let leased = self.lease(path);
@@ -114,11 +124,32 @@ impl Leased {
     }
 
     /// Takes a second at most, where the agent is stopped.
+    fn is_reached(&mut self, path: &Path) -> bool {
+        let is_served = match (&self.writer, &self.connection) {
+            (Some(writer), _) => writer.is_served(),
+            (None, Some(connection)) => connection.is_served(),
+            (None, None) => true,
+        };
+        if !is_served {
+            *self = Self::default();
+        }
+        if self.connection.is_none() && self.may_ask() && self.open(path).is_err() {
+            self.asked_ms = now_ms();
+        }
+        self.connection.is_some()
+    }
+
+    fn open(&mut self, path: &Path) -> io::Result<()> {
+        let connection = Connection::open_within(path, QUICK)?;
+        crate::counts::begin(&connection);
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    /// Takes a second at most, where the agent is stopped.
     fn lease(&mut self, path: &Path) -> io::Result<Option<Writer>> {
         if self.connection.is_none() {
-            let connection = Connection::open_within(path, QUICK)?;
-            crate::counts::begin(&connection);
-            self.connection = Some(connection);
+            self.open(path)?;
         }
         self.connection.as_ref().map_or(Ok(None), Connection::lease)
     }

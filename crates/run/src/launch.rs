@@ -1,9 +1,10 @@
 //! `shunt run -- PROGRAM`: the program with the library preloaded, and with what the library needs: the table of
 //! connections and /dev/userfaultfd, open, because workers without privileges need both, and so do programs
-//! that it executes.
+//! that it executes; and a connection to the store, for those that change their root directory.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use shunt_agent::config::{Config, ConfigError};
 use shunt_odb::learnt::TABLE_BYTES;
 use shunt_odb::store::STORE_SOCKET;
-use shunt_odb::store::client::Connection;
+use shunt_odb::store::client::entrance;
 use shunt_sys::shared::SharedMemory;
 use shunt_sys::userfaultfd;
 
@@ -62,11 +63,11 @@ impl RunCommand {
             return Ok(());
         }
         let store = self.store()?;
-        if let Err(error) = Connection::open(&store) {
+        let mut launch = Launch::new(&store, &library()?)?;
+        if let Err(error) = launch.enter() {
             let path = store.display();
             eprintln!("shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections");
         }
-        let mut launch = Launch::new(&store, &library()?)?;
         if self.unaligned {
             launch.unaligned();
         }
@@ -112,9 +113,10 @@ fn library() -> Result<PathBuf> {
 /// What programs under Shunt are started with. They share their connections' states.
 #[derive(Debug)]
 pub struct Launch {
+    store: PathBuf,
     environment: String,
     preload: OsString,
-    _inherited: [OwnedFd; 2],
+    _inherited: Vec<OwnedFd>,
 }
 
 impl Launch {
@@ -136,7 +138,18 @@ impl Launch {
             preload.push(":");
             preload.push(others);
         }
-        Ok(Self { environment, preload, _inherited: [table, faults] })
+        Ok(Self { store: store.to_owned(), environment, preload, _inherited: vec![table, faults] })
+    }
+
+    /// Keeps a connection to the store open, by which programs reach it that will not find its socket (chroot(2)).
+    ///
+    /// # Errors
+    /// There is no agent's store, or it is of another version.
+    pub fn enter(&mut self) -> Result<()> {
+        let entrance = inherited(entrance(&self.store)?)?;
+        write!(self.environment, ";entrance={}", entrance.as_raw_fd())?;
+        self._inherited.push(entrance);
+        Ok(())
     }
 
     /// Large blocks of programs' memory begin elsewhere than at a page.

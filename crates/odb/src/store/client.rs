@@ -3,17 +3,22 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with, socketpair,
+};
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
-use super::packets::{receive, send};
+use super::packets::{Packet, receive, send};
 use crate::channel::Channel;
 use crate::place::{SentFile, Version, answers_at_once};
 use crate::reference::{Holder, Reference};
@@ -25,6 +30,55 @@ pub const SILENCE: Duration = Duration::from_secs(10);
 pub const QUICK: Duration = Duration::from_secs(1);
 /// How long a call waits for another machine's store before its caller looks how long nothing has moved.
 pub(crate) const GLANCE: Duration = Duration::from_millis(20);
+
+/// By which programs reach the store that do not find its socket any more (chroot(2)).
+static ENTRANCE: OnceLock<OwnedFd> = OnceLock::new();
+
+/// An entrance of this process, which it has inherited ([`entrance`]).
+pub fn enter_by(entrance: OwnedFd) {
+    let _ = ENTRANCE.set(entrance);
+}
+
+/// A connection to the store at `path` for programs to inherit, whatever users they become: it only lets them in, each as
+/// what it is by then.
+///
+/// # Errors
+/// As [`Connection::open`].
+pub fn entrance(path: &Path) -> io::Result<OwnedFd> {
+    let socket = connected(path, SILENCE)?;
+    let (told, _) = exchange(&socket, &about(ask::ENTRANCE, 0), None, SILENCE)?;
+    if told.outcome.get() != outcome::GOOD {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(socket)
+}
+
+fn patient(socket: OwnedFd, patience: Duration) -> io::Result<OwnedFd> {
+    for direction in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, direction, Some(patience))?;
+    }
+    Ok(socket)
+}
+
+fn connected(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let socket =
+        patient(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?, patience)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// One that the store is asked to serve, by an entrance of this process.
+fn entered(entrance: &OwnedFd, patience: Duration) -> io::Result<OwnedFd> {
+    let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    send(entrance, about(ask::ENTER, 0).as_bytes(), Some(theirs.as_fd()), SendFlags::DONTWAIT)?;
+    patient(own, patience)
+}
+
+/// Whether there is no socket to be found, as in another root directory, or in one that this user may not look into.
+fn is_out_of_sight(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP))
+}
 
 /// One connection. It lives as long as the program means to write or to read.
 #[derive(Debug)]
@@ -49,14 +103,20 @@ impl Connection {
     /// # Errors
     /// As [`Self::open`]; WouldBlock and TimedOut where the store says nothing.
     pub fn open_within(path: &Path, patience: Duration) -> io::Result<Self> {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        for direction in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, direction, Some(patience))?;
-        }
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let socket = match (connected(path, patience), ENTRANCE.get()) {
+            (Err(error), Some(entrance)) if is_out_of_sight(&error) => entered(entrance, patience)?,
+            (connected, _) => connected?,
+        };
         let socket = OwnFd::new(socket);
         let (told, _) = exchange(&socket, &about(ask::HELLO, 0), None, patience)?;
         Ok(Self { socket, holder: told.holder, patience })
+    }
+
+    /// Whether the store still serves it, without asking.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        let mut ended = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
     }
 
     /// Whose store it is.
@@ -184,23 +244,23 @@ fn about(kind: u32, segment: u32) -> Ask {
 /// Asks, and waits for the answer and the descriptor that comes with a good one: as long as the socket's timeout says, and not
 /// for longer where signals interrupt that.
 fn exchange(
-    socket: &OwnFd,
+    socket: impl AsFd,
     ask: &Ask,
     given: Option<BorrowedFd<'_>>,
     patience: Duration,
 ) -> io::Result<(Told, Option<OwnedFd>)> {
-    send(socket, ask.as_bytes(), given, SendFlags::empty())?;
+    send(&socket, ask.as_bytes(), given, SendFlags::empty())?;
     let mut told = Told::new_zeroed();
     let began = Instant::now();
-    let (got, descriptor) = loop {
-        if let Some(received) = receive(socket, told.as_mut_bytes(), RecvFlags::empty())? {
+    let Packet { bytes, descriptor, .. } = loop {
+        if let Some(received) = receive(&socket, told.as_mut_bytes(), RecvFlags::empty())? {
             break received;
         }
         if began.elapsed() >= patience {
             return Err(io::ErrorKind::TimedOut.into());
         }
     };
-    if got != size_of::<Told>() || told.kind != ask.kind {
+    if bytes != size_of::<Told>() || told.kind != ask.kind {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the store's answer is not one"));
     }
     Ok((told, descriptor.filter(|_| told.outcome.get() == outcome::GOOD)))

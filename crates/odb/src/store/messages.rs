@@ -26,6 +26,10 @@ pub mod ask {
     pub const KEEP_FILE: u32 = 7;
     /// To look into a file that a program has sent; with a descriptor of it.
     pub const OPEN_FILE: u32 = 8;
+    /// First on a connection that programs of many users will inherit: from now on it takes ENTER, and nothing else.
+    pub const ENTRANCE: u32 = 9;
+    /// At an entrance, with one end of a pair of sockets: serve the program that made it, as if it had connected. No answer.
+    pub const ENTER: u32 = 10;
 }
 
 /// How it is answered.
@@ -39,7 +43,7 @@ pub mod outcome {
     pub const NOT_THERE: u32 = 3;
 }
 
-/// A program asks. Each is answered by [`Told`], in order.
+/// A program asks. Each but ENTER is answered by [`Told`], in order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Ask {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred,
     recvmsg, sendmsg,
 };
 
@@ -29,16 +29,22 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Takes the next: its bytes, and the first descriptor with it; others are closed. `None`: there is none now.
+/// A packet.
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) bytes: usize,
+    /// The first; others are closed.
+    pub(super) descriptor: Option<OwnedFd>,
+    /// The process that has sent it (SO_PASSCRED).
+    pub(super) sender: Option<UCred>,
+}
+
+/// Takes the next. `None`: there is none now.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn receive(
-    socket: impl AsFd,
-    packet: &mut [u8],
-    flags: RecvFlags,
-) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+pub(super) fn receive(socket: impl AsFd, packet: &mut [u8], flags: RecvFlags) -> io::Result<Option<Packet>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = match recvmsg(socket, &mut [IoSliceMut::new(packet)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
         Ok(got) => got,
@@ -47,10 +53,13 @@ pub(super) fn receive(
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let mut descriptors = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let descriptor = descriptors.by_ref().flatten().next();
-    Ok(Some((got.bytes, descriptor)))
+    let (mut descriptor, mut sender) = (None, None);
+    for message in ancillary.drain() {
+        match message {
+            RecvAncillaryMessage::ScmRights(descriptors) => descriptor = descriptors.into_iter().next(),
+            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials),
+            _ => {}
+        }
+    }
+    Ok(Some(Packet { bytes: got.bytes, descriptor, sender }))
 }

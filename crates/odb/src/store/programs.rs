@@ -6,12 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 
-use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_peercred, socket_type};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType};
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
-use super::packets::{receive, send};
+use super::packets::{Packet, receive, send};
 use super::server::{Agent, Caller, Server};
 use super::usage::USAGE_BYTES;
 use crate::place::SentFile;
@@ -23,6 +24,16 @@ const SEGMENTS_MAX: usize = 4;
 /// Stores that one program is connected to.
 const REACHED_MAX: usize = 128;
 
+/// Whether a pair of sockets at an entrance is the sender's own, and not one that it was given by somebody who may more:
+/// who has made it is whom the store would take its user for (SO_PEERCRED). Another packet there is of no use.
+fn is_by_its_maker(packet: &Packet) -> bool {
+    let Packet { bytes, descriptor: Some(socket), sender: Some(sender) } = packet else { return false };
+    *bytes == size_of::<Ask>()
+        && socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && socket_type(socket) == Ok(SocketType::SEQPACKET)
+        && socket_peercred(socket).is_ok_and(|maker| maker.pid == sender.pid)
+}
+
 /// One connection of a program.
 pub(crate) struct Program {
     pub(crate) socket: OwnedFd,
@@ -33,11 +44,21 @@ pub(crate) struct Program {
     reached: HashMap<Holder, OwnedFd>,
     /// REACH or HAND_OFF is under way: the next question is read when it is answered.
     waits: bool,
+    /// Programs of any user may have it, so that it only lets them in, each as the user that it is.
+    is_entrance: bool,
 }
 
 impl Program {
     pub(crate) fn new(socket: OwnedFd, caller: Caller) -> Self {
-        Self { socket, caller, counts: false, segments: Vec::new(), reached: HashMap::new(), waits: false }
+        Self {
+            socket,
+            caller,
+            counts: false,
+            segments: Vec::new(),
+            reached: HashMap::new(),
+            waits: false,
+            is_entrance: false,
+        }
     }
 
     /// What it asks, and the descriptor that it passes.
@@ -47,10 +68,14 @@ impl Program {
     pub(crate) fn next_ask(&mut self) -> io::Result<Option<(Ask, Option<OwnedFd>)>> {
         // One byte more, so that a longer packet is seen.
         let mut packet = [0; size_of::<Ask>() + 1];
-        let Some((got, descriptor)) = receive(&self.socket, &mut packet, RecvFlags::DONTWAIT)? else { return Ok(None) };
-        let ask = packet.first_chunk::<{ size_of::<Ask>() }>().filter(|_| got == size_of::<Ask>());
+        let Some(got) = receive(&self.socket, &mut packet, RecvFlags::DONTWAIT)? else { return Ok(None) };
+        // Its end comes from nobody; all else that is of no use there is no question.
+        if self.is_entrance && got.sender.is_some() && !is_by_its_maker(&got) {
+            return Ok(Some((Ask::new_zeroed(), None)));
+        }
+        let ask = packet.first_chunk::<{ size_of::<Ask>() }>().filter(|_| got.bytes == size_of::<Ask>());
         match ask {
-            Some(bytes) if !self.waits => Ok(Some((zerocopy::transmute!(*bytes), descriptor))),
+            Some(bytes) if !self.waits => Ok(Some((zerocopy::transmute!(*bytes), got.descriptor))),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -67,6 +92,17 @@ impl Program {
         let mut told = Told::new_zeroed();
         (told.kind, told.holder) = (ask.kind, server.holder);
         match ask.kind.get() {
+            // A question that makes no sense there does not end it for others.
+            ask::ENTER if self.is_entrance => {
+                descriptor.into_iter().for_each(|program| server.admit(program));
+                Ok(())
+            }
+            _ if self.is_entrance => Ok(()),
+            ask::ENTRANCE if self.segments.is_empty() && self.reached.is_empty() && !self.counts => {
+                set_socket_passcred(&self.socket, true)?;
+                self.is_entrance = true;
+                self.tell(&told, None)
+            }
             ask::HELLO => self.tell(&told, None),
             ask::LEASE => {
                 let full = self.segments.len() >= SEGMENTS_MAX;

@@ -32,6 +32,8 @@ const TICK: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a connection may be of no use to anybody.
 const IDLE: Duration = Duration::from_secs(600);
+/// Questions of one program that are read before others have their turn.
+const ASKS_AT_ONCE: usize = 16;
 
 /// What the store cannot do by itself.
 pub trait Agent: Send {
@@ -240,11 +242,15 @@ impl<A: Agent> Server<A> {
                     return;
                 }
             };
-            let Some(caller) = self.agent.admit(&program).filter(|caller| self.has_room_for(caller.user)) else {
-                self.counters.refuse();
-                continue;
-            };
-            self.add(Peer::Program(Program::new(program, caller)));
+            self.admit(program);
+        }
+    }
+
+    /// Serves a program, where it may be.
+    pub(crate) fn admit(&mut self, program: OwnedFd) {
+        match self.agent.admit(&program).filter(|caller| self.has_room_for(caller.user)) {
+            Some(caller) => self.add(Peer::Program(Program::new(program, caller))),
+            None => self.counters.refuse(),
         }
     }
 
@@ -348,9 +354,9 @@ impl<A: Agent> Server<A> {
     }
 
     fn serve_program(&mut self, number: u64) -> io::Result<()> {
-        while let Some(Peer::Program(program)) = self.peers.get_mut(&number)
-            && let Some((ask, descriptor)) = program.next_ask()?
-        {
+        for _ in 0..ASKS_AT_ONCE {
+            let Some(Peer::Program(program)) = self.peers.get_mut(&number) else { break };
+            let Some((ask, descriptor)) = program.next_ask()? else { break };
             // Taken out, so that the rest of the store can be asked; it comes back whatever happens.
             let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
             let answered = program.answer(number, &ask, descriptor, self);

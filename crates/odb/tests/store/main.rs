@@ -1,5 +1,6 @@
 //! The store as a process sees it: real sockets, real shared memory, every byte compared.
 
+mod entrance;
 mod files;
 mod silent;
 

@@ -20,8 +20,8 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     // SAFETY: the program's address, here and in all that follow the program's own call.
     let family = if address.is_null() || length < 2 { 0 } else { unsafe { (*address).sa_family } };
     if fd >= 0 && matches!(c_int::from(family), libc::AF_INET | libc::AF_INET6) {
-        quietly(|_| {
-            descriptors::connecting(fd);
+        quietly(|runtime| {
+            descriptors::connecting(runtime, fd);
             bypass::connecting(fd);
         });
     } else if fd >= 0 && !address.is_null() && c_int::from(family) == libc::AF_UNSPEC {

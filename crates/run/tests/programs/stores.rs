@@ -26,10 +26,12 @@ print('sent', flush=True)
 sock.recv(1)
 ";
 
-/// Receives them, and looks at a tenth of them for each line that it reads.
+/// Receives them, and looks at a tenth of them for each line that it reads. (In an empty root directory Python has no
+/// module for `create_connection`.)
 const LOOKS: &str = "
 import socket, sys
-sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+sock = socket.socket()
+sock.connect(('127.0.0.1', int(sys.argv[1])))
 sock.sendall(b'go')
 buffer = bytearray(1 << 20)
 view, at = memoryview(buffer), 0
@@ -73,6 +75,13 @@ impl Talking {
         self.told("");
     }
 
+    fn looks_at_all(&mut self) {
+        for _ in 0..10 {
+            self.looks();
+            self.says("good");
+        }
+    }
+
     pub fn told(&mut self, order: &str) {
         writeln!(self.to, "{order}").unwrap();
     }
@@ -107,10 +116,7 @@ fn what_is_looked_at_comes_from_the_other_machine() {
     let Some(bed) = Bed::of(2, Limits::default()) else { return };
     let (_sends, mut looks) = sent(&bed, &[]);
     assert_eq!(bed.counted("fetched_bytes"), 0, "nobody has looked at anything yet");
-    for _ in 0..10 {
-        looks.looks();
-        looks.says("good");
-    }
+    looks.looks_at_all();
     let fetched = bed.machine(1).counted("fetched_bytes");
     assert!((380_000..=410_000).contains(&fetched), "{fetched}");
 }
@@ -120,10 +126,7 @@ fn a_user_who_is_in_no_list_gets_nothing() {
     let Some(bed) = Bed::of(2, Limits::default()) else { return };
     const GAMES: &str = "5";
     let (_sends, mut looks) = sent(&bed, &[GAMES]);
-    for _ in 0..10 {
-        looks.looks();
-        looks.says("good");
-    }
+    looks.looks_at_all();
     let store = bed.machine(1);
     assert!(store.counted("refused") > 0, "it asked");
     assert_eq!(bed.counted("fetched_bytes"), 0, "so all bytes came over the connection");
@@ -223,4 +226,68 @@ fn agents_that_are_not_root_keep_bodies_and_begin_again() {
             bed.machine_mut(index).start_agent();
         }
     }
+}
+
+/// Goes where its arguments say (a root directory, a user) when it is told to; before [`LOOKS`].
+const MOVES: &str = "
+import os, socket, sys
+root, user = sys.argv[2], int(sys.argv[3])
+print('started', flush=True)
+sys.stdin.readline()
+if root: os.chroot(root); os.chdir('/')
+if user: os.setgid(user); os.setuid(user)
+";
+
+/// Runs one that moves, looks at all that it is sent, and returns what has been fetched so far. `meanwhile`: before it moves.
+fn moved(bed: &mut Bed, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
+    let port = free_address().port().to_string();
+    let mut moves = Talking::start(bed.machine(0), &format!("{MOVES}{LOOKS}"), &[&port, root, user]);
+    moves.says("started");
+    meanwhile(bed);
+    let mut sends = Talking::start(bed.machine(1), SENDS, &[&port]);
+    sends.says("listening");
+    moves.told("go");
+    sends.says("sent");
+    moves.says("received");
+    moves.looks_at_all();
+    bed.machine(1).counted("fetched_bytes")
+}
+
+/// As HAProxy does, for which Debian's configuration says so.
+#[test]
+fn one_in_another_root_directory_fetches() {
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    for (turn, user) in ["0", "65534"].into_iter().enumerate() {
+        let root = bed.path().join(user);
+        std::fs::create_dir(&root).unwrap();
+        let fetched = moved(&mut bed, root.to_str().unwrap(), user, |_| ());
+        assert!(fetched >= 380_000 * (turn as u64 + 1), "{fetched}");
+    }
+    assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
+}
+
+/// The agent that it was let in by is gone, and it does not find the next.
+#[test]
+fn one_that_has_lost_its_store_gets_the_bytes() {
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let root = bed.path().join("empty");
+    std::fs::create_dir(&root).unwrap();
+    let again = |bed: &mut Bed| {
+        bed.machine_mut(0).end_agent(Signal::TERM);
+        bed.machine_mut(0).start_agent();
+    };
+    assert_eq!(moved(&mut bed, root.to_str().unwrap(), "65534", again), 0);
+}
+
+/// Nobody fetches for it, so nobody refers it to anything.
+#[test]
+fn a_reader_who_is_in_no_list_gets_the_bytes() {
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    const GAMES: &str = "5";
+    let root = bed.path().join("games");
+    std::fs::create_dir(&root).unwrap();
+    for root in ["", root.to_str().unwrap()] {
+        assert_eq!(moved(&mut bed, root, GAMES, |_| ()), 0);
+    }
+    assert!(bed.machine(0).counted("refused") > 0, "it asked");
 }
