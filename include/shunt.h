@@ -260,7 +260,7 @@ struct shunt_board {
     X(16, relayed_limit_rate_after, "not consented: limit_rate_after is set")                       \
     X(17, fetched_filter, "fetched: a filter needs the body")                                       \
     X(18, fetched_unsent, "fetched: the connection had unsent bytes")                               \
-    X(19, fetched_begin, "fetched: the kernel refused SHUNT_BEGIN")                                 \
+    X(19, fetched_begin, "fetched: the kernel refused SHUNT_BEGIN, or did not answer")              \
     X(20, fetched_expired, "fetched: the offer may have expired")                                   \
     X(21, refused_untrusted, "refused: the upstream is not in shunt_trust")                             \
     X(22, refused_malformed, "refused: the Shunt-Payload field cannot be read")                         \

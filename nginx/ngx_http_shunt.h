@@ -333,6 +333,7 @@ void ngx_http_shunt_stall_end(ngx_http_shunt_ctx_t *ctx);
 
 /* taking: the rest of a payload comes through here after all */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
+ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
                                     const struct shunt_state **state);
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);

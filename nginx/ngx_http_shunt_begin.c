@@ -180,7 +180,7 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx,
                                        ngx_http_output_body_filter_pt output)
 {
-    ngx_int_t rc;
+    ngx_int_t rc, told = NGX_OK;
     ngx_uint_t reason;
     struct shunt_tls keys;
 
@@ -194,6 +194,16 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
 
     reason = rc == NGX_OK ? ngx_http_shunt_begin_region(r, ctx, &keys) : SHUNT_COUNT_fetched_unsent;
 
+    if (reason == 0) {
+        told = ngx_http_shunt_claim(ctx, &keys);
+
+        if (told != NGX_OK && ngx_http_shunt_take_untold(ctx) == NGX_OK) {
+            reason = SHUNT_COUNT_fetched_begin;
+        }
+    }
+
+    ngx_http_shunt_ssl_forget(&keys);
+
     /* a client that has gone since: there is nobody to fetch the payload for */
     if (reason && ngx_http_shunt_kernel_error(r->connection->fd)) {
         r->connection->error = 1;
@@ -201,7 +211,6 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     }
 
     if (reason) {
-        ngx_http_shunt_ssl_forget(&keys);
         ngx_http_shunt_outcome(r, reason);
 
         if (ngx_http_shunt_agent_ready()) {
@@ -225,10 +234,7 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     ngx_http_shunt_watch_reading(r, ctx);
     r->buffered |= NGX_HTTP_SHUNT_BUFFERED;
 
-    rc = ngx_http_shunt_claim(ctx, &keys);
-    ngx_http_shunt_ssl_forget(&keys);
-
-    if (rc != NGX_OK) {
+    if (told != NGX_OK) {
         ngx_log_error(NGX_LOG_ERR, r->connection->log, 0, "shunt: handoff lost at its beginning%V",
                       ngx_http_shunt_trace_text(r));
         ngx_http_shunt_fail(ctx);

@@ -10,6 +10,7 @@
  * offset, then the data, padded to 8 bytes. The kernel wakes us only for a record at the consumer's
  * position, so reading goes on until it is empty.
  */
+#include <sched.h>
 #include <sys/mman.h>
 
 #include "ngx_http_shunt.h"
@@ -17,6 +18,10 @@
 #define NGX_HTTP_SHUNT_RING_BUSY    0x80000000u
 #define NGX_HTTP_SHUNT_RING_DISCARD 0x40000000u
 #define NGX_HTTP_SHUNT_RING_HEADER  8
+
+/* How long an answer is waited for, in nanoseconds, that lies behind what another processor still
+ * writes. It takes some 100 ns, unless that one is interrupted meanwhile, or its machine is. */
+#define NGX_HTTP_SHUNT_RING_WAIT 20000000
 
 struct ngx_http_shunt_ring_s {
     ngx_connection_t *connection;
@@ -186,7 +191,8 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     }
 }
 
-static void ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
+/* Whether that was all: a record that is still being written keeps those behind it. */
+static ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
 {
     u_char *record;
     uint32_t length;
@@ -198,14 +204,14 @@ static void ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
         producer = __atomic_load_n(ring->producer, __ATOMIC_ACQUIRE);
 
         if (consumer == producer) {
-            break;
+            return 1;
         }
 
         record = ring->records + (consumer & (ring->size - 1));
         length = __atomic_load_n((uint32_t *) record, __ATOMIC_ACQUIRE);
 
         if (length & NGX_HTTP_SHUNT_RING_BUSY) {
-            break; /* its commit will wake us */
+            return 0; /* its commit will wake us */
         }
 
         /* handlers only change state and post events: they release no ring and no request here */
@@ -217,13 +223,36 @@ static void ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
     }
 }
 
+static uint64_t ngx_http_shunt_ring_clock(void)
+{
+    struct timespec now;
+
+    (void) clock_gettime(CLOCK_MONOTONIC, &now);
+
+    return (uint64_t) now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
 /*
- * What the kernel has just answered about a handoff. Events that lie before it in the ring are
- * handled first, that handoff's completion perhaps among them. NULL: the ring had no room.
+ * What the kernel has just answered about a handoff, and never an older answer. Events that lie
+ * before it in the ring are handled first, that handoff's completion perhaps among them. NULL: the
+ * ring had no room, or what lies before it is written for too long.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {
-    ngx_http_shunt_ring_drain(ring);
+    uint64_t until = 0;
+
+    ngx_http_shunt_answer.handoff = 0;
+
+    while (!ngx_http_shunt_ring_drain(ring)) {
+        if (until == 0) {
+            until = ngx_http_shunt_ring_clock() + NGX_HTTP_SHUNT_RING_WAIT;
+
+        } else if (ngx_http_shunt_ring_clock() > until) {
+            return NULL;
+        }
+
+        (void) sched_yield();
+    }
 
     return ngx_http_shunt_answer.handoff == handoff ? &ngx_http_shunt_answer : NULL;
 }
@@ -237,7 +266,7 @@ static void ngx_http_shunt_ring_handler(ngx_event_t *rev)
 {
     ngx_connection_t *c = rev->data;
 
-    ngx_http_shunt_ring_drain(c->data);
+    (void) ngx_http_shunt_ring_drain(c->data);
 
     rev->ready = 0;
     (void) ngx_handle_read_event(rev, 0);

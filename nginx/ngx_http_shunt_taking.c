@@ -94,6 +94,23 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     return NGX_OK;
 }
 
+/* The same of a region that has begun just now, and that no agent was told of: nobody sends it. */
+ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
+{
+    const struct shunt_state *state;
+
+    if (ngx_http_shunt_end_region(ctx, 0, &state) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    ngx_log_error(NGX_LOG_INFO, ctx->request->connection->log, 0,
+                  "shunt: the agent cannot be told of a handoff; the body is fetched%V",
+                  ngx_http_shunt_trace_text(ctx->request));
+    ngx_http_shunt_forget(ctx);
+
+    return ngx_http_shunt_ssl_reclaim(ctx->request);
+}
+
 /*
  * Whether a backend's agent says this only while its offer is there to be fetched. All but the last
  * of them it says before its first byte. That one it says, too, where a client has acknowledged

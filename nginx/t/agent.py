@@ -150,6 +150,7 @@ class Agent:
         self.takes_offers = threading.Event()  # cleared: reads one offer more, then none
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
+        self.is_answer_lost = lambda: False   # the ring has no room
         self.ring_of = {}                     # by connection
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
@@ -343,7 +344,7 @@ class Agent:
                 self.shim.sendto(b"-", at)
                 os.close(fds[0])
                 continue
-            if what in (BEGIN, STATE, MOVE) and self.ring:
+            if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
                 self.ring.rings[ring].write(data[28:])
             if what == BEGIN:
                 self.on_begin(handoff)

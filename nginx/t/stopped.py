@@ -279,9 +279,59 @@ class Refused(Base):
         self.assertGreater(n["relayed_vain"], 0)  # a backend that refuses is not asked for ever
 
 
+class Unanswered(Base):
+    """The ring has no room for what the kernel answers."""
+
+    def lose_all(self):
+        self.agent.is_answer_lost = lambda: True
+
+    def test_a_handoff_that_nobody_is_told_of_is_fetched(self):
+        self.lose_all()
+        c = Client()
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.log()[3:6], ["fetched:begin", str(len(BIG)), str(len(BIG))])
+        n = self.agent.counters()
+        self.assertEqual((n["fetched"], n["shortcuts"], n["aborted"]), (1, 0, 0))
+        self.until(lambda: self.agent.handoffs() == 0)
+
+    def test_an_older_answer_is_not_taken_for_it(self):
+        """What the client has by that is no longer all that it has: it would get bytes twice."""
+        def some(s, h):
+            connection = self.agent.client_socket(h["handoff"])
+            self.agent.write(connection, BIG[:50_000])
+            agents.wait_acked(connection.fileno())
+            time.sleep(2)  # in which nginx asks where it is
+            self.lose_all()
+            self.agent.write(connection, BIG[50_000:100_000])
+            agents.wait_acked(connection.fileno())
+            connection.close()
+            self.agent.stop()
+
+        self.agent.on_handoff = some
+        c = Client(timeout=30)
+        c.send("/big")
+        self.assertEqual(c.head()[0], 200)
+        got = b""
+        try:
+            while part := c.f.read1(65536):
+                got += part
+        except ConnectionError:
+            pass
+        self.assertGreaterEqual(len(got), 100_000)
+        self.assertEqual(BIG.startswith(got), True)
+
+
 @alone
 class RefusedTls(Tls):
     """OpenSSL goes on with the record numbers that nobody has used, in a generation that the backend does not have."""
+
+    def test_a_handoff_that_nobody_is_told_of_is_fetched(self):
+        self.agent.is_answer_lost = lambda: True
+        c = TlsClient()
+        self.assertEqual(c.get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(1), "fetched:begin")
+        self.agent.is_answer_lost = lambda: False
+        self.assertEqual(c.get("/big").body == BIG, True)
 
     def test_the_body_is_fetched(self):
         Refused.refuse(self, NOT_ALLOWED)
