@@ -233,9 +233,9 @@ static uint64_t ngx_http_shunt_ring_clock(void)
 }
 
 /*
- * What the kernel has just answered about a handoff, and never an older answer. Events that lie
- * before it in the ring are handled first, that handoff's completion perhaps among them. NULL: the
- * ring had no room, or what lies before it is written for too long.
+ * Returns what the kernel has just answered about a handoff, and never an older answer. Events that
+ * lie before it in the ring are handled first, that handoff's completion perhaps among them. NULL:
+ * the ring had no room, or what lies before the answer is written for too long.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {

@@ -94,7 +94,8 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
     return NGX_OK;
 }
 
-/* The same of a region that has begun just now, and that no agent was told of: nobody sends it. */
+/* Takes back a region that has begun just now, and that no agent was told of: nobody sends it.
+ * NGX_OK: all is as before it began. NGX_ERROR: the response cannot go on. */
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 {
     const struct shunt_state *state;
@@ -108,7 +109,14 @@ ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
                   ngx_http_shunt_trace_text(ctx->request));
     ngx_http_shunt_forget(ctx);
 
-    return ngx_http_shunt_ssl_reclaim(ctx->request);
+    if (ngx_http_shunt_ssl_reclaim(ctx->request) != NGX_OK) {
+        ctx->mode = SHUNT_MODE_DONE;
+        return NGX_ERROR;
+    }
+
+    ctx->mode = SHUNT_MODE_SHORTCUT;
+
+    return NGX_OK;
 }
 
 /*

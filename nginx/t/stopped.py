@@ -1,10 +1,10 @@
 """An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
 tests."""
-import os, ssl, threading, time
+import os, socket, ssl, threading, time
 
 import agent as agents
 from recovery import ETAG, Application
-from run import BIG, Base, Client, field, read
+from run import BIG, RST, Base, Client, field, read
 from tls import Tls, TlsClient
 
 LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
@@ -292,6 +292,23 @@ class Unanswered(Base):
         self.assertEqual(self.log()[3:6], ["fetched:begin", str(len(BIG)), str(len(BIG))])
         n = self.agent.counters()
         self.assertEqual((n["fetched"], n["shortcuts"], n["aborted"]), (1, 0, 0))
+        self.until(lambda: self.agent.handoffs() == 0)
+
+    def test_a_client_that_goes_meanwhile_is_counted_once(self):
+        c = Client()
+        def leave():
+            if c.s.fileno() != -1:
+                c.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
+                c.f.close()
+                c.s.close()
+            return True
+
+        self.agent.is_answer_lost = leave
+        c.send("/big")
+        self.log()
+        self.assertEqual(self.agent.handoffs(), 0)
+        self.agent.is_answer_lost = lambda: False
+        self.assertEqual(Client().get("/big").body == BIG, True)
         self.until(lambda: self.agent.handoffs() == 0)
 
     def test_an_older_answer_is_not_taken_for_it(self):
