@@ -123,6 +123,13 @@ static __always_inline void note_timestamps(struct flow *flow, const struct pack
     flow->flags |= FLOW_TIMESTAMPS;
 }
 
+static __always_inline void note_seen_in(struct flow *flow, __u32 ack)
+{
+    if (!(flow->flags & FLOW_SEEN_IN) || is_before(flow->furthest_ack, ack))
+        flow->furthest_ack = ack;
+    flow->flags |= FLOW_SEEN_IN;
+}
+
 /* Of a packet that claims no more than it may. `at`: what it acknowledges of an active region. */
 static __always_inline void note_client(struct flow *flow, const struct packet *p, __s64 at)
 {
@@ -138,7 +145,7 @@ static __always_inline void note_client(struct flow *flow, const struct packet *
     flow->answered = flow->asked;
     flow->client_ack = p->ack;
     flow->client_window = p->window;
-    flow->flags |= FLOW_SEEN_IN;
+    note_seen_in(flow, p->ack);
     if (flow->spaces.status == SHUNT_REGION_ACTIVE)
         flow->spaces.acked = at > 0 ? at : 0;
     if (p->timestamps)

@@ -12,10 +12,11 @@
  *               that handoffs are asked for on, so that a connection's first response can be
  *               handed off, and for HANDSHAKE_SECONDS: one that never became a flow says nothing
  *               of a later connection with the same addresses and ports.
- *   packets     of a connection that has a flow: the client's newest ACK number at fe_in, and the
- *               newest segment at fe_out, lie in what the socket has outstanding. A connection
- *               whose handshake nobody has seen gets a flow when a handoff is refused, and may be
- *               handed off from its next response on.
+ *   packets     of a connection that has a flow: an ACK number of the client's at fe_in, and the
+ *               newest segment at fe_out, lie in what the socket has outstanding. The ACK is the
+ *               newest, as a stranger's may lie further on, or the furthest, as an old one may come
+ *               late, behind the request. A connection whose handshake nobody has seen gets a flow
+ *               when a handoff is refused, and may be handed off from its next response on.
  *
  * A SYN proves nothing before the server has answered it, so that one in a connection's name leaves
  * its handshake as it is. Whoever sends many SYNs pushes handshakes of others out of the map: that
@@ -120,9 +121,9 @@ static __always_inline bool is_proven(const struct flow *flow, const struct bpf_
 {
     const __u8 both = FLOW_SEEN_IN | FLOW_SEEN_OUT;
     __u32 outstanding = tcp->snd_nxt - tcp->snd_una;
+    bool acked = next - flow->client_ack <= outstanding || next - flow->furthest_ack <= outstanding;
 
-    return (flow->flags & both) == both && next - flow->client_ack <= outstanding &&
-           tcp->snd_nxt - flow->server_end <= outstanding;
+    return (flow->flags & both) == both && acked && tcp->snd_nxt - flow->server_end <= outstanding;
 }
 
 /* Under the flow's lock: what passes from here on counts. */

@@ -141,6 +141,7 @@ static __always_inline struct flow *find_or_insert(const struct asked *a)
     struct flow fresh = {
         .spaces.status = SHUNT_REGION_COMPLETE,
         .client_ack = a->tcp->snd_una,
+        .furthest_ack = a->tcp->snd_una,
         .rcv_nxt = a->tcp->rcv_nxt,
         .server_ack = a->tcp->rcv_nxt,
         .server_end = a->tcp->snd_nxt,

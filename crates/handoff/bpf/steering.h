@@ -99,12 +99,12 @@ struct flow {
     __u16 mss;
     __u8 snd_wscale;
     __u8 rcv_wscale;
-    __u32 ack_spacing; /* payload bytes between ACKs that its backend needs, 0: it needs each */
-    __u32 ahead;       /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE,
-                          SHUNT_TAKE) */
-    __u16 asked;       /* probes of the frontend's kernel while a region was active */
-    __u16 answered;    /* `asked`, when the client said something last */
-    __u32 pad;
+    __u32 ack_spacing;  /* payload bytes between ACKs that its backend needs, 0: it needs each */
+    __u32 ahead;        /* bytes behind `start` that a backend before may have sent (SHUNT_MOVE,
+                           SHUNT_TAKE) */
+    __u16 asked;        /* probes of the frontend's kernel while a region was active */
+    __u16 answered;     /* `asked`, when the client said something last */
+    __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -112,7 +112,7 @@ struct flow {
 #define FLOW_START_ACKED 8   /* the frontend has been told that its header arrived */
 #define FLOW_TIMESTAMPS  16  /* client_tsval and client_tsecr hold one */
 #define FLOW_QUEUES      32  /* the server may write behind the newest region (behind.h) */
-#define FLOW_SEEN_IN     64  /* client_ack is from a packet that fe_in has seen (proof.h) */
+#define FLOW_SEEN_IN     64  /* both ACK numbers are of packets that fe_in saw (proof.h) */
 #define FLOW_SEEN_OUT    128 /* server_end is from a segment that fe_out has seen */
 
 /* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */

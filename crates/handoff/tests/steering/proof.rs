@@ -80,6 +80,7 @@ fn what_passes_of_a_flow_is_noted() {
     let fe = frontend!(Flow { server_ack: 77, rcv_nxt: 77, client_ack: 5000, edge: 6000, ..Default::default() });
     fe.fe_in(&Segment::ack(client(), server(), 77, 4000));
     assert_eq!((fe.flow().client_ack, fe.flow().flags & seen), (4000, FLOW_SEEN_IN as u8), "the first that is seen");
+    assert_eq!(fe.flow().furthest_ack, 4000);
     fe.fe_in(&Segment::ack(client(), server(), 77, 1999));
     assert_eq!(fe.flow().client_ack, 4000, "older than a window");
     fe.fe_in(&Segment::ack(client(), server(), 77 + (1 << 24), 9000));
@@ -88,6 +89,8 @@ fn what_passes_of_a_flow_is_noted() {
     fe.fe_out(&Segment::ack(server(), client(), 5000, 77).payload(&[0; 100]));
     fe.fe_out(&Segment::ack(server(), client(), 5000, 77));
     assert_eq!((fe.flow().client_ack, fe.flow().server_end, fe.flow().flags & seen), (5000, 5100, seen));
+    fe.fe_in(&Segment::ack(client(), server(), 77, 4500));
+    assert_eq!((fe.flow().client_ack, fe.flow().furthest_ack), (4500, 5000), "one that comes late");
 }
 
 // ---- real connections ----
@@ -158,6 +161,28 @@ fn a_connection_that_began_unseen_is_handed_off_from_its_second_response_on() {
         handed_off(&mut steered, &mut server, &mut client);
         handed_off(&mut steered, &mut server, &mut client);
     }
+}
+
+/// A network that changes the order of packets may bring an ACK of the last response behind the next request.
+#[test]
+fn an_old_ack_that_comes_late_costs_no_proof() {
+    let Some(mut steered) = Steered::new() else { return };
+    let (mut server, mut client) = steered.connect();
+    exchange(&mut server, &mut client);
+    handed_off(&mut steered, &mut server, &mut client);
+    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    let flows = steered.frontend_map("flows");
+    let late = |step: u32| {
+        let bytes = flows.lookup(key.as_bytes(), MapFlags::LOCK).expect("lookup").expect("a flow");
+        let mut flow = Flow::read_from_bytes(&bytes).expect("a flow's size");
+        assert_eq!(flow.furthest_ack, flow.client_ack);
+        flow.client_ack = flow.client_ack.wrapping_sub(step);
+        flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    };
+    late(1000);
+    handed_off(&mut steered, &mut server, &mut client);
+    late(1 << 31);
+    handed_off(&mut steered, &mut server, &mut client);
 }
 
 /// Nobody has seen what its server has acknowledged since: more than sequence numbers compare over.
