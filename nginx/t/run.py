@@ -158,6 +158,10 @@ class Client:
         self.f.close()
         self.s.close()
 
+    def reset(self):
+        self.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
+        self.close()
+
 
 class Base(unittest.TestCase):
     shim = True
@@ -603,13 +607,11 @@ class Trouble(Base):
 
     def test_client_closes(self):
         self.agent.on_handoff = lambda s, h: None
-        for linger in False, True:
+        for end in Client.close, Client.reset:
             c = Client()
             c.send("/big")
             h = self.agent.wait("handoff")
-            if linger:
-                c.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
-            c.close()
+            end(c)
             self.assertEqual(self.agent.wait("abort"), h["handoff"])
             self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)  # too late: finds nothing
         self.assertEqual(self.agent.counters()["aborted"], 2)

@@ -1,10 +1,10 @@
 """An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
 tests."""
-import os, socket, ssl, threading, time
+import os, ssl, threading, time
 
 import agent as agents
 from recovery import ETAG, Application
-from run import BIG, RST, Base, Client, field, read
+from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
 
 LIMIT, BUSY, NOT_ALLOWED, UNREACHABLE = 9, 13, 15, 16
@@ -298,9 +298,7 @@ class Unanswered(Base):
         c = Client()
         def leave():
             if c.s.fileno() != -1:
-                c.s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST)
-                c.f.close()
-                c.s.close()
+                c.reset()
             return True
 
         self.agent.is_answer_lost = leave

@@ -213,11 +213,11 @@ mod tests {
         assert!(matches!(receive(&server, &mut buffer).unwrap(), Received::Nothing));
         drop(client);
         // A child that another test forks in this moment has a copy of the client's end until it executes its program.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-        while !matches!(receive(&server, &mut buffer).unwrap(), Received::Closed) {
-            assert!(std::time::Instant::now() < deadline, "the client's end is closed, and its server is not told");
-            std::thread::yield_now();
-        }
+        shunt_testbed::eventually(|| match receive(&server, &mut buffer).unwrap() {
+            Received::Closed => Ok(()),
+            _ => Err("the client's end is closed, and its server is not told"),
+        })
+        .unwrap();
     }
 
     #[test]

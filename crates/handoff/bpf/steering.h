@@ -112,7 +112,7 @@ struct flow {
 #define FLOW_START_ACKED 8   /* the frontend has been told that its header arrived */
 #define FLOW_TIMESTAMPS  16  /* client_tsval and client_tsecr hold one */
 #define FLOW_QUEUES      32  /* the server may write behind the newest region (behind.h) */
-#define FLOW_SEEN_IN     64  /* both ACK numbers are of packets that fe_in saw (proof.h) */
+#define FLOW_SEEN_IN     64  /* client_ack, furthest_ack: of packets at fe_in (proof.h) */
 #define FLOW_SEEN_OUT    128 /* server_end is from a segment that fe_out has seen */
 
 /* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */

@@ -163,6 +163,15 @@ fn a_connection_that_began_unseen_is_handed_off_from_its_second_response_on() {
     }
 }
 
+fn change_flow(steered: &Steered, server: &TcpStream, client: &TcpStream, change: impl FnOnce(&mut Flow)) {
+    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
+    let flows = steered.frontend_map("flows");
+    let bytes = flows.lookup(key.as_bytes(), MapFlags::LOCK).expect("lookup").expect("a flow");
+    let mut flow = Flow::read_from_bytes(&bytes).expect("a flow's size");
+    change(&mut flow);
+    flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+}
+
 /// A network that changes the order of packets may bring an ACK of the last response behind the next request.
 #[test]
 fn an_old_ack_that_comes_late_costs_no_proof() {
@@ -170,19 +179,13 @@ fn an_old_ack_that_comes_late_costs_no_proof() {
     let (mut server, mut client) = steered.connect();
     exchange(&mut server, &mut client);
     handed_off(&mut steered, &mut server, &mut client);
-    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
-    let flows = steered.frontend_map("flows");
-    let late = |step: u32| {
-        let bytes = flows.lookup(key.as_bytes(), MapFlags::LOCK).expect("lookup").expect("a flow");
-        let mut flow = Flow::read_from_bytes(&bytes).expect("a flow's size");
-        assert_eq!(flow.furthest_ack, flow.client_ack);
-        flow.client_ack = flow.client_ack.wrapping_sub(step);
-        flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
-    };
-    late(1000);
-    handed_off(&mut steered, &mut server, &mut client);
-    late(1 << 31);
-    handed_off(&mut steered, &mut server, &mut client);
+    for step in [1000, 1 << 31] {
+        change_flow(&steered, &server, &client, |flow| {
+            assert_eq!(flow.furthest_ack, flow.client_ack);
+            flow.client_ack = flow.client_ack.wrapping_sub(step);
+        });
+        handed_off(&mut steered, &mut server, &mut client);
+    }
 }
 
 /// Nobody has seen what its server has acknowledged since: more than sequence numbers compare over.
@@ -192,13 +195,10 @@ fn a_flow_whose_last_region_began_long_ago_is_proven_anew() {
     let (mut server, mut client) = connect_unwatched(&steered);
     exchange(&mut server, &mut client);
     refused(&steered, &mut server, &mut client);
-    let key = key(client.local_addr().expect("bound"), server.local_addr().expect("bound"));
-    let flows = steered.frontend_map("flows");
-    let bytes = flows.lookup(key.as_bytes(), MapFlags::LOCK).expect("lookup").expect("a flow");
-    let mut flow = Flow::read_from_bytes(&bytes).expect("a flow's size");
-    flow.rcv_nxt = flow.rcv_nxt.wrapping_sub(7 << 29);
-    flow.flags &= !((FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8);
-    flows.update(key.as_bytes(), flow.as_bytes(), MapFlags::ANY).expect("update");
+    change_flow(&steered, &server, &client, |flow| {
+        flow.rcv_nxt = flow.rcv_nxt.wrapping_sub(7 << 29);
+        flow.flags &= !((FLOW_SEEN_IN | FLOW_SEEN_OUT) as u8);
+    });
     refused(&steered, &mut server, &mut client);
     exchange(&mut server, &mut client);
     handed_off(&mut steered, &mut server, &mut client);
