@@ -5,6 +5,7 @@
 //! A holder that says nothing costs the process a second in all. From then on its bytes are lost, which is said at once, until
 //! a thread of the library has had an answer of it ([`tender`]). Nobody else waits for it meanwhile.
 
+mod introducers;
 mod line;
 mod own;
 mod patience;
@@ -14,6 +15,7 @@ mod way;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +23,9 @@ use crate::hold::Returns;
 use crate::place::SentFile;
 use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
-use crate::store::client::Connection;
+use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
+use introducers::{Introducers, Pool};
 use own::{FILES_MAX, Local, NoAnswer, Own};
 pub use tender::Threads;
 use tender::{Task, Tasks};
@@ -33,6 +36,9 @@ use way::Way;
 const RETRIES: u32 = 20;
 /// From the third try on a fetch waits first, each time so much longer: for a second in all.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long after the store let this process have no connections it is asked for them again.
+const ASK_AGAIN_MS: u64 = 1000;
 
 /// What is in a file of this machine is read there for so long after it was sent; later the store is asked, which keeps
 /// what is asked for.
@@ -52,8 +58,9 @@ struct Shared {
     threads: Threads,
     own: Own,
     ways: Mutex<HashMap<Holder, Arc<Way>>>,
-    /// Connections to this machine's store by which others were reached, and that nobody uses now.
-    introducers: Mutex<Vec<Connection>>,
+    introducers: Introducers,
+    /// When the store let this process have no connections, in milliseconds of [`now_ms`].
+    refused_ms: AtomicU64,
     tasks: Mutex<Tasks>,
     changed: Condvar,
 }
@@ -110,7 +117,8 @@ impl Holders {
             threads,
             own: Own::default(),
             ways: Mutex::default(),
-            introducers: Mutex::default(),
+            introducers: Introducers::default(),
+            refused_ms: AtomicU64::new(0),
             tasks: Mutex::default(),
             changed: Condvar::new(),
         }))
@@ -124,6 +132,22 @@ impl Holders {
     /// Has that thread look at what there is to do ([`Threads::tick`]). Waits for nothing.
     pub fn wake(&self) {
         self.0.wake();
+    }
+
+    /// Whether this process can fetch: it has all connections to its machine's store that this takes, and so it goes on to,
+    /// whatever user it becomes and in whatever root directory. Who is not ready must not have references sent to it. Takes a
+    /// second for each connection, where the agent is stopped, and nothing for a second after it was not ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let Shared { path, introducers, refused_ms, .. } = &*self.0;
+        let refused = refused_ms.load(Ordering::Relaxed);
+        if refused != 0 && now_ms() < refused + ASK_AGAIN_MS {
+            return false;
+        }
+        let is_ready =
+            self.0.ask(|_| Ok(())).is_ok() && introducers.have_one(|| Connection::open_within(path, QUICK)).is_ok();
+        refused_ms.store(if is_ready { 0 } else { now_ms() }, Ordering::Relaxed);
+        is_ready
     }
 
     /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
@@ -160,7 +184,7 @@ impl Holders {
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
         let Shared { own, ways, introducers, tasks, .. } = &*self.0;
-        Still { own: own.lock(), ways: lock(ways), introducers: lock(introducers), tasks: lock(tasks) }
+        Still { own: own.lock(), ways: lock(ways), introducers: introducers.lock(), tasks: lock(tasks) }
     }
 
     /// Sends back the shares that nobody has a use for, as far as that takes no waiting. Those whose holder is lost end with
@@ -299,7 +323,7 @@ impl Shared {
 pub struct Still<'a> {
     own: MutexGuard<'a, Local>,
     ways: MutexGuard<'a, HashMap<Holder, Arc<Way>>>,
-    introducers: MutexGuard<'a, Vec<Connection>>,
+    introducers: MutexGuard<'a, Pool>,
     tasks: MutexGuard<'a, Tasks>,
 }
 
@@ -307,7 +331,7 @@ impl Still<'_> {
     /// In the child: the connections and the threads are the parent's.
     pub fn forget(&mut self) {
         self.ways.clear();
-        self.introducers.clear();
+        self.introducers.forget();
         *self.own = Local::default();
         *self.tasks = Tasks::default();
     }

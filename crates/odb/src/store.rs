@@ -38,7 +38,7 @@ pub struct Limits {
     pub lease_ms: u64,
     /// Connections of readers, each of which may have a few answers under way.
     pub readers: usize,
-    /// Connections of programs of one user; a program has two.
+    /// Connections of programs of one user: a program has two to fetch by and one to keep what it writes.
     pub programs_of_a_user: usize,
     /// Files that are open because programs have sent them.
     pub files: usize,

@@ -121,7 +121,7 @@ pub fn connecting(runtime: &Runtime, fd: RawFd) {
         && entry.load(Ordering::Relaxed) == FOREIGN
         && !writes_into_syn(fd)
         && let Some(_inside) = Inside::enter()
-        && runtime.store.is_reached()
+        && runtime.memory.holders.is_ready()
         && odb::speak(borrow(fd)).is_ok()
     {
         entry.store(CONNECTING, Ordering::Relaxed);

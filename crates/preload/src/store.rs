@@ -38,12 +38,6 @@ impl Store {
         Self { path, leased: Lock::default() }
     }
 
-    /// Whether this process has a store, by which it fetches what others refer to. Who has none must not have references sent to
-    /// it: it may be in another root directory, or of a user that the agent does not know.
-    pub fn is_reached(&self) -> bool {
-        self.leased.lock().is_reached(&self.path)
-    }
-
     /// Keeps a copy of some bytes. `None`: there is no room now; send them.
     pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let mut leased = self.leased.lock();
@@ -121,22 +115,6 @@ impl Leased {
             }
         }
         self.writer.as_mut()
-    }
-
-    /// Takes a second at most, where the agent is stopped.
-    fn is_reached(&mut self, path: &Path) -> bool {
-        let is_served = match (&self.writer, &self.connection) {
-            (Some(writer), _) => writer.is_served(),
-            (None, Some(connection)) => connection.is_served(),
-            (None, None) => true,
-        };
-        if !is_served {
-            *self = Self::default();
-        }
-        if self.connection.is_none() && self.may_ask() && self.open(path).is_err() {
-            self.asked_ms = now_ms();
-        }
-        self.connection.is_some()
     }
 
     fn open(&mut self, path: &Path) -> io::Result<()> {

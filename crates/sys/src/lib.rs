@@ -7,6 +7,7 @@ pub mod mapped;
 pub mod netns;
 pub mod odb;
 pub mod own;
+pub mod packet;
 pub mod repair;
 pub mod ringbuf;
 pub mod shared;

@@ -72,7 +72,8 @@ impl Own {
         let mut local = self.lock();
         let known = loop {
             match std::mem::replace(&mut local.link, Link::Used) {
-                Link::Idle(connection) => break Some(connection),
+                // The agent may have been started again.
+                Link::Idle(connection) => break Some(connection).filter(Connection::is_served),
                 Link::Unmade => break None,
                 // Whoever asks waits for a second at most.
                 Link::Used => local = self.changed.wait(local).unwrap_or_else(PoisonError::into_inner),

@@ -191,17 +191,17 @@ impl Shared {
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
         // Who only passes references on, and gives shares back, is counted by that connection, too.
         let _ = self.ask(|_| Ok(()));
-        let known = lock(&self.introducers).pop();
-        let reached = known.and_then(|connection| Some((connection.reach(holder).ok()?, connection)));
-        let (reached, connection) = match reached {
-            Some(reached) => reached,
-            None => {
-                let connection = Connection::open_within(&self.path, QUICK)?;
-                (connection.reach(holder)?, connection)
+        let open = || Connection::open_within(&self.path, QUICK);
+        let introducer = self.introducers.take(open)?;
+        let (reached, introducer) = match introducer.reach(holder) {
+            Ok(reached) => (reached, introducer),
+            Err(_) => {
+                drop(introducer);
+                let another = self.introducers.take(open)?;
+                (another.reach(holder)?, another)
             }
         };
-        // Kept as long as what it has made: the agent ends that by it.
-        lock(&self.introducers).push(connection);
+        introducer.keep();
         let why = "this machine's agent has no peer of that name that lets it fetch, or cannot reach it";
         let channel = reached.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
         let mut line = Line::new(channel);

@@ -14,11 +14,12 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, socket_with, socketpair,
 };
 use shunt_sys::own::OwnFd;
+use shunt_sys::packet::Packet;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
-use super::packets::{Packet, receive, send};
+use super::packets::{receive, send};
 use crate::channel::Channel;
 use crate::place::{SentFile, Version, answers_at_once};
 use crate::reference::{Holder, Reference};

@@ -1,14 +1,12 @@
 //! Packets with or without a descriptor (unix(7), SCM_RIGHTS), between programs and the store of their machine.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred,
-    recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use shunt_sys::packet::{self, Packet};
 
 /// Sends one.
 ///
@@ -29,37 +27,18 @@ pub(super) fn send(
     Ok(())
 }
 
-/// A packet.
-#[derive(Debug)]
-pub(super) struct Packet {
-    pub(super) bytes: usize,
-    /// The first; others are closed.
-    pub(super) descriptor: Option<OwnedFd>,
-    /// The process that has sent it (SO_PASSCRED).
-    pub(super) sender: Option<UCred>,
-}
-
 /// Takes the next. `None`: there is none now.
 ///
 /// # Errors
 /// The kernel's.
-pub(super) fn receive(socket: impl AsFd, packet: &mut [u8], flags: RecvFlags) -> io::Result<Option<Packet>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1), ScmCredentials(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let got = match recvmsg(socket, &mut [IoSliceMut::new(packet)], &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
-        Ok(got) => got,
-        // Of a socket that waits: for longer than it is to.
-        Err(Errno::AGAIN) if !flags.contains(RecvFlags::DONTWAIT) => return Err(io::ErrorKind::TimedOut.into()),
-        Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let (mut descriptor, mut sender) = (None, None);
-    for message in ancillary.drain() {
-        match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => descriptor = descriptors.into_iter().next(),
-            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials),
-            _ => {}
-        }
+pub(super) fn receive(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> io::Result<Option<Packet>> {
+    match packet::receive(socket, into, flags.bits().cast_signed()) {
+        Ok(packet) => Ok(Some(packet)),
+        Err(error) => match Errno::from_io_error(&error) {
+            // Of a socket that waits: for longer than it is to.
+            Some(Errno::AGAIN) if !flags.contains(RecvFlags::DONTWAIT) => Err(io::ErrorKind::TimedOut.into()),
+            Some(Errno::AGAIN | Errno::INTR) => Ok(None),
+            _ => Err(error),
+        },
     }
-    Ok(Some(Packet { bytes: got.bytes, descriptor, sender }))
 }

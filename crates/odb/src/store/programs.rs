@@ -6,13 +6,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 
-use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_peercred, socket_type};
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType};
+use shunt_sys::packet::Packet;
 use shunt_sys::shared::SharedMemory;
+use shunt_sys::sockopt::{PeerCredentials, peer_credentials};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
-use super::packets::{Packet, receive, send};
+use super::packets::{receive, send};
 use super::server::{Agent, Caller, Server};
 use super::usage::USAGE_BYTES;
 use crate::place::SentFile;
@@ -24,6 +26,11 @@ const SEGMENTS_MAX: usize = 4;
 /// Stores that one program is connected to.
 const REACHED_MAX: usize = 128;
 
+/// Whether the kernel says who sent a packet: it does not of processes of another PID namespace.
+fn is_known(sender: &PeerCredentials) -> bool {
+    sender.pid != 0
+}
+
 /// Whether a pair of sockets at an entrance is the sender's own, and not one that it was given by somebody who may more:
 /// who has made it is whom the store would take its user for (SO_PEERCRED). Another packet there is of no use.
 fn is_by_its_maker(packet: &Packet) -> bool {
@@ -31,7 +38,15 @@ fn is_by_its_maker(packet: &Packet) -> bool {
     *bytes == size_of::<Ask>()
         && socket_domain(socket) == Ok(AddressFamily::UNIX)
         && socket_type(socket) == Ok(SocketType::SEQPACKET)
-        && socket_peercred(socket).is_ok_and(|maker| maker.pid == sender.pid)
+        && is_known(sender)
+        && peer_credentials(socket).is_ok_and(|maker| maker == *sender)
+}
+
+/// What a program asks.
+pub(crate) struct Question {
+    ask: Ask,
+    descriptor: Option<OwnedFd>,
+    sender: Option<PeerCredentials>,
 }
 
 /// One connection of a program.
@@ -61,23 +76,34 @@ impl Program {
         }
     }
 
-    /// What it asks, and the descriptor that it passes.
+    /// What it asks.
     ///
     /// # Errors
     /// It has ended, or said what makes no sense.
-    pub(crate) fn next_ask(&mut self) -> io::Result<Option<(Ask, Option<OwnedFd>)>> {
+    pub(crate) fn next_question(&mut self) -> io::Result<Option<Question>> {
         // One byte more, so that a longer packet is seen.
         let mut packet = [0; size_of::<Ask>() + 1];
         let Some(got) = receive(&self.socket, &mut packet, RecvFlags::DONTWAIT)? else { return Ok(None) };
         // Its end comes from nobody; all else that is of no use there is no question.
         if self.is_entrance && got.sender.is_some() && !is_by_its_maker(&got) {
-            return Ok(Some((Ask::new_zeroed(), None)));
+            return Ok(Some(Question { ask: Ask::new_zeroed(), descriptor: None, sender: None }));
         }
         let ask = packet.first_chunk::<{ size_of::<Ask>() }>().filter(|_| got.bytes == size_of::<Ask>());
         match ask {
-            Some(bytes) if !self.waits => Ok(Some((zerocopy::transmute!(*bytes), got.descriptor))),
+            Some(bytes) if !self.waits => {
+                let Packet { descriptor, sender, .. } = got;
+                Ok(Some(Question { ask: zerocopy::transmute!(*bytes), descriptor, sender }))
+            }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
+    }
+
+    /// The user as whom the program was let in, where who asks still is that user: one that has given up a user's power, or has
+    /// got the connection from somebody else, looks at nothing more of that user's.
+    fn still(&self, sender: Option<&PeerCredentials>) -> Option<u32> {
+        let connected = peer_credentials(&self.socket).ok()?;
+        let is_the_same = sender.is_some_and(|sender| is_known(sender) && sender.uid == connected.uid);
+        is_the_same.then_some(self.caller.user)
     }
 
     /// # Errors
@@ -85,10 +111,10 @@ impl Program {
     pub(crate) fn answer<A: Agent>(
         &mut self,
         number: u64,
-        ask: &Ask,
-        descriptor: Option<OwnedFd>,
+        question: Question,
         server: &mut Server<A>,
     ) -> io::Result<()> {
+        let Question { ask, descriptor, sender } = question;
         let mut told = Told::new_zeroed();
         (told.kind, told.holder) = (ask.kind, server.holder);
         match ask.kind.get() {
@@ -99,7 +125,6 @@ impl Program {
             }
             _ if self.is_entrance => Ok(()),
             ask::ENTRANCE if self.segments.is_empty() && self.reached.is_empty() && !self.counts => {
-                set_socket_passcred(&self.socket, true)?;
                 self.is_entrance = true;
                 self.tell(&told, None)
             }
@@ -121,7 +146,10 @@ impl Program {
                     }
                 }
             }
-            ask::MAP => match server.shelf.lock().memory_for(ask.segment.get(), self.caller.user) {
+            ask::MAP => match self
+                .still(sender.as_ref())
+                .and_then(|user| server.shelf.lock().memory_for(ask.segment.get(), user))
+            {
                 Some(memory) => self.tell(&told, Some(memory.read_only()?.as_fd())),
                 None => {
                     told.outcome = outcome::NOT_ALLOWED.into();
@@ -139,7 +167,10 @@ impl Program {
                 }
                 self.tell(&told, None)
             }
-            ask::OPEN_FILE => match server.shelf.lock().file_for(ask.segment.get(), ask.file.get(), self.caller.user) {
+            ask::OPEN_FILE => match self
+                .still(sender.as_ref())
+                .and_then(|user| server.shelf.lock().file_for(ask.segment.get(), ask.file.get(), user))
+            {
                 Some(file) => {
                     told.version = *file.version();
                     self.tell(&told, Some(file.as_fd()))

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::net::sockopt::set_socket_passcred;
 use shunt_sys::erase::wipe_stack;
 use zerocopy::FromZeros;
 
@@ -137,6 +138,8 @@ impl<A: Agent> Server<A> {
     /// # Errors
     /// The kernel's.
     pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders)> {
+        // For those that it accepts, too, from their first packet on.
+        set_socket_passcred(&programs, true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         epoll::add(&epoll, &programs, epoll::EventData::new_u64(PROGRAMS), epoll::EventFlags::IN)?;
@@ -248,7 +251,9 @@ impl<A: Agent> Server<A> {
 
     /// Serves a program, where it may be.
     pub(crate) fn admit(&mut self, program: OwnedFd) {
-        match self.agent.admit(&program).filter(|caller| self.has_room_for(caller.user)) {
+        // Set already where it was accepted.
+        let asks = set_socket_passcred(&program, true).is_ok();
+        match self.agent.admit(&program).filter(|caller| asks && self.has_room_for(caller.user)) {
             Some(caller) => self.add(Peer::Program(Program::new(program, caller))),
             None => self.counters.refuse(),
         }
@@ -356,10 +361,10 @@ impl<A: Agent> Server<A> {
     fn serve_program(&mut self, number: u64) -> io::Result<()> {
         for _ in 0..ASKS_AT_ONCE {
             let Some(Peer::Program(program)) = self.peers.get_mut(&number) else { break };
-            let Some((ask, descriptor)) = program.next_ask()? else { break };
+            let Some(question) = program.next_question()? else { break };
             // Taken out, so that the rest of the store can be asked; it comes back whatever happens.
             let Some(Peer::Program(mut program)) = self.peers.remove(&number) else { break };
-            let answered = program.answer(number, &ask, descriptor, self);
+            let answered = program.answer(number, question, self);
             self.peers.insert(number, Peer::Program(program));
             answered?;
         }

@@ -76,3 +76,17 @@ print(is_served(own))
 ";
     assert_eq!(at(&entrance, anothers), "False");
 }
+
+/// Nor with those that it has made itself when it still was another user.
+#[test]
+fn nobody_enters_as_who_he_was() {
+    let bed = Bed::new(Limits::default());
+    let entrance = entrance(&bed.path()).unwrap();
+    const GAMES: u32 = 5;
+    let becomes = format!("os.setgid({GAMES}); os.setuid({GAMES})");
+    assert_eq!(
+        at(&entrance, &format!("{becomes}; own, theirs = pair(); enter(theirs); print(is_served(own))")),
+        "True"
+    );
+    assert_eq!(at(&entrance, &format!("{becomes}; enter(theirs); print(is_served(own))")), "False");
+}

@@ -184,6 +184,36 @@ fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
     assert!(bed.fetched_bytes() > 3_000_000, "through the store");
 }
 
+/// A program that gives up its user's power keeps the connection, and fetches by it, but looks into no segment any more.
+#[test]
+fn a_program_that_has_become_another_user_maps_nothing() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    let asks = format!(
+        "
+import os, socket, struct
+HELLO, MAP = 1, 3
+store = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+store.connect({:?})
+def asks(kind):
+    store.send(struct.pack('<II', kind, {}).ljust({}, bytes(1)))
+    message, ancillary, _, _ = store.recvmsg(1000, 1000)
+    return len(message) > 0, len(ancillary) > 0
+print(asks(MAP))
+os.setuid(5)
+print(asks(MAP), asks(HELLO))
+",
+        bed.path(),
+        reference.payload.segment,
+        32,
+    );
+    let output = std::process::Command::new("python3").args(["-B", "-c", &asks]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "(True, True)\n(True, False) (True, False)\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// What maps a segment cannot write it.
 #[test]
 fn a_mapped_segment_is_only_to_be_read() {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
@@ -53,7 +53,14 @@ pub struct Talking {
 
 impl Talking {
     pub fn start(machine: &Machine, text: &str, arguments: &[&str]) -> Self {
-        let mut command = machine.under_shunt("python3");
+        Self::run(machine.under_shunt("python3"), text, arguments)
+    }
+
+    fn unshunted(text: &str, arguments: &[&str]) -> Self {
+        Self::run(Command::new("python3"), text, arguments)
+    }
+
+    fn run(mut command: Command, text: &str, arguments: &[&str]) -> Self {
         command.args(["-B", "-c", text]).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut program = Program(command.stderr(Stdio::piped()).spawn().unwrap());
         let (to, from) = (program.0.stdin.take().unwrap(), BufReader::new(program.0.stdout.take().unwrap()));
@@ -238,10 +245,11 @@ if root: os.chroot(root); os.chdir('/')
 if user: os.setgid(user); os.setuid(user)
 ";
 
-/// Runs one that moves, looks at all that it is sent, and returns what has been fetched so far. `meanwhile`: before it moves.
-fn moved(bed: &mut Bed, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
+/// Runs one that does something first, moves, looks at all that it is sent, and returns what has been fetched so far.
+/// `meanwhile`: before it moves.
+fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)) -> u64 {
     let port = free_address().port().to_string();
-    let mut moves = Talking::start(bed.machine(0), &format!("{MOVES}{LOOKS}"), &[&port, root, user]);
+    let mut moves = Talking::start(bed.machine(0), &format!("{first}{MOVES}{LOOKS}"), &[&port, root, user]);
     moves.says("started");
     meanwhile(bed);
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&port]);
@@ -253,6 +261,62 @@ fn moved(bed: &mut Bed, root: &str, user: &str, meanwhile: impl FnOnce(&mut Bed)
     bed.machine(1).counted("fetched_bytes")
 }
 
+/// What it was let in for before it became somebody whom its agent does not know is promised to it after that, too.
+#[test]
+fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    const GAMES: &str = "5";
+    let root = bed.path().join("games");
+    std::fs::create_dir(&root).unwrap();
+    const CONNECTS: &str = "
+import socket
+server = socket.create_server(('127.0.0.1', 0))
+first = socket.create_connection(server.getsockname())
+";
+    for (turn, root) in ["", root.to_str().unwrap()].into_iter().enumerate() {
+        let fetched = moved(&mut bed, CONNECTS, root, GAMES, |_| ());
+        assert!(fetched >= 380_000 * (turn as u64 + 1), "{fetched}");
+    }
+}
+
+/// Has as many connections to a store as it gets, and then as many fewer as it is told.
+const FILLS: &str = "
+import resource, socket, struct, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+HELLO, held = 1, []
+while True:
+    store = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    store.connect(sys.argv[1])
+    try:
+        store.send(struct.pack('<I', HELLO).ljust(32, bytes(1)))
+        if not store.recv(1000): break
+    except (BrokenPipeError, ConnectionResetError):
+        break
+    held.append(store)
+print(len(held), flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)): held.pop().close()
+    print('fewer', flush=True)
+";
+
+/// Who gets a connection to the store but none to fetch by is referred to nothing.
+#[test]
+fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
+    for free in 0..4 {
+        let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+        let path = bed.path().join("m0.store");
+        let mut fills = None;
+        moved(&mut bed, "", "", "0", |_| {
+            let program = Talking::unshunted(FILLS, &[path.to_str().unwrap()]);
+            let fills = fills.insert(program);
+            let held: usize = fills.says_something().parse().unwrap();
+            assert!(held > Limits::default().programs_of_a_user / 2, "{held}");
+            fills.told(&free.to_string());
+            fills.says("fewer");
+        });
+    }
+}
+
 /// As HAProxy does, for which Debian's configuration says so.
 #[test]
 fn one_in_another_root_directory_fetches() {
@@ -260,7 +324,7 @@ fn one_in_another_root_directory_fetches() {
     for (turn, user) in ["0", "65534"].into_iter().enumerate() {
         let root = bed.path().join(user);
         std::fs::create_dir(&root).unwrap();
-        let fetched = moved(&mut bed, root.to_str().unwrap(), user, |_| ());
+        let fetched = moved(&mut bed, "", root.to_str().unwrap(), user, |_| ());
         assert!(fetched >= 380_000 * (turn as u64 + 1), "{fetched}");
     }
     assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
@@ -276,7 +340,7 @@ fn one_that_has_lost_its_store_gets_the_bytes() {
         bed.machine_mut(0).end_agent(Signal::TERM);
         bed.machine_mut(0).start_agent();
     };
-    assert_eq!(moved(&mut bed, root.to_str().unwrap(), "65534", again), 0);
+    assert_eq!(moved(&mut bed, "", root.to_str().unwrap(), "65534", again), 0);
 }
 
 /// Nobody fetches for it, so nobody refers it to anything.
@@ -287,7 +351,7 @@ fn a_reader_who_is_in_no_list_gets_the_bytes() {
     let root = bed.path().join("games");
     std::fs::create_dir(&root).unwrap();
     for root in ["", root.to_str().unwrap()] {
-        assert_eq!(moved(&mut bed, root, GAMES, |_| ()), 0);
+        assert_eq!(moved(&mut bed, "", root, GAMES, |_| ()), 0);
     }
     assert!(bed.machine(0).counted("refused") > 0, "it asked");
 }
