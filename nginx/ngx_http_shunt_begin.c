@@ -130,7 +130,8 @@ static ngx_uint_t ngx_http_shunt_begin_region(ngx_http_request_t *r, ngx_http_sh
     begin.handoff = ctx->id;
     begin.length = ctx->region;
 
-    if (ctx->id == 0 || ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
+    if (ctx->id == 0 || ngx_http_shunt_ring_ask(ctx->ring) != NGX_OK ||
+        ngx_http_shunt_kernel_begin(c->fd, &begin) == -1) {
         ngx_log_error(NGX_LOG_INFO, c->log, ngx_errno, "shunt: SHUNT_BEGIN refused%V",
                       ngx_http_shunt_trace_text(r));
         reason = ctx->id ? ngx_http_shunt_watch_refused(ctx) : SHUNT_COUNT_fetched_begin;
@@ -158,14 +159,24 @@ static void ngx_http_shunt_watch_handler(ngx_event_t *ev)
     }
 }
 
-/* Tells the agent. NGX_ERROR: the region has begun, and nobody will send it. */
+/* Tells the agent, where the client does not have the payload already: then the region is complete.
+ * NGX_ERROR: it has begun, and nobody will send it. */
 static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct shunt_tls *keys)
 {
     ngx_int_t rc;
     struct shunt_handoff msg;
 
-    if (ngx_http_shunt_ssl_freeze(ctx, keys) != NGX_OK ||
-        ngx_http_shunt_describe(ctx, ctx->payload.length, &msg) != NGX_OK) {
+    if (ngx_http_shunt_ssl_freeze(ctx, keys) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    rc = ngx_http_shunt_describe(ctx, ctx->payload.length, &msg);
+
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
+        return NGX_OK;
+    }
+
+    if (rc != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -229,6 +240,11 @@ ngx_int_t ngx_http_shunt_handoff_begin(ngx_http_request_t *r, ngx_http_shunt_ctx
     }
 
     ngx_http_shunt_outcome(r, SHUNT_COUNT_shortcuts);
+
+    if (ctx->mode == SHUNT_MODE_COMPLETE) {
+        return NGX_OK;
+    }
+
     ngx_http_shunt_watch_progress(r, ctx);
     ngx_http_shunt_pulse_watch();
     ngx_http_shunt_watch_reading(r, ctx);

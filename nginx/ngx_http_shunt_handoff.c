@@ -86,7 +86,8 @@ const struct shunt_state *ngx_http_shunt_state(ngx_http_shunt_ctx_t *ctx)
         ring = ctx->ring;
     }
 
-    if (ngx_http_shunt_kernel_state(ctx->request->connection->fd,
+    if (ngx_http_shunt_ring_ask(ring) != NGX_OK ||
+        ngx_http_shunt_kernel_state(ctx->request->connection->fd,
                                     ngx_http_shunt_ring_index(ring)) == -1) {
         return NULL;
     }

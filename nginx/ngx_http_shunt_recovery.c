@@ -250,12 +250,14 @@ static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
     ctx->peer = rec->peer;
     ngx_http_shunt_count_handoff(ctx->peer.index, 1);
 
-    if (ngx_http_shunt_describe(ctx, rec->payload.length, &msg) != NGX_OK) {
-        return NGX_ERROR;
-    }
+    rc = ngx_http_shunt_describe(ctx, rec->payload.length, &msg);
 
     if (ctx->mode != SHUNT_MODE_ACTIVE) {
         return NGX_OK; /* complete: its acknowledgement has come with the kernel's answer */
+    }
+
+    if (rc != NGX_OK) {
+        return NGX_ERROR;
     }
 
     rc = ngx_http_shunt_ssl_rest(ctx, rec->acked, &from, &msg.tls);
@@ -290,7 +292,8 @@ static ngx_int_t ngx_http_shunt_move(ngx_http_shunt_ctx_t *ctx)
     move.handoff = id;
     move.from = rec->acked;
 
-    if (id == 0 || ngx_http_shunt_kernel_move(ctx->request->connection->fd, &move) == -1) {
+    if (id == 0 || ngx_http_shunt_ring_ask(ring) != NGX_OK ||
+        ngx_http_shunt_kernel_move(ctx->request->connection->fd, &move) == -1) {
         ngx_http_shunt_pending_remove(id);
         (void) ngx_http_shunt_follow(ctx);
         return ctx->mode == SHUNT_MODE_ACTIVE ? NGX_AGAIN : NGX_OK;

@@ -30,6 +30,7 @@ struct ngx_http_shunt_ring_s {
     u_char *records;
     size_t size;
     uint32_t index;        /* for struct shunt_begin */
+    ngx_uint_t stuck;      /* a record was waited for in vain, and nothing was read since */
     ngx_uint_t references; /* the agent's connection, and each handoff that reports here */
 };
 
@@ -204,6 +205,7 @@ static ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
         producer = __atomic_load_n(ring->producer, __ATOMIC_ACQUIRE);
 
         if (consumer == producer) {
+            ring->stuck = 0;
             return 1;
         }
 
@@ -232,26 +234,50 @@ static uint64_t ngx_http_shunt_ring_clock(void)
     return (uint64_t) now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* Handles all that lies in the ring: NGX_OK. NGX_AGAIN: some of it is written for too long. That is
+ * waited for once; until it is there nobody waits again. */
+static ngx_int_t ngx_http_shunt_ring_read(ngx_http_shunt_ring_t *ring)
+{
+    uint64_t until = 0;
+
+    while (!ngx_http_shunt_ring_drain(ring)) {
+        if (ring->stuck) {
+            return NGX_AGAIN;
+        }
+
+        if (until == 0) {
+            until = ngx_http_shunt_ring_clock() + NGX_HTTP_SHUNT_RING_WAIT;
+        }
+
+        ring->stuck = ngx_http_shunt_ring_clock() > until;
+        (void) sched_yield();
+    }
+
+    return NGX_OK;
+}
+
 /*
- * Returns what the kernel has just answered about a handoff, and never an older answer. Events that
+ * Before a call that the kernel answers here: no older answer is left in the ring, so that what is
+ * there afterwards is the call's own. NGX_AGAIN: that call must not be made now.
+ */
+ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring)
+{
+    ngx_int_t rc = ngx_http_shunt_ring_read(ring);
+
+    ngx_http_shunt_answer.handoff = 0;
+
+    return rc;
+}
+
+/*
+ * Returns what the kernel has answered about a handoff since ngx_http_shunt_ring_ask(). Events that
  * lie before it in the ring are handled first, that handoff's completion perhaps among them. NULL:
  * the ring had no room, or what lies before the answer is written for too long.
  */
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff)
 {
-    uint64_t until = 0;
-
-    ngx_http_shunt_answer.handoff = 0;
-
-    while (!ngx_http_shunt_ring_drain(ring)) {
-        if (until == 0) {
-            until = ngx_http_shunt_ring_clock() + NGX_HTTP_SHUNT_RING_WAIT;
-
-        } else if (ngx_http_shunt_ring_clock() > until) {
-            return NULL;
-        }
-
-        (void) sched_yield();
+    if (ngx_http_shunt_ring_read(ring) != NGX_OK || handoff == 0) {
+        return NULL;
     }
 
     return ngx_http_shunt_answer.handoff == handoff ? &ngx_http_shunt_answer : NULL;

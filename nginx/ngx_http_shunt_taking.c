@@ -44,8 +44,9 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->ring = NULL;
 }
 
-/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. Else it is
- * from here on, and `state` says where, unless the ring had no room for that: NULL. */
+/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. NGX_ERROR:
+ * what the kernel would answer could not be read now. Else it is over from here on, and `state`
+ * says where, unless the ring had no room for that: NULL. */
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
                                     const struct shunt_state **state)
 {
@@ -60,6 +61,10 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
     take.whole = whole;
     take.handoff = ctx->id;
 
+    if (ngx_http_shunt_ring_ask(ring) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
     if (ngx_http_shunt_kernel_take(ctx->request->connection->fd, &take) == -1) {
         return NGX_DECLINED;
     }
@@ -70,14 +75,22 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
 }
 
 /* NGX_OK: the region is over, the client has so many bytes of the payload, and this is a connection
- * like any other. NGX_DECLINED: its end has come meanwhile. NGX_ERROR: it is over, and nobody knows
- * what the client has: so is the response. */
+ * like any other. NGX_DECLINED: its end has come meanwhile. NGX_ERROR: nobody knows what the client
+ * has, and the response is over. */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
 {
-    const struct shunt_state *state;
+    ngx_int_t rc;
+    const struct shunt_state *state = NULL;
 
-    if (ngx_http_shunt_end_region(ctx, 0, &state) != NGX_OK || ctx->mode != SHUNT_MODE_ACTIVE) {
+    rc = ngx_http_shunt_end_region(ctx, 0, &state);
+
+    if (rc == NGX_DECLINED || ctx->mode != SHUNT_MODE_ACTIVE) {
         return NGX_DECLINED;
+    }
+
+    if (rc == NGX_ERROR) {
+        ngx_http_shunt_fail(ctx);
+        return NGX_ERROR;
     }
 
     if (state == NULL) {

@@ -151,6 +151,7 @@ class Agent:
         self.takes_offers.set()
         self.ring = Rings() if with_ring else None
         self.is_answer_lost = lambda: False   # the ring has no room
+        self.before_answer = lambda handoff, client: None  # to SHUNT_BEGIN
         self.ring_of = {}                     # by connection
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
@@ -344,6 +345,8 @@ class Agent:
                 self.shim.sendto(b"-", at)
                 os.close(fds[0])
                 continue
+            if what == BEGIN:
+                self.before_answer(handoff, fds[0])
             if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
                 self.ring.rings[ring].write(data[28:])
             if what == BEGIN:

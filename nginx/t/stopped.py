@@ -1,6 +1,6 @@
 """An agent that is stopped or gone, and a backend that refuses: every response is whole all the same. run.py runs these
 tests."""
-import os, ssl, threading, time
+import os, socket, ssl, threading, time
 
 import agent as agents
 from recovery import ETAG, Application
@@ -307,6 +307,27 @@ class Unanswered(Base):
         self.assertEqual(self.agent.handoffs(), 0)
         self.agent.is_answer_lost = lambda: False
         self.assertEqual(Client().get("/big").body == BIG, True)
+        self.until(lambda: self.agent.handoffs() == 0)
+
+    def test_a_payload_that_is_complete_before_its_beginning_is_answered(self):
+        """Its event lies before the answer in the ring, or there is no answer: nobody is told to send it again."""
+        def all_of_it(handoff, client):
+            with socket.socket(fileno=os.dup(client)) as s:
+                self.agent.write(s, BIG)
+                agents.wait_acked(s.fileno())
+            self.agent.ring.post(handoff, len(BIG), agents.COMPLETE)
+
+        self.agent.before_answer = all_of_it
+        c = Client()
+        for n, is_lost in enumerate((False, True), 1):
+            self.agent.is_answer_lost = lambda: is_lost
+            self.assertEqual(c.get("/big").body == BIG, True)
+            self.assertEqual(self.outcome(n=n), "shortcut")
+        self.agent.before_answer, self.agent.is_answer_lost = lambda *_: None, lambda: False
+        self.assertEqual(c.get("/big").body == BIG, True)
+        n = self.agent.counters()
+        handoffs = [m for m in self.agent.messages if m[0] == "handoff"]
+        self.assertEqual((n["shortcuts"], n["aborted"], len(handoffs)), (3, 0, 1))
         self.until(lambda: self.agent.handoffs() == 0)
 
     def test_an_older_answer_is_not_taken_for_it(self):
