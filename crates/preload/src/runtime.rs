@@ -21,8 +21,9 @@ use crate::store::{self, Store};
 use crate::tls;
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
-/// /dev/userfaultfd. Then `;entrance=DESCRIPTOR`, a connection to the store that lets processes in which do not find its socket,
-/// and `;malloc=unaligned`, where large blocks shall begin elsewhere than at a page.
+/// /dev/userfaultfd. Then `;entrance=DESCRIPTOR;cookie=NUMBER`, a connection to the store that lets processes in which do not
+/// find its socket, and what tells it from what a program may have there instead (SO_COOKIE); and `;malloc=unaligned`, where
+/// large blocks shall begin elsewhere than at a page.
 pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
 /// All of it.
@@ -120,10 +121,11 @@ impl Runtime {
         descriptors::keep(faults_number);
         // SAFETY: as above; it stays open, because programs that this one executes inherit it.
         let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
-        // A program may have closed it and have something else there.
-        let is_entrance =
-            |fd: &i32| rustix::net::sockopt::socket_type(descriptors::borrow(*fd)) == Ok(SocketType::SEQPACKET);
-        if let Some(number) = descriptor("entrance").filter(is_entrance) {
+        let cookie: Option<u64> = value(text, "cookie").and_then(|cookie| cookie.parse().ok());
+        let is_entrance = |fd: &i32| rustix::net::sockopt::socket_cookie(descriptors::borrow(*fd)).ok() == cookie;
+        if cookie.is_some()
+            && let Some(number) = descriptor("entrance").filter(is_entrance)
+        {
             descriptors::keep(number);
             // SAFETY: as above.
             enter_by(unsafe { OwnedFd::from_raw_fd(number) });

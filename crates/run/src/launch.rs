@@ -147,7 +147,8 @@ impl Launch {
     /// There is no agent's store, or it is of another version.
     pub fn enter(&mut self) -> Result<()> {
         let entrance = inherited(entrance(&self.store)?)?;
-        write!(self.environment, ";entrance={}", entrance.as_raw_fd())?;
+        let cookie = rustix::net::sockopt::socket_cookie(&entrance)?;
+        write!(self.environment, ";entrance={};cookie={cookie}", entrance.as_raw_fd())?;
         self._inherited.push(entrance);
         Ok(())
     }

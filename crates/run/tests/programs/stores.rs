@@ -330,6 +330,31 @@ fn one_in_another_root_directory_fetches() {
     assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
 }
 
+/// Its own socket, where the entrance was, is not taken for that.
+#[test]
+fn one_that_has_closed_the_entrance_gets_the_bytes_and_no_message() {
+    const REPLACES: &str = "
+import os, re, socket, sys, threading
+if len(sys.argv) == 4:
+    entrance = int(re.search('entrance=([0-9]+)', os.environ['SHUNT_ODB'])[1])
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    other.set_inheritable(True)
+    arguments = sys.orig_argv + [str(other.fileno())]
+    places = [(os.POSIX_SPAWN_DUP2, own.fileno(), entrance)]
+    child = os.posix_spawn(sys.executable, arguments, os.environ, file_actions=places)
+    os._exit(os.waitpid(child, 0)[1] != 0)
+other = socket.socket(fileno=int(sys.argv[4]))
+def tells():
+    other.recv(1000)
+    print('got a message', flush=True)
+threading.Thread(target=tells, daemon=True).start()
+";
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let root = bed.path().join("empty");
+    std::fs::create_dir(&root).unwrap();
+    assert_eq!(moved(&mut bed, REPLACES, root.to_str().unwrap(), "0", |_| ()), 0);
+}
+
 /// The agent that it was let in by is gone, and it does not find the next.
 #[test]
 fn one_that_has_lost_its_store_gets_the_bytes() {
