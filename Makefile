@@ -22,9 +22,10 @@ demo: build            ## real nginx tiers, with and without Shunt, and what tha
 
 test: build            ## all tests; those that need root get it by sudo
 	@$(MAKE) --no-print-directory -C nginx/t
-	@status=0; \
-	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast || status=1; \
+	@status=0; set -o pipefail; \
+	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast 2>&1 | tee target/test.log || status=1; \
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test || status=1; \
+	sed -n '/^failures:$$/,/^test result/s/^    \([a-z0-9_:]*\)$$/failed: \1/p' target/test.log | sort -u; \
 	exit $$status
 
 soak: build            ## what takes long: every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything
