@@ -1,12 +1,14 @@
 //! A client by rustls that can do what no program does: stop, ask for updates, break records, tell its secrets.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -121,14 +123,31 @@ pub fn request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: frontend\r\n\r\n")
 }
 
+/// Connects to a port of the frontend's from a port of which the client may have other connections.
+pub fn connect_from(port: u16, target: &Target, to: u16) -> Result<TcpStream> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?;
+    rustix::net::connect(&socket, &SocketAddr::from((target.address, to)))?;
+    Ok(socket.into())
+}
+
 impl Client {
     pub fn connect(target: &Target) -> Result<Self> {
         Self::connect_with(target, &Shared::new(target)?)
     }
 
     pub fn connect_with(target: &Target, shared: &Shared) -> Result<Self> {
+        Self::over(TcpStream::connect((target.address, target.port))?, target, shared)
+    }
+
+    /// From a port of which the client may have other connections, to other ports ([`connect_from`]).
+    pub fn connect_from(port: u16, target: &Target) -> Result<Self> {
+        Self::over(connect_from(port, target, target.port)?, target, &Shared::new(target)?)
+    }
+
+    fn over(stream: TcpStream, target: &Target, shared: &Shared) -> Result<Self> {
         let tls = ClientConnection::new(shared.config.clone(), IpAddr::from(target.address).into())?;
-        let stream = TcpStream::connect((target.address, target.port))?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         Ok(Self { stream, tls, secret: shared.secret.clone(), input: Vec::new(), damage: false, hold: false })

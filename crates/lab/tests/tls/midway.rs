@@ -1,11 +1,12 @@
 //! What a client says while a payload is under way.
 
+use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::bed::{Before, Counted, on_tls};
-use crate::client::{Body, Client, Target};
+use crate::client::{Body, Client, Target, connect_from, request};
 use crate::service::{Running, may_run};
 
 /// In the middle of 64 MiB: most of it is not even sent.
@@ -115,5 +116,36 @@ fn a_reset_in_mid_payload_hurts_nobody_else() -> Result<()> {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
+    })
+}
+
+/// A plain connection of the same client's port gets a payload meanwhile: those over TLS would go to where that one's does. What
+/// has been sealed for them when the backend says so nobody has sent, and nginx seals it again itself.
+#[test]
+fn one_client_port_to_both_ports_of_the_frontend_gets_all_bodies() -> Result<()> {
+    if !may_run("one_client_port_to_both_ports_of_the_frontend_gets_all_bodies") {
+        return Ok(());
+    }
+    const PORT: u16 = 19_997;
+    on_tls(0, |service| {
+        let (before, target) = (Before::of(service)?, Target::of(service));
+        let plain = service.service.chain().server().port();
+        service.lab.client().run(|| -> Result<()> {
+            let mut first = connect_from(PORT, &target, plain)?;
+            first.write_all(request("64m").as_bytes())?;
+            let mut answer = vec![0; 100_000];
+            first.read_exact(&mut answer)?;
+            let mut second = Client::connect_from(PORT, &target)?;
+            (0..4).try_for_each(|_| second.get(&target, "1m"))?;
+            let header = answer.windows(4).position(|four| four == b"\r\n\r\n").context("no header's end")? + 4;
+            answer.resize(header + (64 << 20), 0);
+            first.read_exact(&mut answer[100_000..])?;
+            ensure!(answer[header..] == std::fs::read(target.files.join("64m"))?, "the first connection: other bytes");
+            second.get(&target, "1m")
+        })??;
+        let counted = before.counted(service)?;
+        let (shortcuts, refused) = (counted.grown("shortcuts"), counted.grown("fetched_refused"));
+        ensure!(shortcuts + refused == 6 && refused > 0, "{shortcuts} shortcuts, {refused} fetched");
+        counted.ensure("aborted", 0)
     })
 }
