@@ -4,13 +4,14 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
 use libc::c_long;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-use crate::kernel;
+use crate::{kernel, scarce};
 
 /// Memory for the allocator, by the kernel's own calls. libc's are interposed: they would ask for locks of the library,
 /// whose holders allocate.
@@ -91,11 +92,16 @@ pub extern "C" fn after_fork() {
     drop(HELD.take().map(ManuallyDrop::into_inner));
 }
 
+/// Rust aborts a process that gets no memory, and says so by what takes some.
+fn patiently(ask: impl Fn() -> *mut u8) -> *mut u8 {
+    scarce::patiently(|| NonNull::new(ask())).map_or_else(|| scarce::end(), NonNull::as_ptr)
+}
+
 // SAFETY: dlmalloc's, one call at a time.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are dlmalloc's, here and below.
-        unsafe { self.lock().malloc(layout.size(), layout.align()) }
+        patiently(|| unsafe { self.lock().malloc(layout.size(), layout.align()) })
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
@@ -105,11 +111,11 @@ unsafe impl GlobalAlloc for Allocator {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        unsafe { self.lock().calloc(layout.size(), layout.align()) }
+        patiently(|| unsafe { self.lock().calloc(layout.size(), layout.align()) })
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         // SAFETY: as above.
-        unsafe { self.lock().realloc(at, layout.size(), layout.align(), bytes) }
+        patiently(|| unsafe { self.lock().realloc(at, layout.size(), layout.align(), bytes) })
     }
 }

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -209,8 +210,9 @@ pub fn end_without_bytes(how: &str, error: &FetchError) -> ! {
 /// A program must not go on with bytes that are not the right ones, and there is no error that a load from memory
 /// could return.
 pub fn end_process(why: &str) -> ! {
-    let text = format!("shunt: {why}; it ends here\n");
-    let _ = rustix::io::write(crate::descriptors::borrow(libc::STDERR_FILENO), text.as_bytes());
+    // In one call, and without memory: there may be none.
+    let text = [IoSlice::new(b"shunt: "), IoSlice::new(why.as_bytes()), IoSlice::new(b"; it ends here\n")];
+    let _ = rustix::io::writev(crate::descriptors::borrow(libc::STDERR_FILENO), &text);
     // SAFETY: takes no pointers that are kept: SIGBUS is what a lost page of a file is, too; with its default action,
     // because a handler that jumps back would go on.
     unsafe {

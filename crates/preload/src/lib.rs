@@ -38,6 +38,7 @@ mod peek;
 mod pipe;
 mod receive;
 mod runtime;
+mod scarce;
 mod send;
 mod stack;
 mod store;

@@ -60,6 +60,7 @@ extern "C" fn at_load() {
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+        crate::scarce::begin();
         crate::hooks::heap::begin(value(&environment, "malloc") == Some("unaligned"));
         crate::hooks::exec::remember(&environment);
         descriptors::adopt_inherited(runtime);
