@@ -117,7 +117,8 @@ impl Connection {
     #[must_use]
     pub fn is_served(&self) -> bool {
         let mut ended = [PollFd::new(&self.socket, PollFlags::empty())];
-        poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
+        // A signal says nothing of it.
+        !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
     }
 
     /// Whose store it is.

@@ -131,7 +131,6 @@ fn what_is_looked_at_comes_from_the_other_machine() {
 #[test]
 fn a_user_who_is_in_no_list_gets_nothing() {
     let Some(bed) = Bed::of(2, Limits::default()) else { return };
-    const GAMES: &str = "5";
     let (_sends, mut looks) = sent(&bed, &[GAMES]);
     looks.looks_at_all();
     let store = bed.machine(1);
@@ -235,6 +234,16 @@ fn agents_that_are_not_root_keep_bodies_and_begin_again() {
     }
 }
 
+/// A user whom no agent here knows.
+const GAMES: &str = "5";
+
+/// An empty directory of this name, to be a root directory.
+fn empty(bed: &Bed, name: &str) -> String {
+    let root = bed.path().join(name);
+    std::fs::create_dir(&root).unwrap();
+    root.to_str().unwrap().to_owned()
+}
+
 /// Goes where its arguments say (a root directory, a user) when it is told to; before [`LOOKS`].
 const MOVES: &str = "
 import os, socket, sys
@@ -261,19 +270,17 @@ fn moved(bed: &mut Bed, first: &str, root: &str, user: &str, meanwhile: impl FnO
     bed.machine(1).counted("fetched_bytes")
 }
 
-/// What it was let in for before it became somebody whom its agent does not know is promised to it after that, too.
+/// A program is let in before it becomes somebody whom its agent does not know: it goes on to fetch after that.
 #[test]
 fn one_that_becomes_a_user_in_no_list_fetches_what_it_is_referred_to() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
-    const GAMES: &str = "5";
-    let root = bed.path().join("games");
-    std::fs::create_dir(&root).unwrap();
+    let root = empty(&bed, "games");
     const CONNECTS: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 0))
 first = socket.create_connection(server.getsockname())
 ";
-    for (turn, root) in ["", root.to_str().unwrap()].into_iter().enumerate() {
+    for (turn, root) in ["", root.as_str()].into_iter().enumerate() {
         let fetched = moved(&mut bed, CONNECTS, root, GAMES, |_| ());
         assert!(fetched >= 380_000 * (turn as u64 + 1), "{fetched}");
     }
@@ -299,7 +306,31 @@ for line in sys.stdin:
     print('fewer', flush=True)
 ";
 
-/// Who gets a connection to the store but none to fetch by is referred to nothing.
+/// A signal that comes while it looks at a connection is no reason to give that up.
+#[test]
+fn one_that_becomes_a_user_in_no_list_fetches_though_signals_come() {
+    const SIGNALS: &str = "
+import os, signal, socket
+server = socket.create_server(('127.0.0.1', 0))
+becomes = os.setuid
+def connects(user):
+    becomes(user)
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 50e-6, 50e-6)
+    for _ in range(3000):
+        socket.create_connection(server.getsockname()).close()
+        server.accept()[0].close()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+os.setuid = connects
+socket.create_connection(server.getsockname()).close()
+server.accept()[0].close()
+";
+    let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
+    let fetched = moved(&mut bed, SIGNALS, "", GAMES, |_| ());
+    assert!(fetched >= 380_000, "{fetched}");
+}
+
+/// A program that gets a connection to the store, but none to fetch by, is referred to nothing.
 #[test]
 fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
     for free in 0..4 {
@@ -322,9 +353,8 @@ fn a_program_of_a_user_who_has_too_many_gets_the_bytes() {
 fn one_in_another_root_directory_fetches() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
     for (turn, user) in ["0", "65534"].into_iter().enumerate() {
-        let root = bed.path().join(user);
-        std::fs::create_dir(&root).unwrap();
-        let fetched = moved(&mut bed, "", root.to_str().unwrap(), user, |_| ());
+        let root = empty(&bed, user);
+        let fetched = moved(&mut bed, "", &root, user, |_| ());
         assert!(fetched >= 380_000 * (turn as u64 + 1), "{fetched}");
     }
     assert!(bed.machine(0).program_counted("python3", "received_absent") >= 760_000, "counted by its name");
@@ -350,32 +380,28 @@ def tells():
 threading.Thread(target=tells, daemon=True).start()
 ";
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
-    let root = bed.path().join("empty");
-    std::fs::create_dir(&root).unwrap();
-    assert_eq!(moved(&mut bed, REPLACES, root.to_str().unwrap(), "0", |_| ()), 0);
+    let root = empty(&bed, "empty");
+    assert_eq!(moved(&mut bed, REPLACES, &root, "0", |_| ()), 0);
 }
 
 /// The agent that it was let in by is gone, and it does not find the next.
 #[test]
 fn one_that_has_lost_its_store_gets_the_bytes() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
-    let root = bed.path().join("empty");
-    std::fs::create_dir(&root).unwrap();
+    let root = empty(&bed, "empty");
     let again = |bed: &mut Bed| {
         bed.machine_mut(0).end_agent(Signal::TERM);
         bed.machine_mut(0).start_agent();
     };
-    assert_eq!(moved(&mut bed, "", root.to_str().unwrap(), "65534", again), 0);
+    assert_eq!(moved(&mut bed, "", &root, "65534", again), 0);
 }
 
 /// Nobody fetches for it, so nobody refers it to anything.
 #[test]
 fn a_reader_who_is_in_no_list_gets_the_bytes() {
     let Some(mut bed) = Bed::of(2, Limits::default()) else { return };
-    const GAMES: &str = "5";
-    let root = bed.path().join("games");
-    std::fs::create_dir(&root).unwrap();
-    for root in ["", root.to_str().unwrap()] {
+    let root = empty(&bed, "games");
+    for root in ["", root.as_str()] {
         assert_eq!(moved(&mut bed, "", root, GAMES, |_| ()), 0);
     }
     assert!(bed.machine(0).counted("refused") > 0, "it asked");
