@@ -49,7 +49,8 @@ static ngx_int_t ngx_http_shunt_flush_header(ngx_http_request_t *r,
 }
 
 /* What the peer that is to send so many bytes has to know, as the kernel noted it when the region
- * began or moved. */
+ * began or moved. NGX_DONE: nobody has to send any, because the word that the region is complete
+ * has come with the kernel's answer. */
 ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
                                   struct shunt_handoff *msg)
 {
@@ -58,6 +59,10 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     state = ngx_http_shunt_ring_answer(ctx->ring, ctx->id);
     if (state == NULL) {
         state = ngx_http_shunt_state(ctx);
+    }
+
+    if (ctx->mode != SHUNT_MODE_ACTIVE) {
+        return NGX_DONE;
     }
 
     if (state == NULL) {
@@ -172,12 +177,8 @@ static ngx_int_t ngx_http_shunt_claim(ngx_http_shunt_ctx_t *ctx, const struct sh
 
     rc = ngx_http_shunt_describe(ctx, ctx->payload.length, &msg);
 
-    if (ctx->mode != SHUNT_MODE_ACTIVE) {
-        return NGX_OK;
-    }
-
     if (rc != NGX_OK) {
-        return NGX_ERROR;
+        return rc == NGX_DONE ? NGX_OK : rc;
     }
 
     msg.tls = *keys;

@@ -27,10 +27,9 @@
 /* NGX_OK: the client has claimed all, and that is that. */
 static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
 {
-    const struct shunt_state *state;
     ngx_connection_t *c = ctx->request->connection;
 
-    if (!ctx->claimed || ngx_http_shunt_end_region(ctx, 1, &state) != NGX_OK) {
+    if (!ctx->claimed || ngx_http_shunt_end_region(ctx, 1, NULL) != NGX_OK) {
         return NGX_DECLINED;
     }
 

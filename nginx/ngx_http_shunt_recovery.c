@@ -252,12 +252,8 @@ static ngx_int_t ngx_http_shunt_post_rest(ngx_http_shunt_ctx_t *ctx)
 
     rc = ngx_http_shunt_describe(ctx, rec->payload.length, &msg);
 
-    if (ctx->mode != SHUNT_MODE_ACTIVE) {
-        return NGX_OK; /* complete: its acknowledgement has come with the kernel's answer */
-    }
-
     if (rc != NGX_OK) {
-        return NGX_ERROR;
+        return rc == NGX_DONE ? NGX_OK : rc;
     }
 
     rc = ngx_http_shunt_ssl_rest(ctx, rec->acked, &from, &msg.tls);

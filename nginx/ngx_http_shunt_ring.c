@@ -205,7 +205,6 @@ static ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
         producer = __atomic_load_n(ring->producer, __ATOMIC_ACQUIRE);
 
         if (consumer == producer) {
-            ring->stuck = 0;
             return 1;
         }
 
@@ -222,6 +221,7 @@ static ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
         length &= ~NGX_HTTP_SHUNT_RING_DISCARD;
         consumer += (length + NGX_HTTP_SHUNT_RING_HEADER + 7) & ~7UL;
         __atomic_store_n(ring->consumer, consumer, __ATOMIC_SEQ_CST);
+        ring->stuck = 0;
     }
 }
 

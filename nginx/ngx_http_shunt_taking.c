@@ -44,9 +44,9 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->ring = NULL;
 }
 
-/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. NGX_ERROR:
- * what the kernel would answer could not be read now. Else it is over from here on, and `state`
- * says where, unless the ring had no room for that: NULL. */
+/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. Else it is
+ * over from here on, and `state`, where somebody asks for it, says where, unless the ring had no
+ * room for that: NULL. NGX_ERROR: the ring cannot be read now, so it was not asked. */
 ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
                                     const struct shunt_state **state)
 {
@@ -61,7 +61,7 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
     take.whole = whole;
     take.handoff = ctx->id;
 
-    if (ngx_http_shunt_ring_ask(ring) != NGX_OK) {
+    if (state && ngx_http_shunt_ring_ask(ring) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -69,7 +69,9 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
         return NGX_DECLINED;
     }
 
-    *state = ngx_http_shunt_ring_answer(ring, ctx->id);
+    if (state) {
+        *state = ngx_http_shunt_ring_answer(ring, ctx->id);
+    }
 
     return NGX_OK;
 }
@@ -111,9 +113,7 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
  * NGX_OK: all is as before it began. NGX_ERROR: the response cannot go on. */
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 {
-    const struct shunt_state *state;
-
-    if (ngx_http_shunt_end_region(ctx, 0, &state) != NGX_OK) {
+    if (ngx_http_shunt_end_region(ctx, 0, NULL) != NGX_OK) {
         return NGX_ERROR;
     }
 
