@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::sockopt;
 use service::{Running, may_run, start_on};
 use shunt_lab::faults::Ledger;
 use shunt_lab::{Families, Family, Fetch, Lab, Options, Settings, file_sha256};
@@ -42,14 +42,9 @@ impl Client {
 
     /// To an address of the frontend, from a port of the caller's choice.
     fn connect_to(service: &Running<'_>, server: SocketAddr, port: Option<u16>) -> Result<Self> {
-        let address = service.lab.client().address();
         let socket = service.lab.client().run(|| -> std::io::Result<_> {
-            let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            let socket = service::socket_at(port)?;
             sockopt::set_socket_recv_buffer_size(&socket, 16 << 10)?;
-            if let Some(port) = port {
-                sockopt::set_socket_reuseaddr(&socket, true)?;
-                rustix::net::bind(&socket, &SocketAddr::from((address, port)))?;
-            }
             rustix::net::connect(&socket, &server)?;
             Ok(socket)
         })??;

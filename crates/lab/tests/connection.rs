@@ -2,9 +2,9 @@
 
 mod service;
 
-use anyhow::{Context, Result, ensure};
-use service::{FILES, may_run, start};
-use shunt_lab::{Capture, Expect, Fetch, Host, Tcpdump, file_sha256};
+use anyhow::{Result, ensure};
+use service::{FILES, counted_by_kernel, may_run, start};
+use shunt_lab::{Capture, Expect, Fetch, Tcpdump, file_sha256};
 
 /// Every file, twice, over one connection; `pipeline`: all requests at once.
 fn one_connection(test: &str, pipeline: bool) -> Result<()> {
@@ -26,7 +26,8 @@ fn one_connection(test: &str, pipeline: bool) -> Result<()> {
             ensure!(!one.fields.iter().any(|(name, _)| name.starts_with("shunt")), "{:?}", one.fields);
         }
         // A kernel whose timer runs while an ACK waits for a processor sends the last segment once more (RFC 8985, 7.3).
-        let probes = tail_loss_probes(service.lab.frontend())? + tail_loss_probes(service.lab.backend())?;
+        let probes = |host| counted_by_kernel(host, "netstat", "TcpExt", "TCPLossProbes");
+        let probes = probes(service.lab.frontend())? + probes(service.lab.backend())?;
         let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(probes));
         verdict.check()?;
         ensure!(probes < 8, "{probes} probes: by chance, or because ACKs of the shortcuts do not arrive?");
@@ -37,15 +38,6 @@ fn one_connection(test: &str, pipeline: bool) -> Result<()> {
         ensure!(shortcuts == 2 * 4, "{shortcuts} shortcuts: {}", stats.under("servers"));
         Ok(())
     })
-}
-
-/// What a host's kernel has sent once more to hear what has arrived.
-fn tail_loss_probes(host: &Host) -> Result<u64> {
-    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))??;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: ")).map(|line| line.split(' '));
-    let (names, values) = lines.next().zip(lines.next()).context("no TcpExt")?;
-    let (_, probes) = names.zip(values).find(|(name, _)| *name == "TCPLossProbes").context("no TCPLossProbes")?;
-    Ok(probes.parse()?)
 }
 
 #[test]

@@ -17,15 +17,15 @@ pub struct Packet {
     pub bytes: usize,
     /// The first descriptor that came with it; others are closed.
     pub descriptor: Option<OwnedFd>,
-    /// Who has sent it, with its real user and group. `None`: the socket does not ask for that (SO_PASSCRED), or this is no
-    /// packet but the other side's end. Who sent before it asked is process 0, too.
+    /// The process that has sent it, with its real user and group; 0: one of another PID namespace, or one that sent before
+    /// this socket asked for it (SO_PASSCRED). `None`: it does not ask, or this is no packet but the other side's end.
     pub sender: Option<PeerCredentials>,
 }
 
 #[repr(C, align(8))]
 struct Ancillary([u8; ANCILLARY_BYTES]);
 
-/// Takes the next, with MSG_ flags. Descriptors are closed on exec.
+/// Takes the next packet, with MSG_ flags. Descriptors are closed on exec.
 ///
 /// # Errors
 /// The kernel's.

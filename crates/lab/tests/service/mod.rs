@@ -3,10 +3,11 @@
 
 pub mod held;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 pub use shunt_lab::impostor;
 use shunt_lab::{
@@ -68,6 +69,26 @@ pub fn start_prepared<T>(
     let outcome = test(&mut running)?;
     running.service.check_running()?;
     Ok(outcome)
+}
+
+/// A counter of a host's TCP, of `/proc/net/snmp` (group `Tcp`) or `/proc/net/netstat` (`TcpExt`).
+pub fn counted_by_kernel(host: &Host, file: &str, group: &str, name: &str) -> Result<u64> {
+    let text = host.run(|| std::fs::read_to_string(format!("/proc/thread-self/net/{file}")))??;
+    let lines = text.lines().filter_map(|line| line.strip_prefix(group)?.strip_prefix(": "));
+    let mut lines = lines.map(|line| line.split(' '));
+    let (names, values) = lines.next().zip(lines.next()).with_context(|| format!("no {group}"))?;
+    let (_, value) = names.zip(values).find(|(known, _)| *known == name).with_context(|| format!("no {name}"))?;
+    Ok(value.parse()?)
+}
+
+/// A socket at a port of which its host may have other connections, or at any port. To be made on that host ([`Host::run`]).
+pub fn socket_at(port: Option<u16>) -> std::io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    if let Some(port) = port {
+        rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?;
+    }
+    Ok(socket)
 }
 
 /// As a server of that host would.

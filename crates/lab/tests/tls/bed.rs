@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, LabBuilder, Options, Settings, Stats, file_sha256, tls_authority};
 
-use crate::service::{Running, start_on};
+use crate::service::{Running, counted_by_kernel, start_on};
 
 /// Around the sizes of a record, of the shortest offer, and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -83,11 +83,7 @@ impl Before {
 
 /// TCP connections that a host has made: a client's are those to the frontend, which also accepts agents'.
 fn made(host: &Host) -> Result<u64> {
-    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(|line| line.split(' '));
-    let (names, values) = (lines.next().context("no TCP counters")?, lines.next().context("no TCP counters")?);
-    let (_, value) = names.zip(values).find(|(name, _)| *name == "ActiveOpens").context("no ActiveOpens")?;
-    Ok(value.parse()?)
+    counted_by_kernel(host, "snmp", "Tcp", "ActiveOpens")
 }
 
 /// What the frontend's servers counted in between, and the connections that the client made.

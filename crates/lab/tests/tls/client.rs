@@ -7,8 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::net::sockopt::set_socket_reuseaddr;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -16,7 +14,7 @@ use rustls::{CipherSuite, ClientConfig, ClientConnection, KeyLog, RootCertStore}
 use sha2::{Digest, Sha256};
 
 use crate::bed::authority;
-use crate::service::Running;
+use crate::service::{Running, socket_at};
 
 /// The server's first application traffic secret.
 #[derive(Debug, Default)]
@@ -125,9 +123,7 @@ pub fn request(path: &str) -> String {
 
 /// Connects to a port of the frontend's from a port of which the client may have other connections.
 pub fn connect_from(port: u16, target: &Target, to: u16) -> Result<TcpStream> {
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?;
+    let socket = socket_at(Some(port))?;
     rustix::net::connect(&socket, &SocketAddr::from((target.address, to)))?;
     Ok(socket.into())
 }

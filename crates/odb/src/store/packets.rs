@@ -35,7 +35,7 @@ pub(super) fn receive(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> i
     match packet::receive(socket, into, flags.bits().cast_signed()) {
         Ok(packet) => Ok(Some(packet)),
         Err(error) => match Errno::from_io_error(&error) {
-            // Of a socket that waits: for longer than it is to.
+            // The socket waits, and has done so for as long as it may.
             Some(Errno::AGAIN) if !flags.contains(RecvFlags::DONTWAIT) => Err(io::ErrorKind::TimedOut.into()),
             Some(Errno::AGAIN | Errno::INTR) => Ok(None),
             _ => Err(error),

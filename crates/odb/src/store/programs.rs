@@ -42,7 +42,7 @@ fn is_by_its_maker(packet: &Packet) -> bool {
         && peer_credentials(socket).is_ok_and(|maker| maker == *sender)
 }
 
-/// What a program asks.
+/// A question of a program's.
 pub(crate) struct Question {
     ask: Ask,
     descriptor: Option<OwnedFd>,
@@ -76,7 +76,7 @@ impl Program {
         }
     }
 
-    /// What it asks.
+    /// Takes its next question.
     ///
     /// # Errors
     /// It has ended, or said what makes no sense.

@@ -167,12 +167,18 @@ fn programs_of_one_user_map_each_others_payloads() {
     assert_eq!(bed.fetched_bytes(), 0, "nothing went through the store");
 }
 
-#[test]
-fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
-    let bed = Bed::new(Limits::default());
+/// A program of user 1000 that has written something.
+fn with_secret(bed: &Bed) -> (Connection, Writer, Reference) {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    (program, writer, reference)
+}
+
+#[test]
+fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
+    let bed = Bed::new(Limits::default());
+    let (_program, mut writer, reference) = with_secret(&bed);
     *bed.user.lock().unwrap() = 1001;
     assert!(bed.program().map(reference.payload.segment).unwrap().is_none());
     *bed.user.lock().unwrap() = 0;
@@ -188,9 +194,7 @@ fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
 #[test]
 fn a_program_that_has_become_another_user_maps_nothing() {
     let bed = Bed::new(Limits::default());
-    let program = bed.program();
-    let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    let (_program, _writer, reference) = with_secret(&bed);
     let asks = format!(
         "
 import os, socket, struct
@@ -198,7 +202,7 @@ HELLO, MAP = 1, 3
 store = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 store.connect({:?})
 def asks(kind):
-    store.send(struct.pack('<II', kind, {}).ljust({}, bytes(1)))
+    store.send(struct.pack('<II', kind, {}).ljust(32, bytes(1)))
     message, ancillary, _, _ = store.recvmsg(1000, 1000)
     return len(message) > 0, len(ancillary) > 0
 print(asks(MAP))
@@ -207,7 +211,6 @@ print(asks(MAP), asks(HELLO))
 ",
         bed.path(),
         reference.payload.segment,
-        32,
     );
     let output = std::process::Command::new("python3").args(["-B", "-c", &asks]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
