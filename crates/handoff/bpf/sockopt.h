@@ -97,6 +97,7 @@ struct asked {
     void *ring; /* where the caller waits */
     struct bpf_tcp_sock *tcp;
     struct connection connection;
+    bool seen_to_begin; /* its flow is new, and its handshake is proof (proof.h) */
 };
 
 /* Whether `peer` may send a region of this socket; else why not. */
@@ -133,11 +134,12 @@ static __always_inline bool load_asked(struct bpf_sock *sk, __u32 ring, __u32 pe
 }
 
 /* A flow whose sequence spaces are still the same. */
-static __always_inline struct flow *find_or_insert(const struct asked *a)
+static __always_inline struct flow *find_or_insert(struct asked *a)
 {
     struct flow *flow = bpf_map_lookup_elem(&flows, &a->key);
     if (flow)
         return flow;
+    a->seen_to_begin = was_seen_to_begin(&a->key, a->tcp);
     struct flow fresh = {
         .spaces.status = SHUNT_REGION_COMPLETE,
         .client_ack = a->tcp->snd_una,
@@ -149,7 +151,7 @@ static __always_inline struct flow *find_or_insert(const struct asked *a)
         .snd_wscale = a->connection.snd_wscale,
         .server_edge = a->connection.rcv_edge,
         .rcv_wscale = a->connection.rcv_wscale,
-        .flags = was_seen_to_begin(&a->key, a->tcp) ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
+        .flags = a->seen_to_begin ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
     };
     fresh.edge = later(fresh.server_end, fresh.client_ack + a->connection.snd_wnd);
     bpf_map_update_elem(&flows, &a->key, &fresh, BPF_NOEXIST);
@@ -233,7 +235,8 @@ static __always_inline enum steer_counter begin_region(struct flow *flow,
         return FE_REFUSED_UNSENT;
 
     to_client(s, local, local, &start);
-    if (!is_proven(flow, tcp, start)) {
+    /* A packet that has passed since the flow was made may claim anything. */
+    if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
         begin_proof(flow, tcp);
         flow->edge =
             later(flow->edge, later(start, start - (tcp->snd_nxt - tcp->snd_una) + c->snd_wnd));
