@@ -78,12 +78,12 @@ typedef __s64 shunt_s64;
  * SHUNT_BEGIN, ends at what the client has acknowledged, and the server writes what follows itself.
  * A struct shunt_state is in the ring afterwards, whose `acked` says where that is. Its peer may
  * send still: what the server writes must be the same bytes. EPERM where that region is not active,
- * or is not `whole`. */
+ * or the client has not as much as `when` says. */
 #define SHUNT_TAKE  8
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
- * connect or listen: the handshakes of this socket say that its program is under Shunt.
- * ENOPROTOOPT: nobody negotiates here; EPERM: not TCP. */
+ * connect or listen: the handshakes of this socket say that its program is under Shunt, to machines
+ * of the service. ENOPROTOOPT: nobody negotiates here; EPERM: not TCP, or of a user who may not. */
 #define SHUNT_SPEAK  16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM or
  * ENOPROTOOPT. */
@@ -106,9 +106,14 @@ struct shunt_move {
     shunt_u64 from;    /* payload bytes that need not be sent again */
 };
 
+/* As the client's newest packet says. */
+#define SHUNT_TAKE_ALWAYS 0
+#define SHUNT_TAKE_WHOLE  1 /* only where it has all of the region */
+#define SHUNT_TAKE_NONE   2 /* only where it has nothing */
+
 struct shunt_take {
     shunt_u32 ring;
-    shunt_u32 whole; /* 1: only where the client's newest packet acknowledges all of it */
+    shunt_u32 when; /* SHUNT_TAKE_* */
     shunt_u64 handoff;
 };
 

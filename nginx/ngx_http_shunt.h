@@ -334,7 +334,7 @@ void ngx_http_shunt_stall_end(ngx_http_shunt_ctx_t *ctx);
 /* taking: the rest of a payload comes through here after all */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked);
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx);
-ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
+ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state);
 ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 
@@ -471,6 +471,7 @@ void ngx_http_shunt_pending_each(void (*visit)(ngx_http_shunt_ctx_t *ctx));
 ngx_http_shunt_ring_t *ngx_http_shunt_ring_open(int fd, uint32_t index, ngx_log_t *log);
 void ngx_http_shunt_ring_hold(ngx_http_shunt_ring_t *ring);
 void ngx_http_shunt_ring_release(ngx_http_shunt_ring_t *ring);
+ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring);
 ngx_int_t ngx_http_shunt_ring_ask(ngx_http_shunt_ring_t *ring);
 const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring, uint64_t handoff);
 uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring);

@@ -29,7 +29,7 @@ static ngx_int_t ngx_http_shunt_believe(ngx_http_shunt_ctx_t *ctx)
 {
     ngx_connection_t *c = ctx->request->connection;
 
-    if (!ctx->claimed || ngx_http_shunt_end_region(ctx, 1, NULL) != NGX_OK) {
+    if (!ctx->claimed || ngx_http_shunt_end_region(ctx, SHUNT_TAKE_WHOLE, NULL) != NGX_OK) {
         return NGX_DECLINED;
     }
 

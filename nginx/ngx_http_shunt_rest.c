@@ -234,6 +234,7 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     static time_t said;
     ngx_http_shunt_rest_t *rest = ctx->rest;
     uint64_t acked = rest->from;
+    ngx_int_t taken = NGX_OK;
     ngx_connection_t *c = sr->connection;
 
     if ((ctx->mode != SHUNT_MODE_ACTIVE && ctx->mode != SHUNT_MODE_REST) || ctx->failure.posted) {
@@ -255,11 +256,15 @@ static ngx_int_t ngx_http_shunt_rest_begins(ngx_http_request_t *sr, ngx_http_shu
     }
 
     if (why == NULL && ctx->mode == SHUNT_MODE_ACTIVE) {
-        why = ngx_http_shunt_take(ctx, &acked) == NGX_OK ? NULL : "the region has ended";
+        taken = ngx_http_shunt_take(ctx, &acked);
+        why = taken == NGX_OK      ? NULL
+              : taken == NGX_AGAIN ? "what the client has cannot be asked now"
+                                   : "the region has ended";
     }
 
     if (why) {
-        rest->refused = !ngx_http_shunt_part_is_error(sr);
+        /* another answer may be good, later */
+        rest->refused = taken != NGX_AGAIN && !ngx_http_shunt_part_is_error(sr);
 
         if (!rest->stalled || ngx_http_shunt_may_say(&said)) {
             ngx_log_error(NGX_LOG_ERR, c->log, 0,

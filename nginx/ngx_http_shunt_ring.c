@@ -192,8 +192,9 @@ static void ngx_http_shunt_ring_record(const u_char *record, uint32_t length)
     }
 }
 
-/* Whether that was all: a record that is still being written keeps those behind it. */
-static ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
+/* Handles what lies in the ring, without waiting. Whether that was all: a record that is still
+ * being written keeps those behind it. */
+ngx_uint_t ngx_http_shunt_ring_drain(ngx_http_shunt_ring_t *ring)
 {
     u_char *record;
     uint32_t length;

@@ -44,10 +44,11 @@ static void ngx_http_shunt_forget(ngx_http_shunt_ctx_t *ctx)
     ctx->ring = NULL;
 }
 
-/* NGX_DECLINED: the region is over already; or not `whole`, where that is asked for. Else it is
- * over from here on, and `state`, where somebody asks for it, says where, unless the ring had no
- * room for that: NULL. NGX_ERROR: the ring cannot be read now, so it was not asked. */
-ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
+/* `when`: one of SHUNT_TAKE_*. NGX_DECLINED: the region is over already, or the client has not as
+ * much as that says. Else it is over from here on, and `state`, where somebody asks for it, says
+ * where, unless the ring had no room for that: NULL. NGX_AGAIN: the ring cannot be read now, so the
+ * kernel was not asked. */
+ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t when,
                                     const struct shunt_state **state)
 {
     struct shunt_take take;
@@ -58,11 +59,11 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
     }
 
     take.ring = ngx_http_shunt_ring_index(ring);
-    take.whole = whole;
+    take.when = when;
     take.handoff = ctx->id;
 
     if (state && ngx_http_shunt_ring_ask(ring) != NGX_OK) {
-        return NGX_ERROR;
+        return NGX_AGAIN;
     }
 
     if (ngx_http_shunt_kernel_take(ctx->request->connection->fd, &take) == -1) {
@@ -71,28 +72,32 @@ ngx_int_t ngx_http_shunt_end_region(ngx_http_shunt_ctx_t *ctx, ngx_uint_t whole,
 
     if (state) {
         *state = ngx_http_shunt_ring_answer(ring, ctx->id);
+
+    } else {
+        /* the kernel wakes nobody for what comes behind its answer */
+        (void) ngx_http_shunt_ring_drain(ring);
     }
 
     return NGX_OK;
 }
 
 /* NGX_OK: the region is over, the client has so many bytes of the payload, and this is a connection
- * like any other. NGX_DECLINED: its end has come meanwhile. NGX_ERROR: nobody knows what the client
- * has, and the response is over. */
+ * like any other. NGX_DECLINED: its end has come meanwhile. NGX_AGAIN: the kernel could not be
+ * asked, and all is as before. NGX_ERROR: nobody knows what the client has, and the response is
+ * over. */
 ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
 {
     ngx_int_t rc;
     const struct shunt_state *state = NULL;
 
-    rc = ngx_http_shunt_end_region(ctx, 0, &state);
+    rc = ngx_http_shunt_end_region(ctx, SHUNT_TAKE_ALWAYS, &state);
 
     if (rc == NGX_DECLINED || ctx->mode != SHUNT_MODE_ACTIVE) {
         return NGX_DECLINED;
     }
 
-    if (rc == NGX_ERROR) {
-        ngx_http_shunt_fail(ctx);
-        return NGX_ERROR;
+    if (rc == NGX_AGAIN) {
+        return NGX_AGAIN;
     }
 
     if (state == NULL) {
@@ -110,10 +115,11 @@ ngx_int_t ngx_http_shunt_take(ngx_http_shunt_ctx_t *ctx, uint64_t *acked)
 }
 
 /* Takes back a region that has begun just now, and that no agent was told of: nobody sends it.
- * NGX_OK: all is as before it began. NGX_ERROR: the response cannot go on. */
+ * NGX_OK: all is as before it began. NGX_ERROR: the response cannot go on; its client, say, has
+ * acknowledged what nobody has sent. */
 ngx_int_t ngx_http_shunt_take_untold(ngx_http_shunt_ctx_t *ctx)
 {
-    if (ngx_http_shunt_end_region(ctx, 0, NULL) != NGX_OK) {
+    if (ngx_http_shunt_end_region(ctx, SHUNT_TAKE_NONE, NULL) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -168,8 +174,12 @@ ngx_int_t ngx_http_shunt_refetch(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
     rc = ngx_http_shunt_take(ctx, &acked);
 
+    if (rc == NGX_AGAIN) {
+        ngx_http_shunt_fail(ctx);
+    }
+
     if (rc != NGX_OK) {
-        return rc == NGX_ERROR ? NGX_OK : rc;
+        return rc == NGX_DECLINED ? rc : NGX_OK;
     }
 
     /* a client that acknowledges what nobody has sent ends with it */

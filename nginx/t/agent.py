@@ -17,6 +17,7 @@ CONTROL, OFFERS = 1, 2
 BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
 UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # a region's status, where it has not begun
 COMPLETE, RESET = 1, 2
+NO_WAKEUP = 1  # BPF_RB_NO_WAKEUP
 HEAD_BYTES, PEER_BYTES, PEERS = 112, 1396, 64
 HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 24, 32, 36, 8  # offsets
 PEER_PREFIXES = 112
@@ -79,9 +80,9 @@ class Ring:
         self.map = self.bpf(0, struct.pack("=IIII", 27, 0, 0, 1 << 16))
         self.programs = {}
 
-    def program(self, size):
-        if size in self.programs:
-            return self.programs[size]
+    def program(self, size, flags):
+        if (size, flags) in self.programs:
+            return self.programs[size, flags]
         ins = b""
         def i(op, dst=0, src=0, off=0, imm=0):
             nonlocal ins
@@ -91,17 +92,17 @@ class Ring:
             i(0x79, 1, 6, k)
             i(0x7b, 10, 1, k - size)
         i(0x18, 1, 1, 0, self.map); i(0)
-        i(0xbf, 2, 10); i(0x07, 2, 0, 0, -size); i(0xb7, 3, 0, 0, size); i(0xb7, 4)
+        i(0xbf, 2, 10); i(0x07, 2, 0, 0, -size); i(0xb7, 3, 0, 0, size); i(0xb7, 4, 0, 0, flags)
         i(0x85, 0, 0, 0, 130); i(0x95)
         code = ctypes.create_string_buffer(ins, len(ins))
         license = ctypes.create_string_buffer(b"GPL")
         attr = struct.pack("=IIQQIIQII", 31, len(ins) // 8, ctypes.addressof(code), ctypes.addressof(license),
                            0, 0, 0, 0, 1 << 4)
-        return self.programs.setdefault(size, self.bpf(5, attr))
+        return self.programs.setdefault((size, flags), self.bpf(5, attr))
 
-    def write(self, record):
+    def write(self, record, flags=0):
         ctx = ctypes.create_string_buffer(record, len(record))
-        attr = struct.pack("=IIIIQQIIIIQQ", self.program(len(record)), 0, 0, 0, 0, 0, 0, 0, len(record), 0,
+        attr = struct.pack("=IIIIQQIIIIQQ", self.program(len(record), flags), 0, 0, 0, 0, 0, 0, 0, len(record), 0,
                            ctypes.addressof(ctx), 0)
         self.bpf(10, attr)
 
@@ -341,14 +342,14 @@ class Agent:
             if what == BEGIN and (refusal := self.refusal(handoff)):
                 state = bytearray(data[28:])
                 struct.pack_into("=I", state, 20, refusal)
-                self.ring.rings[ring].write(bytes(state))
+                self.ring.rings[ring].write(bytes(state), NO_WAKEUP)
                 self.shim.sendto(b"-", at)
                 os.close(fds[0])
                 continue
             if what == BEGIN:
                 self.before_answer(handoff, fds[0])
             if what in (BEGIN, STATE, MOVE) and self.ring and not self.is_answer_lost():
-                self.ring.rings[ring].write(data[28:])
+                self.ring.rings[ring].write(data[28:], NO_WAKEUP)  # as the steering programs answer
             if what == BEGIN:
                 self.on_begin(handoff)
             self.shim.sendto(b".", at)

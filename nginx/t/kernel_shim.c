@@ -22,7 +22,7 @@
 
 #define FDS 4096
 
-static struct {
+static struct region {
     struct shunt_state state;
     struct shunt_begin begin;
     uint64_t base; /* tcpi_bytes_acked when everything before the payload will be acknowledged */
@@ -213,6 +213,12 @@ static void say(const char *what)
     close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 }
 
+static int may_take(const struct region *region, uint32_t when)
+{
+    return (when != SHUNT_TAKE_WHOLE || region->state.acked == region->begin.length) &&
+           (when != SHUNT_TAKE_NONE || region->state.acked == 0);
+}
+
 static int state(int fd, uint32_t ring)
 {
     note_acked(fd);
@@ -263,7 +269,9 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t len)
         return tell(SHUNT_WATCH, fd);
 
     case SHUNT_TAKE:
-        if (regions[fd].state.status != SHUNT_REGION_ACTIVE) {
+        note_acked(fd);
+        if (regions[fd].state.status != SHUNT_REGION_ACTIVE ||
+            !may_take(&regions[fd], ((const struct shunt_take *) value)->when)) {
             errno = EPERM;
             return -1;
         }

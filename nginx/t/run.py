@@ -51,6 +51,7 @@ CONF = HEAD + """
     server {{ # backend
         listen 127.0.0.2:8083; root {dir}/www; shunt_trust 127.0.0.9; shunt_offer on; charset off;
         location /conn/ {{ limit_conn conn 9; alias {dir}/www/; }}
+        location /etagless/ {{ alias {dir}/www/; etag off; }}
         location /types/ {{ alias {dir}/www/; shunt_offer_types text/html; }}
         location /cachehit/ {{ proxy_cache z; proxy_cache_valid 200 1m; proxy_pass http://127.0.0.2:8083/; }}
         location /mem/ {{ sendfile off; alias {dir}/www/; }}

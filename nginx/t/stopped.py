@@ -3,7 +3,7 @@ tests."""
 import os, socket, ssl, threading, time
 
 import agent as agents
-from recovery import ETAG, Application
+from recovery import ETAG, PEER_LOST, Application
 from run import BIG, Base, Client, field, read
 from tls import Tls, TlsClient
 
@@ -329,6 +329,32 @@ class Unanswered(Base):
         handoffs = [m for m in self.agent.messages if m[0] == "handoff"]
         self.assertEqual((n["shortcuts"], n["aborted"], len(handoffs)), (3, 0, 1))
         self.until(lambda: self.agent.handoffs() == 0)
+
+    def test_what_lies_behind_an_answer_that_nobody_needs_is_heard(self):
+        """The kernel wakes a worker only for a record that is the next to be read."""
+        done = threading.Event()
+        def all_but_the_event(s, h):
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, self.agent.payload(h["offer"]))
+            agents.wait_acked(c.fileno())
+            c.close()
+            if first:
+                first.pop()
+                done.wait()
+                self.agent.ring.post(h["handoff"], h["length"], agents.COMPLETE)
+            else:
+                self.agent.end(s, h["handoff"], PEER_LOST, peer=0)
+
+        first = [True]
+        self.agent.on_handoff = all_but_the_event
+        waits = Client(timeout=30)
+        self.assertEqual(waits.get("/etagless/big").body == BIG, True)
+        self.until(lambda: not first)
+        # The end of this one is the client's word, which its worker asks the kernel for.
+        self.assertEqual(Client(timeout=30).get("/etagless/big").body == BIG, True)
+        self.until(lambda: self.agent.handoffs() == 1)
+        done.set()
+        self.until(lambda: self.agent.handoffs() == 0)  # before its worker would look by itself, after 15 s
 
     def test_an_older_answer_is_not_taken_for_it(self):
         """What the client has by that is no longer all that it has: it would get bytes twice."""

@@ -333,7 +333,7 @@ move_region(struct flow *flow, const struct shunt_move *move, const struct asked
 }
 
 /* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
-static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, bool whole)
+static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, __u32 when)
 {
     struct spaces *s = &flow->spaces;
 
@@ -341,7 +341,8 @@ static __always_inline enum steer_counter take_region(struct flow *flow, __u64 h
         flow->handoff != handoff || is_queueing(flow))
         return FE_REFUSED_ENDED;
     struct flow_break *b = newest_break(s);
-    if (whole && s->acked != b->length)
+    if ((when == SHUNT_TAKE_WHOLE && s->acked != b->length) ||
+        (when == SHUNT_TAKE_NONE && s->acked))
         return FE_REFUSED_ENDED;
     b->length = s->acked;
     if (!b->length)
@@ -556,13 +557,13 @@ static __always_inline enum steer_counter take(struct bpf_sockopt *ctx, struct b
     if ((void *) (value + 1) > ctx->optval_end || !flow_key_of(sk, &key))
         return FE_REFUSED_ARGUMENT;
     __u64 handoff = value->handoff;
-    bool whole = value->whole;
+    __u32 when = value->when;
     void *ring = ring_of_caller(value->ring);
     struct flow *flow = bpf_map_lookup_elem(&flows, &key);
     if (!ring || !flow)
         return FE_REFUSED_ARGUMENT;
     bpf_spin_lock(&flow->lock);
-    enum steer_counter result = take_region(flow, handoff, whole);
+    enum steer_counter result = take_region(flow, handoff, when);
     __u32 ring_before = flow->ring;
     bpf_spin_unlock(&flow->lock);
     if (result == FE_TAKEN) {

@@ -236,7 +236,7 @@ fn a_download_goes_on_when_its_acks_leave_by_another_uplink() -> Result<()> {
         ip(frontend, &["route del 10.77.1.101/32 dev client0 src 10.77.1.1"])?;
         until("the agent has heard of that", || Ok(service.frontend_stats()?.count("agent.routes_changed") == 2))?;
         service.service.wait_for_agents()?;
-        service.still_good()
+        service.good_again()
     })
 }
 

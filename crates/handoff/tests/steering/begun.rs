@@ -80,7 +80,7 @@ fn what_is_over_has_not_begun() {
         }
         (server, client, flow)
     };
-    let take = Take { ring: RING, whole: 0, handoff: 3 };
+    let take = Take { ring: RING, when: 0, handoff: 3 };
     let moved = Move { peer: PEER, ring: RING, handoff: 4, from: 10 };
     let ended = [
         (1, over(&steered, 1, &|server| sockopt::set(server, SHUNT_SOL, SHUNT_CANCEL, &0u32).expect("SHUNT_CANCEL"))),

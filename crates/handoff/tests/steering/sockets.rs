@@ -404,13 +404,40 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
         std::thread::sleep(Duration::from_millis(5));
     }
     lost.finish();
-    sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, whole: 0, handoff: 1 }).expect("SHUNT_TAKE");
+    sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, when: 0, handoff: 1 }).expect("SHUNT_TAKE");
     let taken = steered.answer();
     assert_eq!((taken.handoff, taken.acked, taken.status), (1, 0, 2));
     let whole = body.clone();
     let client_end = std::thread::spawn(move || expect(&mut client, &whole));
     server.write_all(&body).expect("the rest, which is all");
     client_end.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// What a server takes back may be tied to what the client has of it.
+#[test]
+fn a_region_is_taken_only_when_the_client_has_as_much_as_was_said() {
+    const WHOLE: u32 = 1;
+    const NONE: u32 = 2;
+    let Some(mut steered) = Steered::new() else { return };
+    let (server, mut client) = steered.connect_and_send_header();
+    let take = |when, handoff| sockopt::set(&server, SHUNT_SOL, SHUNT_TAKE, &Take { ring: RING, when, handoff });
+    begin(&server, 1, 100_000).expect("SHUNT_BEGIN");
+    steered.answer();
+    assert_eq!(take(WHOLE, 1).expect_err("it has nothing").raw_os_error(), Some(libc::EPERM));
+    take(NONE, 1).expect("it has nothing");
+    assert_eq!(steered.answer().acked, 0);
+    begin(&server, 2, 100_000).expect("SHUNT_BEGIN");
+    let begun = steered.answer();
+    let lost = steered.send(&begun, &payload(1, 1000));
+    expect(&mut client, &payload(1, 1000));
+    let acked = || if steered.state(&server).acked == 1000 { Ok(()) } else { Err("not acknowledged") };
+    shunt_testbed::eventually(acked).unwrap();
+    for when in [WHOLE, NONE] {
+        assert_eq!(take(when, 2).expect_err("it has a part").raw_os_error(), Some(libc::EPERM));
+    }
+    lost.finish();
+    take(0, 2).expect("whatever it has");
+    assert_eq!(steered.answer().acked, 1000);
 }
 
 #[test]

@@ -53,7 +53,7 @@ pub struct Move {
 #[repr(C)]
 pub struct Take {
     pub ring: u32,
-    pub whole: u32,
+    pub when: u32,
     pub handoff: u64,
 }
 
