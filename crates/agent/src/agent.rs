@@ -2,7 +2,8 @@
 //!
 //! * `servers`: connections of this machine's servers; `peers`: sessions with other agents;
 //! * `claims`: this machine as a backend; `handoffs`: as a frontend; `fetches`: payloads that are relayed after all;
-//! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others;
+//! * `store`: the store of programs under `shunt run`; `reaching`: their connections to others; `ends`: which of their
+//!   connections may carry references;
 //! * `limits`: how much of all that there may be.
 //! * `losses`: what becomes of payloads whose backend's agent is gone; `proving`: whether another has the same bytes;
 //! * `uplinks`: by which port clients' ACKs leave for each backend; `paths`: whether payload reaches a client;
@@ -315,7 +316,7 @@ impl Agent {
     /// # Errors
     /// See [`StoreError`].
     pub fn start_store(&mut self) -> Result<(), AgentError> {
-        Ok(self.store.as_mut().map_or(Ok(()), Store::start)?)
+        Ok(self.store.as_mut().map_or(Ok(()), |store| store.start(&self.poll))?)
     }
 
     /// Has files digested, where this machine sends any: after privileges were given up, and before system calls are
@@ -389,6 +390,7 @@ impl Agent {
             }
             Source::Reaching(index) => self.on_reaching(index),
             Source::Routes => self.on_routes(),
+            Source::Addresses => self.on_own_addresses(),
             Source::Reports => self.on_reports(),
         }
     }
@@ -410,6 +412,7 @@ impl Agent {
         self.tend_fetches();
         self.tend_served();
         self.tend_reaching();
+        self.tend_ends();
         self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now, self.counts.handoffs);

@@ -93,6 +93,15 @@ impl Callers {
         Ok(Self { users, groups, observers: numbers("observers", observers, Account::user)? })
     }
 
+    /// Users and groups that may, for whoever knows of a process its user and effective group alone: members of the groups are
+    /// among the users.
+    pub fn numbers(&self) -> (Vec<u32>, Vec<u32>) {
+        let members = |group: &u32| Group::from_gid((*group).into()).ok().flatten().map(|group| group.mem);
+        let members = self.groups.iter().filter_map(members).flatten();
+        let members = members.filter_map(|name| Account::Name(name).user().ok());
+        (self.users.iter().copied().chain(members).collect(), self.groups.iter().copied().collect())
+    }
+
     /// Whether a process of that user, with these groups, may be a server.
     pub fn may_serve(&self, user: u32, groups: &[u32]) -> bool {
         self.users.contains(&user) || groups.iter().any(|group| self.groups.contains(group))

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use shunt_odb::segment::DATA_BYTES_FROM;
 use shunt_odb::store::{Limits as StoreLimits, STORE_SOCKET};
+use shunt_wire::addresses::ADDRESSES_MAX;
 use shunt_wire::local::BOARD_PEERS;
 use shunt_wire::peer::is_name;
 use shunt_wire::prefixes::PREFIXES_MAX;
@@ -178,6 +179,9 @@ pub struct StoreConfig {
     /// Peers whose programs may fetch; all where it is not given.
     #[serde(default)]
     pub readers: Option<Vec<String>>,
+    /// The addresses by which peers know this machine's programs; those of its interfaces where none is given.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
     /// Connections of readers, on this machine and others.
     #[serde(default = "default_reader_connections")]
     pub reader_connections: usize,
@@ -214,6 +218,12 @@ impl StoreConfig {
         }
         if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease) {
             return Some("[store] lease: 100ms to 1h".into());
+        }
+        if let Some(address) = self.addresses.iter().find(|address| !is_usable(**address)) {
+            return Some(format!("[store] addresses: no other machine can know programs by {address}"));
+        }
+        if self.addresses.len() > ADDRESSES_MAX {
+            return Some(format!("[store] addresses: {ADDRESSES_MAX} at most"));
         }
         if self.reader_connections == 0 {
             return Some("[store] reader_connections = 0: nobody could have what is kept; leave out [store]".into());

@@ -87,6 +87,11 @@ pub(crate) const STORE: &[(&str, bool, &str)] = &[
         false,
         "connections that were turned away: of users or groups that are not in the configuration, or too many",
     ),
+    (
+        "peer_addresses",
+        true,
+        "addresses now that peers have named as those of their programs: only with these, and within this machine, do connections carry references",
+    ),
     ("unreached", false, "connections to other machines' stores that programs of this machine did not get"),
 ];
 

@@ -21,6 +21,8 @@ use crate::transport::{Transport, TransportError};
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How long a new connection may take until its session begins.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Label of the key that proves handshakes between the two machines' programs (RFC 8446, 7.5; ends.rs).
+const HANDSHAKES: &[u8] = b"EXPORTER-shunt-handshakes";
 
 /// One configured peer.
 pub(crate) struct Peer {
@@ -167,13 +169,14 @@ impl Agent {
         }
     }
 
-    /// What a session begins with: HELLO, and as which servers this machine sends for the peer.
+    /// What a session begins with: HELLO, as which servers this machine sends for the peer, and the addresses of its programs.
     fn greet(&mut self, index: usize, local: IpAddr, output: &mut Vec<u8>) -> io::Result<()> {
         self.hello(index, local)?.emit(output);
         if self.config.backend.is_some() {
             let spoken_for: Vec<Prefix> = self.config.peers[index].spoken_for().iter().map(SpeaksFor::prefix).collect();
             Prefixes::new(&spoken_for).unwrap_or_default().emit(output);
         }
+        self.name_addresses(index, output);
         Ok(())
     }
 
@@ -296,6 +299,10 @@ impl Agent {
             (Frame::SpeaksFor(prefixes), true) if self.peers[index].session().is_some_and(Session::speaks_first) => {
                 Ok(self.board.set_prefixes(index, &prefixes)?)
             }
+            (Frame::Addresses(addresses), true) => {
+                self.on_addresses(index, &addresses);
+                Ok(())
+            }
             (Frame::Delivered(word), true) => {
                 self.on_delivered(index, &word);
                 Ok(())
@@ -317,6 +324,8 @@ impl Agent {
             return Err(TransportError::Refused(Reason::Malformed));
         };
         self.poll.set(transport.descriptor(), Source::Peer(index), Interest::Readable)?;
+        let key = transport.export_key(HANDSHAKES)?;
+        self.begin_ends(index, key);
         let peer = &mut self.peers[index];
         peer.backoff = BACKOFF.0;
         peer.said = None;
@@ -379,6 +388,7 @@ impl Agent {
             return;
         }
         let _ = self.board.lost(index);
+        self.end_ends(index);
         self.watch_regions(Some(index as u32));
         self.peers[index].hearing.forget_questions();
         self.forget_waiting(|of| of.peer == index as u32);
@@ -493,7 +503,7 @@ impl Agent {
 }
 
 /// From the kernel's generator.
-fn random_key() -> io::Result<[u8; 16]> {
+pub(crate) fn random_key() -> io::Result<[u8; 16]> {
     let mut key = [0; 16];
     let got = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
     if got == key.len() { Ok(key) } else { Err(io::Error::other("getrandom gave too little")) }

@@ -43,6 +43,8 @@ pub enum Source {
     Reaching(usize),
     /// A route to a peer is another one.
     Routes,
+    /// This machine has other addresses.
+    Addresses,
     /// Clients have acknowledged the ends of payloads.
     Reports,
 }
@@ -67,6 +69,7 @@ impl Source {
             Source::Routes => (13, 0),
             Source::Reports => (15, 0),
             Source::Reads => (16, 0),
+            Source::Addresses => (17, 0),
         };
         kind << 56 | index as u64
     }
@@ -90,6 +93,7 @@ impl Source {
             13 => Source::Routes,
             15 => Source::Reports,
             16 => Source::Reads,
+            17 => Source::Addresses,
             _ => Source::Digests,
         }
     }
@@ -183,6 +187,7 @@ mod tests {
             Source::Routes,
             Source::Reports,
             Source::Reads,
+            Source::Addresses,
         ] {
             assert_eq!(Source::of_token(source.token()), source);
         }

@@ -187,6 +187,14 @@ impl Changes {
         Self::of(&[libc::RTNLGRP_LINK])
     }
 
+    /// The same of this machine's addresses.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of_addresses() -> io::Result<Self> {
+        Self::of(&[libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR])
+    }
+
     fn of(groups: &[u32]) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;

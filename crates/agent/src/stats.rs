@@ -271,6 +271,7 @@ impl Agent {
             "refused": value(&counters.refused),
             "full": value(&counters.full),
             "unreached": self.counts.stores_unreached,
+            "peer_addresses": store.ends.of_peers(),
             "by_program": programs_stats(&store.usage.lock().unwrap_or_else(PoisonError::into_inner)),
         })
     }

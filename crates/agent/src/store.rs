@@ -3,6 +3,7 @@
 //! (reaching.rs); the two tell each other by a queue and a descriptor.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::Resource;
-use shunt_negotiation::NegotiationError;
+use shunt_negotiation::{NegotiationError, Speakers};
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
 use shunt_odb::store::pinned::Shelf;
@@ -21,6 +22,8 @@ use shunt_sys::cgroup;
 
 use crate::callers::{Callers, May};
 use crate::config::{Config, StoreConfig};
+use crate::ends::EndsOfPeers;
+use crate::own_addresses::{self, OwnAddresses};
 use crate::packets::{self, Place};
 use crate::poll::{Interest, Poll, Source};
 use crate::privileges;
@@ -89,6 +92,10 @@ pub(crate) struct Store {
     pub(crate) shelf: Shelf,
     pub(crate) holder: Holder,
     pub(crate) config: StoreConfig,
+    pub(crate) ends: EndsOfPeers,
+    /// This machine's addresses as they were read at the start, until changes are heard of.
+    own_addresses: Vec<IpAddr>,
+    changes: Option<OwnAddresses>,
     wishes: Receiver<Wish>,
     wake: Arc<OwnedFd>,
     place: Place,
@@ -129,7 +136,10 @@ impl Store {
             Some(path) => path.clone(),
             None => cgroup::root()?,
         };
-        shunt_negotiation::keep(&group, &pins(config))?;
+        let own_addresses = own_addresses::read()?;
+        let (users, groups) = callers.numbers();
+        let kept = shunt_negotiation::keep(&group, &pins(config), &Speakers { users, groups })?;
+        let ends = EndsOfPeers::new(kept, &own_addresses, &store.addresses)?;
         let anybody = config.asks_callers() || !store.users.is_empty() || !store.groups.is_empty();
         let (programs, place) =
             packets::listen(&store.socket, config.socket_group, anybody).map_err(StoreError::Socket)?;
@@ -148,6 +158,9 @@ impl Store {
             shelf,
             holder,
             config: store.clone(),
+            ends,
+            own_addresses,
+            changes: None,
             wishes,
             wake,
             place,
@@ -161,7 +174,8 @@ impl Store {
     ///
     /// # Errors
     /// The kernel's.
-    pub(crate) fn start(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn start(&mut self, agents_poll: &Poll) -> Result<(), StoreError> {
+        self.changes = Some(OwnAddresses::watch(std::mem::take(&mut self.own_addresses), agents_poll)?);
         let Some(server) = self.server.take() else { return Ok(()) };
         let begun = Arc::new(Barrier::new(2));
         let begins = Arc::clone(&begun);
@@ -176,6 +190,11 @@ impl Store {
         begun.wait();
         self.thread = Some(thread);
         Ok(())
+    }
+
+    /// This machine's addresses, if they have changed.
+    pub(crate) fn new_addresses(&self) -> Option<Vec<IpAddr>> {
+        self.changes.as_ref()?.take_news()
     }
 
     /// What programs want now.

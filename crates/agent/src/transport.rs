@@ -127,6 +127,14 @@ impl Transport {
         Ok(credentials.accepts(&self.tls, name)?)
     }
 
+    /// A key that only the two ends of this connection have, for a purpose (RFC 8446, 7.5). The handshake is done.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn export_key(&self, label: &[u8]) -> Result<[u8; 16], TransportError> {
+        Ok(self.tls.export_keying_material([0; 16], label, None)?)
+    }
+
     /// What a pending connect came to, once the socket is writable.
     ///
     /// # Errors

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * Which TCP connections lie between two programs under Shunt: settled in the handshake, by an
- * option of the SYN and of the SYN-ACK (RFC 6994, shared experimental kind). Only sockets that were
- * marked before connect or listen (SHUNT_SPEAK) have it; every other connection's segments stay as
- * they are. Attached to a cgroup: no program outside it is ever looked at.
+ * Which TCP connections lie between two programs under Shunt, on machines of one service: settled
+ * in the handshake, by an option of the SYN and of the SYN-ACK that proves where it comes from
+ * (token.h). Only sockets that were marked before connect or listen (SHUNT_SPEAK) have it, and only
+ * towards addresses that a peer's agent has named; every other connection's segments stay as they
+ * are. Attached to a cgroup: no program outside it is ever looked at.
  *
  * The accepting end learns that the connecting one has it from the SYN, which its listener keeps
  * (TCP_SAVE_SYN). An answer to a SYN flood (cookies) keeps nothing, so it has no option.
  */
 #include <stdbool.h>
 
+#include <asm-generic/errno-base.h>
 #include <linux/bpf.h>
 #include <linux/in.h>
 #include <linux/tcp.h>
@@ -19,23 +21,18 @@
 
 #include "../../../include/shunt.h"
 
+#ifndef AF_INET
+#define AF_INET 2
+#endif
+
+#include "token.h"
+
 #define REFUSED       0 /* EPERM */
 #define ALLOWED       1
 #define VISIBLE_BYTES 4096 /* of an option's value; a longer one must be passed on by optlen 0 */
 
-#define OPTION_KIND   254
-#define OPTION_BYTES  6
-#define OPTION_EXID   0x53684f42u /* RFC 6994: "ShOB", 32 bits */
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
-
-struct option {
-    __u8 kind;
-    __u8 length;
-    __be32 exid;
-} __attribute__((packed));
-
-_Static_assert(sizeof(struct option) == OPTION_BYTES, "what the wire has");
 
 #define MARKED 1 /* connect or listen with the option */
 #define AGREED 2 /* the other end has it too */
@@ -55,6 +52,33 @@ struct {
     __type(key, __u64);
     __type(value, __u8);
 } ended SEC(".maps");
+
+#define SPEAKER_USER  1
+#define SPEAKER_GROUP 2
+
+/* Whose programs may have their handshakes say that they are under Shunt. All others could have the
+ * machines of the service believe what they make up. */
+struct speaker {
+    __u32 kind;
+    __u32 id;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(max_entries, 16384);
+    __type(key, struct speaker);
+    __type(value, __u8);
+} speakers SEC(".maps");
+
+static __always_inline bool may_speak(void)
+{
+    __u64 caller = bpf_get_current_uid_gid();
+    struct speaker user = {SPEAKER_USER, (__u32) caller};
+    struct speaker group = {SPEAKER_GROUP, caller >> 32};
+
+    return bpf_map_lookup_elem(&speakers, &user) || bpf_map_lookup_elem(&speakers, &group);
+}
 
 static __always_inline __u32 *mark_of(struct bpf_sock *sk, bool create)
 {
@@ -103,7 +127,7 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
         return REFUSED;
-    if (sk->protocol != IPPROTO_TCP)
+    if (sk->protocol != IPPROTO_TCP || (ctx->optname == SHUNT_SPEAK && !may_speak()))
         return REFUSED;
     __u32 *mark = mark_of(sk, ctx->optname == SHUNT_SPEAK);
     /*
@@ -122,22 +146,88 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     return ALLOWED;
 }
 
-static __always_inline bool has_option(struct bpf_sock_ops *ctx, __u64 where)
+/* The token of a segment's option; false: it has none, or one of another form. */
+static __always_inline bool load_token(struct bpf_sock_ops *ctx, __u64 where, __u64 *token)
 {
-    struct option found = {OPTION_KIND, OPTION_BYTES, bpf_htonl(OPTION_EXID)};
-    return bpf_load_hdr_opt(ctx, &found, sizeof(found), where) == OPTION_BYTES;
+    /* To look for: the length counts the ExID alone (bpf-helpers(7), bpf_load_hdr_opt). */
+    struct option found = {OPTION_KIND, 6, bpf_htonl(OPTION_EXID), 0};
+
+    if (bpf_load_hdr_opt(ctx, &found, sizeof(found), where) != OPTION_BYTES)
+        return false;
+    *token = found.token;
+    return true;
+}
+
+/* The numbers of the segment that came, or is being made. */
+static __always_inline bool load_numbers(struct bpf_sock_ops *ctx, __u32 *seq, __u32 *ack)
+{
+    struct tcphdr *tcp = ctx->skb_data;
+
+    if ((void *) (tcp + 1) > ctx->skb_data_end)
+        return false;
+    *seq = bpf_ntohl(tcp->seq);
+    *ack = bpf_ntohl(tcp->ack_seq);
+    return true;
+}
+
+/* The client's initial sequence number, at the server. The header's rest is not needed, and said to
+ * be left out (ENOSPC). */
+static __always_inline bool load_client_isn(struct bpf_sock_ops *ctx, __u32 *isn)
+{
+    struct tcphdr syn = {};
+    int got = bpf_getsockopt(ctx, IPPROTO_TCP, TCP_BPF_SYN, &syn, sizeof(syn));
+
+    *isn = bpf_ntohl(syn.seq);
+    return syn.syn && (got > 0 || got == -ENOSPC);
+}
+
+/* Whether the SYN that this connection began with is of a machine of the service. */
+static __always_inline bool is_syn_proven(struct bpf_sock_ops *ctx, __u32 *client_isn)
+{
+    __u64 said, token;
+
+    return load_token(ctx, BPF_LOAD_HDR_OPT_TCP_SYN, &said) && load_client_isn(ctx, client_isn) &&
+           make_token(ctx, false, *client_isn, 0, TOKEN_SYN, &token) && said == token;
+}
+
+/* Whether the SYN-ACK that came is. */
+static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
+{
+    __u64 said, token;
+    __u32 seq, ack;
+
+    return load_token(ctx, 0, &said) && load_numbers(ctx, &seq, &ack) &&
+           make_token(ctx, true, ack - 1, seq, TOKEN_SYN_ACK, &token) && said == token;
 }
 
 /* Whether the segment that is being made is one of the handshake that has the option. */
 static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
 {
     __u32 flags = ctx->skb_tcp_flags;
+    __u32 client_isn;
+
     if (!(flags & TCP_FLAG_SYN_))
         return false;
     if (!(flags & TCP_FLAG_ACK_))
-        return true;
-    return ctx->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE &&
-           has_option(ctx, BPF_LOAD_HDR_OPT_TCP_SYN);
+        return key_towards(ctx);
+    return ctx->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE && is_syn_proven(ctx, &client_isn);
+}
+
+static __always_inline void put_option(struct bpf_sock_ops *ctx)
+{
+    struct option option = {OPTION_KIND, OPTION_BYTES, bpf_htonl(OPTION_EXID), 0};
+    bool is_answer = ctx->skb_tcp_flags & TCP_FLAG_ACK_;
+    __u32 seq, ack;
+    __u64 token;
+
+    if (!load_numbers(ctx, &seq, &ack))
+        return;
+    bool made = is_answer ? make_token(ctx, false, ack - 1, seq, TOKEN_SYN_ACK, &token)
+                          : make_token(ctx, true, seq, 0, TOKEN_SYN, &token);
+    if (!made)
+        return;
+    option.token = token;
+    bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
 }
 
 static __always_inline void write_options(struct bpf_sock_ops *ctx, bool wanted)
@@ -168,12 +258,12 @@ static __always_inline void agree(struct bpf_sock_ops *ctx)
 SEC("sockops")
 int odb_handshake(struct bpf_sock_ops *ctx)
 {
-    struct option option = {OPTION_KIND, OPTION_BYTES, bpf_htonl(OPTION_EXID)};
     int one = 1;
+    __u32 client_isn;
 
     switch (ctx->op) {
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
-        if (is_marked(ctx))
+        if (is_marked(ctx) && key_towards(ctx))
             write_options(ctx, true);
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
@@ -185,13 +275,13 @@ int odb_handshake(struct bpf_sock_ops *ctx)
             bpf_reserve_hdr_opt(ctx, OPTION_BYTES, 0);
         break;
     case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
-        if (takes_option(ctx))
-            bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
+        if (ctx->skb_tcp_flags & TCP_FLAG_SYN_)
+            put_option(ctx);
         break;
     case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
         if (is_marked(ctx)) {
             write_options(ctx, false);
-            if (has_option(ctx, 0))
+            if (is_syn_ack_proven(ctx))
                 agree(ctx);
         }
         break;
@@ -202,7 +292,7 @@ int odb_handshake(struct bpf_sock_ops *ctx)
          */
         if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);
-            if (has_option(ctx, BPF_LOAD_HDR_OPT_TCP_SYN))
+            if (is_syn_proven(ctx, &client_isn))
                 agree(ctx);
         }
         break;

@@ -1,15 +1,19 @@
 //! Which connections lie between two programs under Shunt: the BPF programs that settle it in the handshake, loaded and
 //! attached. How, and what a program asks: bpf/negotiation.bpf.c and include/shunt.h, SHUNT_SPEAK.
 
+mod ends;
+
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags};
 use shunt_handoff::{SteeringError, attach_cgroup, pins};
+
+pub use ends::{Ends, Key, LOOPBACK};
 
 #[allow(missing_docs, clippy::all, clippy::undocumented_unsafe_blocks)]
 mod bpf {
@@ -30,26 +34,53 @@ pub enum NegotiationError {
     Pins(#[from] SteeringError),
 }
 
+/// Whose programs may have their handshakes say that they are under Shunt, by number. Root's always may.
+#[derive(Clone, Debug, Default)]
+pub struct Speakers {
+    /// uids.
+    pub users: Vec<u32>,
+    /// gids: of processes whose effective group that is.
+    pub groups: Vec<u32>,
+}
+
+const SPEAKER_USER: u32 = 1;
+const SPEAKER_GROUP: u32 = 2;
+
+impl Speakers {
+    fn tell(&self, map: &impl MapCore) -> libbpf_rs::Result<()> {
+        let users = self.users.iter().chain(&[0]).map(|user| (SPEAKER_USER, *user));
+        let groups = self.groups.iter().map(|group| (SPEAKER_GROUP, *group));
+        for (kind, id) in users.chain(groups) {
+            let key = [kind.to_ne_bytes(), id.to_ne_bytes()].concat();
+            map.update(&key, &[1], MapFlags::ANY)?;
+        }
+        Ok(())
+    }
+}
+
 /// What there is under the pins.
-const PINNED: [&str; 5] = ["odb_setsockopt", "odb_handshake", "odb_release", "marks", "ended"];
+const PINNED: [&str; 6] = ["odb_setsockopt", "odb_handshake", "odb_release", "marks", "ended", "ends"];
 
 /// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
 /// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
-/// frames because an agent has ended in between.
+/// frames because an agent has ended in between. Which machines it is for, the [`Ends`] say, which are kept, too.
 ///
 /// # Errors
 /// There is no such cgroup or directory, or the kernel refuses.
-pub fn keep(cgroup: &Path, pins: &Path) -> Result<(), NegotiationError> {
+pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, NegotiationError> {
     pins::prepare(pins)?;
     let failed = |what| move |source| NegotiationError::Kernel { what, source };
     let mut object = MaybeUninit::uninit();
     let mut open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
     open.maps.marks.set_pin_path(pins.join("marks")).map_err(failed("pin"))?;
     open.maps.ended.set_pin_path(pins.join("ended")).map_err(failed("pin"))?;
+    open.maps.ends.set_pin_path(pins.join("ends")).map_err(failed("pin"))?;
     let loaded = open.load().map_err(failed("load"))?;
+    speakers.tell(&loaded.maps.speakers).map_err(failed("look into the maps of"))?;
     attach_cgroup(&loaded.progs.odb_setsockopt, "odb_setsockopt", cgroup, pins)?;
     attach_cgroup(&loaded.progs.odb_release, "odb_release", cgroup, pins)?;
-    Ok(attach_cgroup(&loaded.progs.odb_handshake, "odb_handshake", cgroup, pins)?)
+    attach_cgroup(&loaded.progs.odb_handshake, "odb_handshake", cgroup, pins)?;
+    Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
 }
 
 /// Ends what [`keep`] began: connections that are agreed on stay so, and their programs no longer know it.
@@ -70,10 +101,11 @@ pub fn detach(pins: &Path) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Negotiation {
     _links: [Link; 3],
+    ends: Ends,
 }
 
 impl Negotiation {
-    /// Attaches to a cgroup (version 2) and all below it.
+    /// Attaches to a cgroup (version 2) and all below it, for programs of root.
     ///
     /// # Errors
     /// There is no such cgroup, or the kernel refuses.
@@ -84,6 +116,7 @@ impl Negotiation {
         let mut object = MaybeUninit::uninit();
         let open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
         let loaded = open.load().map_err(failed("load"))?;
+        Speakers::default().tell(&loaded.maps.speakers).map_err(failed("look into the maps of"))?;
         let attach = |program: &libbpf_rs::ProgramMut<'_>| {
             program.attach_cgroup(directory.as_raw_fd()).map_err(failed("attach"))
         };
@@ -92,6 +125,13 @@ impl Negotiation {
             attach(&loaded.progs.odb_handshake)?,
             attach(&loaded.progs.odb_release)?,
         ];
-        Ok(Self { _links: links })
+        let ends = Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))?;
+        Ok(Self { _links: links, ends })
+    }
+
+    /// Which machines it is for. None at first.
+    #[must_use]
+    pub fn ends(&self) -> &Ends {
+        &self.ends
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
-use shunt_negotiation::Negotiation;
+use shunt_negotiation::{Ends, LOOPBACK, Negotiation, Speakers};
 use shunt_sys::odb;
 
 /// The test's cgroup; the process leaves it at the end.
@@ -34,6 +34,13 @@ impl Drop for Group {
         let _ = fs::write(self.before.join("cgroup.procs"), "0");
         let _ = fs::remove_dir(&self.path);
     }
+}
+
+/// A negotiation for this machine's programs among each other.
+fn negotiate(group: &std::path::Path) -> Negotiation {
+    let negotiation = Negotiation::attach(group).unwrap();
+    negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
+    negotiation
 }
 
 fn tcp() -> OwnedFd {
@@ -84,7 +91,7 @@ fn both_ends_agree_or_neither_does() {
     let unknown = odb::speak(tcp().as_fd()).unwrap_err();
     assert_eq!(unknown.raw_os_error(), Some(92), "ENOPROTOOPT: nobody negotiates here");
 
-    let negotiation = Negotiation::attach(&group.path).unwrap();
+    let negotiation = negotiate(&group.path);
     assert_eq!(connection(true, true), (true, true));
     assert_eq!(connection(true, false), (false, false));
     assert_eq!(connection(false, true), (false, false));
@@ -128,7 +135,7 @@ fn one_above_the_other(group: &Group) {
         assert_eq!((odb::speaks(&client), odb::speaks(&server)), (expected, expected));
     };
     both_say(true);
-    let second = Negotiation::attach(&below).unwrap();
+    let second = negotiate(&below);
     // The listener was marked before this one was there.
     both_say(true);
     assert_eq!(connection(true, true), (true, true));
@@ -162,11 +169,11 @@ fn a_negotiation_within_another_changes_nothing() {
         return;
     }
     let outer = Group::enter("negotiation-outer");
-    let _outer = Negotiation::attach(&outer.path).unwrap();
+    let _outer = negotiate(&outer.path);
     let (listener, address) = listening(true);
     let inner = outer.path.join("inner");
     fs::create_dir(&inner).unwrap();
-    let _inner = Negotiation::attach(&inner).unwrap();
+    let _inner = negotiate(&inner);
     fs::write(inner.join("cgroup.procs"), "0").unwrap();
     for marked in [(true, true), (true, false), (false, true), (false, false)] {
         let (connecting, accepting) = connection(marked.0, marked.1);
@@ -190,7 +197,8 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     }
     let group = Group::enter("negotiation-kept");
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation");
-    shunt_negotiation::keep(&group.path, &pins).unwrap();
+    let ends = shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
+    ends.set(LOOPBACK, &[7; 16]).unwrap();
     let (listener, address) = listening(true);
     let client = tcp();
     odb::speak(&client).unwrap();
@@ -198,7 +206,7 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     let server = accept(&listener).unwrap();
     for _ in 0..3 {
         assert!(odb::speaks(&client) && odb::speaks(&server));
-        shunt_negotiation::keep(&group.path, &pins).unwrap();
+        shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
         let later = tcp();
         odb::speak(&later).unwrap();
         connect(&later, &address).unwrap();
@@ -219,4 +227,162 @@ fn connection_without() -> (bool, bool) {
     assert!(odb::speak(&client).is_err());
     connect(&client, &address).unwrap();
     (odb::speaks(&client), odb::speaks(accept(&listener).unwrap()))
+}
+
+/// What a machine of the service, and a stranger, sees of a listener: whether each end says that both speak.
+fn between(from: &str, to: &str) -> (bool, bool) {
+    let (listener, client) = (tcp_of(to), tcp_of(from));
+    for end in [&listener, &client] {
+        odb::speak(end).unwrap();
+    }
+    bind(&listener, &address_of(to)).unwrap();
+    listen(&listener, 16).unwrap();
+    bind(&client, &address_of(from)).unwrap();
+    connect(&client, &SocketAddr::try_from(getsockname(&listener).unwrap()).unwrap()).unwrap();
+    let server = accept(&listener).unwrap();
+    (odb::speaks(&client), odb::speaks(&server))
+}
+
+fn address_of(address: &str) -> SocketAddr {
+    SocketAddr::new(address.parse().unwrap(), 0)
+}
+
+fn tcp_of(address: &str) -> OwnedFd {
+    let family = if address_of(address).is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    socket(family, SocketType::STREAM, None).unwrap()
+}
+
+fn ends_are(ends: &Ends, expected: &[&str]) {
+    let mut all: Vec<String> = ends.addresses().iter().map(ToString::to_string).collect();
+    all.sort();
+    assert_eq!(all, expected);
+}
+
+/// Two control groups are two machines here: a client's, and a server's, each with its own keys.
+#[test]
+fn who_does_not_have_the_key_is_spoken_to_plainly() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-keys");
+    let machines = ["client", "server"].map(|name| group.path.join(name));
+    machines.iter().for_each(|path| fs::create_dir(path).unwrap());
+    let negotiations = machines.each_ref().map(|path| Negotiation::attach(path).unwrap());
+    let [client, server] = &negotiations;
+    let move_to = |path: &PathBuf| fs::write(path.join("cgroup.procs"), "0").unwrap();
+    // The listener's socket belongs to the server's control group, the client's to the other.
+    let connect_to = |listener: &OwnedFd, from: &str| {
+        move_to(&machines[0]);
+        let client = tcp();
+        odb::speak(&client).unwrap();
+        bind(&client, &address_of(from)).unwrap();
+        connect(&client, &SocketAddr::try_from(getsockname(listener).unwrap()).unwrap()).unwrap();
+        let server = accept(listener).unwrap();
+        (odb::speaks(&client), odb::speaks(&server))
+    };
+    move_to(&machines[1]);
+    let (listener, _) = listening(true);
+
+    let keys = [[1; 16], [2; 16]];
+    for (ours, theirs, expected) in [
+        (None, None, false),
+        (Some(0), None, false), // a stranger says it, and is not answered so
+        (None, Some(0), false),
+        (Some(0), Some(1), false), // he has another key
+        (Some(0), Some(0), true),
+    ] {
+        for (negotiation, key) in [(client, ours), (server, theirs)] {
+            match key {
+                Some(key) => negotiation.ends().set(LOOPBACK, &keys[key]).unwrap(),
+                None => negotiation.ends().remove(LOOPBACK).unwrap(),
+            }
+        }
+        assert_eq!(connect_to(&listener, "127.0.0.1"), (expected, expected), "{ours:?} {theirs:?}");
+    }
+    move_to(&group.path);
+    machines.iter().for_each(|path| fs::remove_dir(path).unwrap());
+}
+
+/// One negotiation, at several addresses of this machine.
+#[test]
+fn only_towards_addresses_that_were_named() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-addresses");
+    let negotiation = Negotiation::attach(&group.path).unwrap();
+    let ends = negotiation.ends();
+    ends_are(ends, &[]);
+    assert_eq!(between("127.0.0.1", "127.0.0.1"), (false, false));
+    ends.set(LOOPBACK, &[3; 16]).unwrap();
+    ends_are(ends, &["::1"]);
+    assert_eq!(between("127.0.0.1", "127.0.0.7"), (true, true), "all loopback addresses are one end");
+    assert_eq!(between("::1", "::1"), (true, true));
+    assert_eq!(ends.key(LOOPBACK).unwrap(), Some([3; 16]));
+    ends.set("192.0.2.1".parse().unwrap(), &[4; 16]).unwrap();
+    ends_are(ends, &["192.0.2.1", "::1"]);
+    ends.remove("192.0.2.1".parse().unwrap()).unwrap();
+    ends.remove("192.0.2.1".parse().unwrap()).unwrap();
+    ends.remove(LOOPBACK).unwrap();
+    ends_are(ends, &[]);
+    assert_eq!(between("::1", "::1"), (false, false));
+    assert_eq!(ends.key(LOOPBACK).unwrap(), None);
+}
+
+/// A dual-stack socket, and one of IPv4 alone, are the same end.
+#[test]
+fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-mapped");
+    let _negotiation = negotiate(&group.path);
+    for (from, to) in [("::ffff:127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1")] {
+        let listener = tcp_of(to);
+        let client = tcp_of(from);
+        for end in [&listener, &client] {
+            odb::speak(end).unwrap();
+        }
+        bind(&listener, &address_of(to)).unwrap();
+        listen(&listener, 16).unwrap();
+        let port = SocketAddr::try_from(getsockname(&listener).unwrap()).unwrap().port();
+        let other = if from.contains(':') { "::ffff:127.0.0.1" } else { "127.0.0.1" };
+        connect(&client, &SocketAddr::new(other.parse().unwrap(), port)).unwrap();
+        let server = accept(&listener).unwrap();
+        assert_eq!((odb::speaks(&client), odb::speaks(&server)), (true, true), "{from} to {to}");
+    }
+}
+
+/// Only those whose word a machine gives for.
+#[test]
+fn a_user_who_is_in_no_list_cannot_say_it() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-users");
+    let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-users");
+    let speakers = Speakers { users: vec![4201], groups: vec![4302] };
+    shunt_negotiation::keep(&group.path, &pins, &speakers).unwrap();
+    for (user, group, may) in [(4201, 4301, true), (4203, 4302, true), (4203, 4301, false), (0, 0, true)] {
+        let said = as_user(user, group, || odb::speak(tcp()));
+        assert_eq!(said.is_ok(), may, "{user} {group}");
+    }
+    shunt_negotiation::detach(&pins).unwrap();
+}
+
+/// In a thread that has another user, which the kernel knows of one thread alone.
+fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T {
+    use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_uid};
+    std::thread::scope(|scope| {
+        let become_it = move || {
+            set_thread_gid(Gid::from_raw(group)).unwrap();
+            set_thread_uid(Uid::from_raw(user)).unwrap();
+            work()
+        };
+        scope.spawn(become_it).join().unwrap()
+    })
 }

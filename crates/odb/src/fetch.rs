@@ -150,6 +150,15 @@ impl Holders {
         is_ready
     }
 
+    /// Has a connection by which the bytes of a reference can be fetched: before memory stands for them, so that a reference to
+    /// nobody ends its connection and no process. Waits for a second at most, and asks nobody about the payload.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn reach(&self, reference: &Reference) -> Result<(), FetchError> {
+        self.0.reach_for(reference)
+    }
+
     /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
     ///
     /// # Errors
@@ -278,6 +287,18 @@ impl Shared {
             self.begin_later(Task::Own);
         }
         answer
+    }
+
+    /// See [`Holders::reach`].
+    fn reach_for(self: &Arc<Self>, reference: &Reference) -> Result<(), FetchError> {
+        // All descriptors that a fetch takes are there then: a program may come to have as many as it may.
+        if self.mapped(&reference.payload)?.is_some_and(|mapped| mapped.is_still_there(reference)) {
+            return Ok(());
+        }
+        let holder = reference.payload.holder;
+        let way = self.way(holder);
+        let make = || self.begin(Task::Reach(holder, Arc::clone(&way)));
+        way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
     }
 
     fn way(&self, holder: Holder) -> Arc<Way> {

@@ -476,6 +476,10 @@ impl<'a> Read<'a> {
 
     /// Gives the program what a reference stands for, in as much of its memory as can be absent from the beginning on.
     fn deliver(&mut self, left: &Reference, rest: &[iovec]) -> Result<(), Stop> {
+        let memory = &self.runtime.memory;
+        if memory.recent_hold(&left.payload).is_none() {
+            memory.holders.reach(left).map_err(|_| Stop::Failed(libc::ECONNRESET))?;
+        }
         let mut absent: SmallVec<[Range<usize>; 4]> = SmallVec::new();
         let mut room = usize::try_from(left.length).unwrap_or(usize::MAX);
         for part in rest {

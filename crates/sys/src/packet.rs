@@ -17,6 +17,8 @@ pub struct Packet {
     pub bytes: usize,
     /// The first descriptor that came with it; others are closed.
     pub descriptor: Option<OwnedFd>,
+    /// Descriptors came with it that this process did not get: it may have no more (RLIMIT_NOFILE), as a rule.
+    pub is_cut: bool,
     /// The process that has sent it, with its real user and group; 0: one of another PID namespace, or one that sent before
     /// this socket asked for it (SO_PASSCRED). `None`: it does not ask, or this is no packet but the other side's end.
     pub sender: Option<PeerCredentials>,
@@ -39,7 +41,8 @@ pub fn receive(socket: impl AsFd, into: &mut [u8], flags: i32) -> io::Result<Pac
     // SAFETY: the buffers outlive the call, and are as long as the message says.
     let got = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags | libc::MSG_CMSG_CLOEXEC) };
     let bytes = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    let mut packet = Packet { bytes, descriptor: None, sender: None };
+    let mut packet =
+        Packet { bytes, descriptor: None, is_cut: message.msg_flags & libc::MSG_CTRUNC != 0, sender: None };
     // SAFETY: the kernel has filled the message in, and its parts lie in `ancillary`.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     // SAFETY: null, or a part.

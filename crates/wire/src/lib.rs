@@ -1,5 +1,6 @@
 //! Byte layouts that leave a process, and nothing that does I/O.
 //!
+//! * [`addresses`]: those of a machine's programs under `shunt run`.
 //! * [`local`]: between a server and the agent of its machine (`include/shunt.h` is the same in C).
 //! * [`parts`]: what a handoff without an offer is of.
 //! * [`peer`]: between two agents.
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod addresses;
 pub mod local;
 pub mod parts;
 pub mod peer;

@@ -17,6 +17,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::{Address, Endpoint, with_ends};
+use crate::addresses::Addresses;
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
 use crate::prefixes::Prefixes;
@@ -25,7 +26,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -58,6 +59,7 @@ pub mod kind {
     pub const EXAMINED: u16 = 28;
     pub const DELIVERED: u16 = 29;
     pub const WITHDRAWN: u16 = 30;
+    pub const ADDRESSES: u16 = 31;
 }
 
 /// First in every frame.
@@ -410,6 +412,8 @@ pub enum Frame {
     Closed(Closed),
     /// As which servers the sender sends payloads for the receiver. Follows HELLO.
     SpeaksFor(Prefixes),
+    /// The addresses of the sender's programs, whenever they have changed.
+    Addresses(Addresses),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -455,6 +459,7 @@ impl Frame {
             kind::PING => exactly(body).map(Frame::Ping),
             kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
             kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
+            kind::ADDRESSES => Addresses::parse(body).map(Frame::Addresses),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),

@@ -82,6 +82,7 @@ impl Way {
         let mut state = self.lock();
         state.asked = Some((*about, Instant::now()));
         loop {
+            state = self.made(state, &make, tell)?;
             match std::mem::replace(&mut state.is, Is::Used) {
                 Is::Idle(line) => {
                     let some = state.returns.len().min(ANSWERS_MAX);
@@ -89,13 +90,35 @@ impl Way {
                     return Ok((Turn { way: self, line: Some(line) }, returns));
                 }
                 // Whoever has it waits for a second at most, and then all know.
-                Is::Used => {
+                other => {
+                    state.is = other;
                     state = self.wait(state, GLANCE, tell);
                 }
-                Is::Lost => {
-                    state.is = Is::Lost;
-                    return Err(lost());
-                }
+            }
+        }
+    }
+
+    /// Waits until there is a connection, perhaps in use; for one to be made where there is none, as [`Self::take`].
+    ///
+    /// # Errors
+    /// The holder is lost.
+    pub(super) fn open(&self, about: &Reference, make: impl Fn(), tell: &dyn Fn()) -> io::Result<()> {
+        let mut state = self.lock();
+        state.asked = Some((*about, Instant::now()));
+        self.made(state, &make, tell).map(drop)
+    }
+
+    /// The state, once it is Idle or Used.
+    fn made<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        make: &impl Fn(),
+        tell: &dyn Fn(),
+    ) -> io::Result<MutexGuard<'a, State>> {
+        loop {
+            match state.is {
+                Is::Idle(_) | Is::Used => return Ok(state),
+                Is::Lost => return Err(lost()),
                 Is::Unmade => {
                     state.is = Is::Making;
                     drop(state);
@@ -103,7 +126,6 @@ impl Way {
                     state = self.lock();
                 }
                 Is::Making => {
-                    state.is = Is::Making;
                     let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice() else {
                         state.lose();
                         self.tell_waiting(&state);

@@ -254,7 +254,7 @@ fn exchange(
     send(&socket, ask.as_bytes(), given, SendFlags::empty())?;
     let mut told = Told::new_zeroed();
     let began = Instant::now();
-    let Packet { bytes, descriptor, .. } = loop {
+    let Packet { bytes, descriptor, is_cut, .. } = loop {
         if let Some(received) = receive(&socket, told.as_mut_bytes(), RecvFlags::empty())? {
             break received;
         }
@@ -264,6 +264,9 @@ fn exchange(
     };
     if bytes != size_of::<Told>() || told.kind != ask.kind {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the store's answer is not one"));
+    }
+    if is_cut && descriptor.is_none() {
+        return Err(Errno::MFILE.into());
     }
     Ok((told, descriptor.filter(|_| told.outcome.get() == outcome::GOOD)))
 }

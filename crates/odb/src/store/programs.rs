@@ -34,7 +34,7 @@ fn is_known(sender: &PeerCredentials) -> bool {
 /// Whether a pair of sockets at an entrance is the sender's own, and not one that it was given by somebody who may more:
 /// who has made it is whom the store would take its user for (SO_PEERCRED). Another packet there is of no use.
 fn is_by_its_maker(packet: &Packet) -> bool {
-    let Packet { bytes, descriptor: Some(socket), sender: Some(sender) } = packet else { return false };
+    let Packet { bytes, descriptor: Some(socket), sender: Some(sender), .. } = packet else { return false };
     *bytes == size_of::<Ask>()
         && socket_domain(socket) == Ok(AddressFamily::UNIX)
         && socket_type(socket) == Ok(SocketType::SEQPACKET)

@@ -12,11 +12,15 @@ use rustix::process::Signal;
 use serde_json::Value;
 use shunt_agent::packets;
 use shunt_ca::{Authority, Request};
+use shunt_negotiation::{Ends, LOOPBACK};
 use shunt_odb::store::Limits;
 use shunt_run::launch::{LIBRARY, Launch};
 use shunt_testbed::{LabId, PATIENCE, Watchdog};
 use shunt_wire::local::{Header, kind};
 use zerocopy::IntoBytes;
+
+/// Key of the machines of a bed for each other.
+pub const SHARED_KEY: &[u8; 16] = b"one key for all.";
 
 /// One or more machines, each with an agent of its own; they have one network and one file system.
 pub struct Bed {
@@ -36,6 +40,7 @@ pub struct Machine {
     /// The control group of its agent.
     agents: PathBuf,
     agent: Option<Program>,
+    pins: PathBuf,
 }
 
 /// A program, ended with the test.
@@ -96,7 +101,9 @@ impl Bed {
         let authority = Authority::create(&id.dir().join("ca")).unwrap();
         let addresses: Vec<SocketAddr> = (0..machines).map(|_| own_address()).collect();
         let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
-        Some(Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog })
+        let bed = Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog };
+        bed.machines.iter().for_each(Machine::share_loopback);
+        Some(bed)
     }
 
     /// A machine: the last one where there are not so many.
@@ -168,10 +175,17 @@ impl Machine {
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, text).unwrap();
         let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
-        let mut machine = Self { launch, config, socket, group, agents, agent: None };
+        let mut machine = Self { launch, config, socket, group, agents, agent: None, pins: pins.into() };
         machine.start_agent();
         machine.launch.enter().unwrap();
         machine
+    }
+
+    /// All machines have one network here, so that the loopback addresses of each are the others', too. What an agent says of
+    /// addresses is tested with networks of their own (lab, on_demand).
+    fn share_loopback(&self) {
+        let ends = Ends::open(&self.pins.join("odb")).unwrap();
+        ends.set(LOOPBACK, SHARED_KEY).unwrap();
     }
 
     /// Starts its agent, which no longer runs.
@@ -194,6 +208,13 @@ impl Machine {
         let mut command = Command::new(built("shuntd", "shunt-agent"));
         let output = command.arg("--check").arg("--config").arg(&self.config).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The place of another control group, which the bed removes.
+    pub fn group_beside(&self, name: &str) -> PathBuf {
+        let mut path = self.group.clone().into_os_string();
+        path.push(format!("-{name}"));
+        path.into()
     }
 
     pub fn signal_agent(&self, signal: Signal) {

@@ -19,4 +19,5 @@ mod scarce;
 mod signals;
 mod silent;
 mod stores;
+mod strangers;
 mod tls;

@@ -1,0 +1,90 @@
+//! Addresses that the programs of a machine have: an agent tells its peers, which then let those programs' connections carry
+//! references (crates/negotiation).
+
+use std::net::IpAddr;
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::address::Address;
+use crate::local::Reason;
+use crate::peer::{FrameHeader, HEADER_BYTES, kind};
+
+/// Addresses of one machine at most.
+pub const ADDRESSES_MAX: usize = 64;
+
+/// A list of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    list: [Address; ADDRESSES_MAX],
+    count: usize,
+}
+
+impl Addresses {
+    /// The first [`ADDRESSES_MAX`] of some addresses.
+    #[must_use]
+    pub fn of(addresses: &[IpAddr]) -> Self {
+        let mut all = Self { list: [Address::NONE; ADDRESSES_MAX], count: addresses.len().min(ADDRESSES_MAX) };
+        for (place, address) in all.list.iter_mut().zip(addresses) {
+            *place = Address::from(*address);
+        }
+        all
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.list[..self.count].iter().map(|address| address.ip())
+    }
+
+    /// Appends them as one frame (ADDRESSES).
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let list = self.list[..self.count].as_bytes();
+        let length = U32::new((HEADER_BYTES + list.len()) as u32);
+        let header = FrameHeader { length, kind: kind::ADDRESSES.into(), zero: U16::ZERO };
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(list);
+    }
+
+    /// Of a frame's body.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] where that is no such list, or a longer one.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Reason> {
+        let addresses = <[Address]>::ref_from_bytes(body).map_err(|_| Reason::Malformed)?;
+        let mut all = Self { list: [Address::NONE; ADDRESSES_MAX], count: addresses.len() };
+        all.list.get_mut(..addresses.len()).ok_or(Reason::Malformed)?.copy_from_slice(addresses);
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::Frame;
+
+    fn sent(count: usize) -> Vec<u8> {
+        let address = |number: usize| IpAddr::from([10, 0, 1, number as u8]);
+        let mut bytes = Vec::new();
+        Addresses::of(&(0..count).map(address).collect::<Vec<_>>()).emit(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn emit_then_parse_is_the_identity() {
+        for count in [0, 1, 3, ADDRESSES_MAX, ADDRESSES_MAX + 1] {
+            let bytes = sent(count);
+            let (frame, length) = Frame::parse(&bytes).unwrap().unwrap();
+            assert_eq!(length, bytes.len());
+            let Frame::Addresses(addresses) = frame else { panic!("{frame:?}") };
+            let expected = (0..count.min(ADDRESSES_MAX)).map(|number| IpAddr::from([10, 0, 1, number as u8]));
+            assert!(addresses.iter().eq(expected), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_longer_list_and_half_an_address_are_refused() {
+        let body = vec![1; (ADDRESSES_MAX + 1) * size_of::<Address>()];
+        assert_eq!(Addresses::parse(&body).unwrap_err(), Reason::Malformed);
+        assert_eq!(Addresses::parse(&body[..17]).unwrap_err(), Reason::Malformed);
+    }
+}
