@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use shunt_negotiation::{Ends, Key, LOOPBACK};
-use shunt_wire::addresses::Addresses;
+use shunt_wire::addresses::{ADDRESSES_MAX, Addresses};
 
 use crate::addresses::is_usable;
 use crate::agent::Agent;
@@ -113,6 +113,13 @@ impl EndsOfPeers {
 
     /// This machine's interfaces have these addresses from now on.
     fn set_own(&mut self, addresses: &[IpAddr]) {
+        let usable = addresses.iter().filter(|address| is_usable(**address)).count();
+        if self.configured.is_empty() && usable > ADDRESSES_MAX {
+            tracing::warn!(
+                addresses = usable,
+                "peers are told {ADDRESSES_MAX} of this machine's addresses: name those of programs in [store] `addresses`"
+            );
+        }
         self.owners.this = addresses.iter().chain(&self.configured).copied().chain([LOOPBACK]).collect();
         self.settle();
     }
