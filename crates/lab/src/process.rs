@@ -113,13 +113,16 @@ impl Process {
         Ok(())
     }
 
-    /// Sends a signal to its process group.
+    /// Sends a signal to its process group. One that was told to stop has stopped when this returns, or takes very long to.
     pub fn signal(&mut self, signal: Signal) {
         // After the leader was reaped the group's number may be somebody else's.
         if self.ended.is_none()
             && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
         {
             let _ = kill_process_group(group, signal);
+            if signal == Signal::STOP {
+                let _ = shunt_testbed::until_stopped(self.child.id());
+            }
         }
     }
 

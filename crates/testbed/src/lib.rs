@@ -11,5 +11,5 @@ mod watchdog;
 pub use bpffs::mount_bpffs;
 pub use id::LabId;
 pub use skip::{may_run, root, skipped};
-pub use wait::{PATIENCE, eventually};
+pub use wait::{PATIENCE, eventually, until_stopped};
 pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

@@ -137,7 +137,10 @@ impl Held {
                 }
                 _ => {
                     let most = got.len().min(self.length - at);
-                    self.stream.read(&mut got[..most]).with_context(|| format!("{} after {at} bytes", self.path))?
+                    match self.stream.read(&mut got[..most]) {
+                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                        read => read.with_context(|| format!("{} after {at} bytes", self.path))?,
+                    }
                 }
             };
             ensure!(read > 0, "{}: closed after {at} of {} bytes", self.path, self.length);

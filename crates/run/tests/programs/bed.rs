@@ -220,6 +220,9 @@ impl Machine {
     pub fn signal_agent(&self, signal: Signal) {
         let agent = &self.agent.as_ref().unwrap().0;
         rustix::process::kill_process(rustix::process::Pid::from_child(agent), signal).unwrap();
+        if signal == Signal::STOP {
+            shunt_testbed::until_stopped(agent.id()).unwrap();
+        }
     }
 
     /// Has its agent end, by a signal.
