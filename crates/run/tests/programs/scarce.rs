@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use shunt_odb::store::Limits;
 
@@ -23,7 +23,7 @@ sock.recv(1)
 /// Receives 24 MiB, gets a limit of 4 MiB of memory more, and looks at all of them.
 const LOOKS: &str = "
 import os, signal, socket, sys
-signal.alarm(60)
+signal.alarm(30)
 group = sys.argv[2]
 def say(file, what):
     with open(file, 'w') as to: to.write(str(what))
@@ -81,10 +81,8 @@ impl Drop for Group {
     }
 }
 
-#[test]
-fn a_program_without_memory_for_what_it_has_read_ends() {
-    let Some(bed) = Bed::new(Limits::default()) else { return };
-    let Some(group) = Group::new(&format!("{}-scarce", bed.path().file_name().unwrap().display())) else { return };
+/// How a program ended that was to look at what it has no memory for, and what it said of that.
+fn looks(bed: &Bed, group: &Group) -> (ExitStatus, String) {
     let port = free_address().port().to_string();
     let start = |text: &str, arguments: &[&str]| {
         let mut command = bed.under_shunt("python3");
@@ -97,6 +95,25 @@ fn a_program_without_memory_for_what_it_has_read_ends() {
     let looks = start(LOOKS, &[&group.0.to_string_lossy()]).wait_with_output().unwrap();
     let (said, why) = (String::from_utf8_lossy(&looks.stdout), String::from_utf8_lossy(&looks.stderr));
     assert_eq!(said, "looks\n", "{}: {why}", looks.status);
-    assert!(why.contains("no memory for bytes that this process has read"), "{}: {why}", looks.status);
-    assert_eq!(looks.status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{why}");
+    assert!(!looks.status.success(), "it went on");
+    (looks.status, why.into_owned())
+}
+
+/// Sometimes the kernel refuses memory to the interpreter first, which then waits for it until it is ended, or gives up. What
+/// the library does is seen where it is the first one: in nearly all turns.
+#[test]
+fn a_program_without_memory_for_what_it_has_read_ends() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let name = bed.path().file_name().unwrap().display().to_string();
+    let mut others = Vec::new();
+    for turn in 0..5 {
+        let Some(group) = Group::new(&format!("{name}-scarce{turn}")) else { return };
+        let (status, why) = looks(&bed, &group);
+        if why.contains("no memory for bytes that this process has read") {
+            assert_eq!(status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{why}");
+            return;
+        }
+        others.push((status, why));
+    }
+    panic!("{others:?}");
 }
