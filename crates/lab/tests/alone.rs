@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use service::{Running, may_run, start};
 use shunt_lab::{Host, shuntd_program};
+use shunt_testbed::eventually;
 
 fn shuntd(host: &Host, config: &std::path::Path, options: &[&str]) -> Result<Output> {
     let mut command = Command::new(shuntd_program()?);
@@ -40,11 +41,11 @@ fn nothing_is_detached_while_the_agent_works() -> Result<()> {
             service.still_good()?;
             let forced = shuntd(host, &config, &["--detach", "--force"])?;
             ensure!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
-            let ended = service.service.agent_process(host)?.context("no agent")?.try_wait()?;
-            ensure!(ended.is_some_and(|status| status.success()), "the agent has not ended well: {ended:?}");
+            let agent = service.service.agent_process(host)?.context("no agent")?;
+            let ended = eventually(|| agent.try_wait()?.context("the agent has not ended"))?;
+            ensure!(ended.success(), "the agent has not ended well: {ended}");
             service.service.restart_agent(host)?;
-            std::thread::sleep(std::time::Duration::from_secs(6)); // until the worker has found its agent again
-            service.still_good()?;
+            service.good_again()?;
         }
         Ok(())
     })
