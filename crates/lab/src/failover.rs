@@ -204,7 +204,7 @@ impl<'lab> Failover<'lab> {
         match how {
             How::Kill => {
                 let server = self.service.chain_mut().process(host.name()).context("a backend has a server")?;
-                server.signal(Signal::KILL);
+                server.signal(Signal::KILL)?;
                 self.service.kill_agent(host)
             }
             How::CutOff => self.lab().cut(host, PORT),

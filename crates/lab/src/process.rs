@@ -113,17 +113,21 @@ impl Process {
         Ok(())
     }
 
-    /// Sends a signal to its process group. One that was told to stop has stopped when this returns, or takes very long to.
-    pub fn signal(&mut self, signal: Signal) {
+    /// Sends a signal to its process group. After SIGSTOP all of that has stopped.
+    ///
+    /// # Errors
+    /// It does not stop.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
         // After the leader was reaped the group's number may be somebody else's.
         if self.ended.is_none()
             && let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
         {
             let _ = kill_process_group(group, signal);
             if signal == Signal::STOP {
-                let _ = shunt_testbed::until_stopped(self.child.id());
+                shunt_testbed::until_group_stopped(self.child.id())?;
             }
         }
+        Ok(())
     }
 
     /// Kills what is left of it and starts it once more; its log goes on.
@@ -152,7 +156,7 @@ impl Process {
     /// # Errors
     /// That of waitpid(2).
     pub fn stop_with(mut self, signal: Signal) -> Result<ExitStatus> {
-        self.signal(signal);
+        self.signal(signal)?;
         if let Ok(status) = self.wait(Duration::from_secs(5)) {
             return Ok(status);
         }
@@ -161,7 +165,7 @@ impl Process {
 
     fn kill(&mut self) -> Result<ExitStatus> {
         self.try_wait()?;
-        self.signal(Signal::KILL);
+        self.signal(Signal::KILL)?;
         self.wait(Duration::from_secs(5))
     }
 }

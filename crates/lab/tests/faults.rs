@@ -150,8 +150,7 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     let server = service.service.chain().server();
     let mut client = Client::connect(lab.client(), server, None)?;
     let signal_agent = |service: &mut Running<'_>, signal| -> Result<()> {
-        service.service.agent_process(lab.backend())?.context("the backend has an agent")?.signal(signal);
-        Ok(())
+        service.service.agent_process(lab.backend())?.context("the backend has an agent")?.signal(signal)
     };
     if fills_window {
         client.ask("/7m", "7m", 7 << 20);
@@ -168,7 +167,7 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     }
     until_settled(lab.client(), |sockets| sockets.iter().map(|socket| socket.unread_bytes).sum())?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
-    backend.signal(Signal::KILL);
+    backend.signal(Signal::KILL)?;
     service.service.kill_agent(lab.backend())?;
     // It silences what the other has left.
     service.service.start_agent(lab.backend())?;
@@ -296,7 +295,7 @@ fn machines_that_stand_still_together_lose_no_session() -> Result<()> {
                 [(Signal::STOP, Duration::from_millis(1500)), (Signal::CONT, Duration::from_millis(500))]
             {
                 for host in hosts {
-                    service.service.agent_process(host)?.context("an agent")?.signal(signal);
+                    service.service.agent_process(host)?.context("an agent")?.signal(signal)?;
                 }
                 std::thread::sleep(then);
             }
@@ -323,13 +322,13 @@ fn reload_and_quit_let_bodies_finish() -> Result<()> {
             let sends = service.until_sending(true);
             for host in lab.tiers() {
                 if let Some(nginx) = service.service.chain_mut().process(host.name()) {
-                    nginx.signal(Signal::HUP);
+                    nginx.signal(Signal::HUP)?;
                 }
             }
-            (sends, reader.join())
-        });
-        fetched.0?;
-        match fetched.1 {
+            sends?;
+            Ok::<_, anyhow::Error>(reader.join())
+        })?;
+        match fetched {
             Ok(fetched) => good(service, &fetched?)?,
             Err(_) => bail!("the reader panicked"),
         }

@@ -15,8 +15,7 @@ use shunt_testbed::eventually;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
-    service.service.agent_process(host)?.context("the host has an agent")?.signal(signal);
-    Ok(())
+    service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)
 }
 
 /// Asks for a body that is long for its client, whose window is shut after some of it.

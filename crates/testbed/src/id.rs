@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use shunt_sys::cgroup;
 
 use crate::bpffs::BPFFS;
+use crate::proc::stat;
 
 /// Every name begins with this.
 const PREFIX: &str = "shunt-";
@@ -120,9 +121,8 @@ impl std::fmt::Display for LabId {
 
 /// A process's number and start time (field 22 of proc_pid_stat(5)).
 pub(crate) fn owner_mark(pid: &str) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (name, rest) = stat.rsplit_once(')')?;
-    Some(format!("{} {}\n", name.split_once(' ')?.0, rest.split_whitespace().nth(19)?))
+    let (number, fields) = stat(&Path::new("/proc").join(pid))?;
+    Some(format!("{number} {}\n", fields.get(19)?))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod bpffs;
 mod id;
+mod proc;
 mod skip;
 mod wait;
 mod watchdog;
@@ -11,5 +12,5 @@ mod watchdog;
 pub use bpffs::mount_bpffs;
 pub use id::LabId;
 pub use skip::{may_run, root, skipped};
-pub use wait::{PATIENCE, eventually, until_stopped};
+pub use wait::{PATIENCE, eventually, until_group_stopped, until_stopped, within};
 pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

@@ -1,6 +1,9 @@
 //! Waits for conditions: each has a deadline for machines that are busy with other things, and none a fixed length.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use crate::proc::stat;
 
 /// Deadline for conditions that hold within a second or so on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -12,8 +15,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// That of the last look, once [`PATIENCE`] has passed.
-pub fn eventually<T, E>(mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually<T, E>(look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    within(PATIENCE, look)
+}
+
+/// The same for so long: for what may also rightly not come to be.
+///
+/// # Errors
+/// That of the last look, once that time has passed.
+pub fn within<T, E>(time: Duration, mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let deadline = Instant::now() + time;
     loop {
         let found = look();
         if found.is_ok() || Instant::now() > deadline {
@@ -29,23 +40,36 @@ pub fn eventually<T, E>(mut look: impl FnMut() -> Result<T, E>) -> Result<T, E> 
 /// # Errors
 /// It has not within [`PATIENCE`].
 pub fn until_stopped(pid: u32) -> std::io::Result<()> {
-    eventually(|| {
-        let running = threads(pid).into_iter().find(|(_, state)| !matches!(state, 'T' | 't' | 'Z' | 'X'));
-        running.map_or(Ok(()), |(thread, state)| {
-            Err(std::io::Error::other(format!("thread {thread} of process {pid} is {state:?}, not stopped")))
-        })
-    })
+    let process = Path::new("/proc").join(pid.to_string());
+    eventually(|| is_stopped(&process))
 }
 
-/// A process's threads, and the state of each (proc(5), `stat`).
-fn threads(pid: u32) -> Vec<(String, char)> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let state = |entry: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        let state = stat.rsplit(") ").next()?.chars().next()?;
-        Some((entry.file_name().to_string_lossy().into_owned(), state))
-    };
-    entries.filter_map(state).collect()
+/// The same for all processes of a group.
+///
+/// # Errors
+/// One of them has not within [`PATIENCE`].
+pub fn until_group_stopped(group: u32) -> std::io::Result<()> {
+    let group = group.to_string();
+    // Field 5 of proc_pid_stat(5).
+    let is_member = |process: &PathBuf| stat(process).is_some_and(|(_, fields)| fields.get(2) == Some(&group));
+    eventually(|| entries(Path::new("/proc")).filter(is_member).try_for_each(|process| is_stopped(&process)))
+}
+
+fn is_stopped(process: &Path) -> std::io::Result<()> {
+    for (thread, fields) in entries(&process.join("task")).filter_map(|thread| stat(&thread)) {
+        let state = fields.first().map_or("", String::as_str);
+        // Stopped, traced, ended.
+        if !matches!(state, "T" | "t" | "Z" | "X") {
+            let process = process.display();
+            return Err(std::io::Error::other(format!("thread {thread} of {process} is {state}, not stopped")));
+        }
+    }
+    Ok(())
+}
+
+/// A directory's entries: none, where it has gone.
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
 #[cfg(test)]
@@ -53,12 +77,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_stopped_when_its_state_says_so() {
-        let mut sleeps = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    fn a_process_or_group_has_stopped_when_its_state_says_so() {
+        let mut command = std::process::Command::new("sleep");
+        let mut sleeps =
+            std::os::unix::process::CommandExt::process_group(&mut command, 0).arg("1000").spawn().unwrap();
+        let process = Path::new("/proc").join(sleeps.id().to_string());
+        assert!(is_stopped(&process).is_err());
         let pid = rustix::process::Pid::from_child(&sleeps);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
         until_stopped(sleeps.id()).unwrap();
-        assert!(threads(sleeps.id()).iter().all(|(_, state)| *state == 'T'));
+        until_group_stopped(sleeps.id()).unwrap();
+        assert_eq!(stat(&process).unwrap().1[0], "T");
         sleeps.kill().unwrap();
         sleeps.wait().unwrap();
         until_stopped(sleeps.id()).unwrap();

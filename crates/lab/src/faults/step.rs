@@ -195,7 +195,7 @@ impl Part {
             Self::BackendAgent | Self::FrontendAgent => bed.service.agent_process(host)?,
         };
         if let Some(process) = process {
-            process.signal(signal);
+            process.signal(signal)?;
         }
         Ok(())
     }

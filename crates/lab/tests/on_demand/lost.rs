@@ -50,8 +50,7 @@ pub fn is_honest(ending: &Ending) -> Result<()> {
 }
 
 pub fn signal_server(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
-    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal);
-    Ok(())
+    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(signal)
 }
 
 /// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.

@@ -92,8 +92,7 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
         clients.push(Client::connect(service.lab.client(), server, None)?);
     }
     let signal = |service: &mut Running<'_>, signal| -> Result<()> {
-        service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
-        Ok(())
+        service.service.agent_process(frontend)?.context("it runs")?.signal(signal)
     };
     signal(service, Signal::STOP)?;
     clients.iter_mut().for_each(|client| client.ask_with(fields, "/64k", "64k", 64 << 10));

@@ -6,7 +6,7 @@ pub mod held;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -14,8 +14,8 @@ pub use shunt_lab::impostor;
 use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };
-use shunt_testbed::eventually;
 pub use shunt_testbed::may_run;
+use shunt_testbed::{eventually, within};
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[
@@ -148,17 +148,15 @@ impl Running<'_> {
     }
 
     fn shortcuts_of_two(&self) -> Result<u64> {
-        let before = self.frontend_stats()?.count("servers.shortcuts");
+        let counted = || Ok::<_, anyhow::Error>(self.frontend_stats()?.count("servers.shortcuts"));
+        let before = counted()?;
         self.whole(&fetch(self.lab.client(), self.service.chain().server(), &["/64k", "/1m"])?)?;
         // A client has its last byte before the frontend knows, and counts it.
-        let deadline = Instant::now() + Duration::from_secs(3);
-        loop {
-            let shortcuts = self.frontend_stats()?.count("servers.shortcuts").saturating_sub(before);
-            if shortcuts >= 2 || Instant::now() > deadline {
-                return Ok(shortcuts);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let _ = within(Duration::from_secs(3), || {
+            ensure!(counted()? >= before + 2);
+            Ok(())
+        });
+        Ok(counted()?.saturating_sub(before))
     }
 
     /// Fails where a response that was long enough went the long way.

@@ -45,8 +45,7 @@ pub fn until_its_file_is_known<'lab>(
 pub fn lose(service: &mut Running<'_>, backend: &Host) -> Result<()> {
     service.service.kill_agent(backend)?;
     let server = service.service.chain_mut().process(backend.name()).context("a backend has a server")?;
-    server.signal(rustix::process::Signal::KILL);
-    Ok(())
+    server.signal(rustix::process::Signal::KILL)
 }
 
 #[test]

@@ -191,7 +191,7 @@ fn dumps_core(process: &mut Process) -> Result<bool> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Core);
     let pid = Pid::from_raw(process.pid().cast_signed());
     prlimit(pid, Resource::Core, Rlimit { current: maximum, maximum }).context("allowing a core dump")?;
-    process.signal(Signal::ABORT);
+    process.signal(Signal::ABORT)?;
     Ok(std::os::unix::process::ExitStatusExt::core_dumped(&process.wait(PATIENCE)?))
 }
 

@@ -67,8 +67,7 @@ fn until_handed_off(service: &Running<'_>) -> Result<()> {
 }
 
 fn kill_server(service: &mut Running<'_>, host: &Host) -> Result<()> {
-    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(Signal::KILL);
-    Ok(())
+    service.service.chain_mut().process(host.name()).context("it has a server")?.signal(Signal::KILL)
 }
 
 /// Disturbs the machine that sends and the one whose client it is: bodies are handed off again afterwards.
