@@ -344,6 +344,7 @@ void ngx_http_shunt_rest_stalled(ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_rest_instead(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_rest_forget(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx);
+ngx_uint_t ngx_http_shunt_rest_is_on(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx);
 ngx_uint_t ngx_http_shunt_rest_is_of(ngx_http_shunt_ctx_t *ctx, ngx_http_request_t *sr);
 ngx_int_t ngx_http_shunt_rest_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
@@ -369,6 +370,7 @@ void ngx_http_shunt_start_over(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx)
 ngx_uint_t ngx_http_shunt_is_loss(ngx_uint_t reason);
 ngx_int_t ngx_http_shunt_recover(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason);
 ngx_uint_t ngx_http_shunt_recovery_is_on(const ngx_http_shunt_ctx_t *ctx);
+void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx);
 void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx);
 ngx_http_shunt_ctx_t *ngx_http_shunt_recovery_ctx(ngx_http_request_t *r);
 ngx_int_t ngx_http_shunt_recovery_header(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx);
@@ -378,6 +380,7 @@ void ngx_http_shunt_recovery_proof(ngx_http_shunt_ctx_t *ctx, const struct shunt
 void ngx_http_shunt_part_note(ngx_http_request_t *r, ngx_http_shunt_ctx_t *ctx);
 ngx_int_t ngx_http_shunt_part_fields(ngx_http_request_t *sr, ngx_http_shunt_ctx_t *ctx,
                                      uint64_t from);
+void ngx_http_shunt_part_end(ngx_http_request_t *sr);
 ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr,
                                                           ngx_msec_t connect, ngx_msec_t answer,
                                                           int unacknowledged);

@@ -140,7 +140,7 @@ void ngx_http_shunt_complete(ngx_http_shunt_ctx_t *ctx)
     ctx->id = 0;
     ctx->mode = SHUNT_MODE_COMPLETE;
     ngx_http_shunt_probe_end(ctx);
-    ngx_http_shunt_recovery_end(ctx);
+    ngx_http_shunt_recovery_drop(ctx);
     ngx_http_shunt_rest_drop(ctx);
 
     if (ctx->progress.timer_set) {
@@ -238,6 +238,12 @@ void ngx_http_shunt_ended(ngx_http_shunt_ctx_t *ctx, ngx_uint_t reason)
 
     if (ctx->mode == SHUNT_MODE_ACTIVE) {
         (void) ngx_http_shunt_follow(ctx); /* the kernel's event may cross the agent's message */
+    }
+
+    /* said once more while the rest is on its way */
+    if (ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_is_loss(reason) &&
+        ngx_http_shunt_rest_is_on(ctx)) {
+        return;
     }
 
     ctx->why = SHUNT_COUNT_aborted_agent;

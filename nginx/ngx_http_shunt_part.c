@@ -159,6 +159,14 @@ ngx_http_upstream_conf_t *ngx_http_shunt_part_impatiently(ngx_http_request_t *sr
     return own;
 }
 
+/* Nobody wants its answer any more, of which no body has been read. */
+void ngx_http_shunt_part_end(ngx_http_request_t *sr)
+{
+    sr->write_event_handler = ngx_http_request_empty_handler; /* it may not have begun */
+    (void) ngx_http_shunt_end_upstream(sr);
+    ngx_http_finalize_request(sr, NGX_OK);
+}
+
 /* ---- the answer ---- */
 
 /* Another server, or the same a little later, may answer better. */

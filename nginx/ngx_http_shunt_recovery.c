@@ -555,3 +555,16 @@ void ngx_http_shunt_recovery_end(ngx_http_shunt_ctx_t *ctx)
         ngx_del_timer(&rec->event);
     }
 }
+
+/* The same where the client's request goes on: one that is out ends, or the connection's next
+ * request would wait for it. */
+void ngx_http_shunt_recovery_drop(ngx_http_shunt_ctx_t *ctx)
+{
+    ngx_http_request_t *sr = ctx->recovery ? ctx->recovery->request : NULL;
+
+    ngx_http_shunt_recovery_end(ctx);
+
+    if (sr) {
+        ngx_http_shunt_part_end(sr);
+    }
+}

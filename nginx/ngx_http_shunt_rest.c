@@ -74,13 +74,9 @@ void ngx_http_shunt_rest_drop(ngx_http_shunt_ctx_t *ctx)
 
     ngx_http_shunt_rest_forget(ctx);
 
-    if (sr == NULL) {
-        return;
+    if (sr) {
+        ngx_http_shunt_part_end(sr);
     }
-
-    sr->write_event_handler = ngx_http_request_empty_handler; /* it may not have begun */
-    (void) ngx_http_shunt_end_upstream(sr); /* nothing of its body has been read */
-    ngx_http_finalize_request(sr, NGX_OK);
 }
 
 /* One that was asked for because of a stall, where more than that has come. */
@@ -89,6 +85,12 @@ void ngx_http_shunt_rest_drop_stalled(ngx_http_shunt_ctx_t *ctx)
     if (ctx->rest && ctx->rest->stalled && ctx->mode != SHUNT_MODE_REST) {
         ngx_http_shunt_rest_drop(ctx);
     }
+}
+
+/* Asked for because the payload comes no further, and not only because it stands still. */
+ngx_uint_t ngx_http_shunt_rest_is_on(ngx_http_shunt_ctx_t *ctx)
+{
+    return ctx->rest && !ctx->rest->stalled;
 }
 
 static ngx_uint_t ngx_http_shunt_rest_may_begin(ngx_http_shunt_ctx_t *ctx)

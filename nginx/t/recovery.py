@@ -6,7 +6,7 @@ goes to nginx's own static files, or to an application at 127.0.0.5 that answers
 import os, re, struct, threading, time
 
 import agent as agents
-from run import BIG, Base, Client, Raw, field
+from run import BIG, Base, Client, Raw, field, read
 
 FILE_CHANGED, SOCKET, PEER_LOST, LIMIT = 5, 6, 7, 9
 ETAG = '"the-same"'
@@ -246,6 +246,64 @@ class Application(Lost):
         self.ends_in_a_reset("/raw/x")
         self.assertEqual(len(self.raw.requests), 1 + asked)
         self.assertEqual((self.agent.counters()["failovers"], self.agent.counters()["failover_failed"]), (0, min(asked, 1)))
+
+    def test_a_loss_that_is_told_again_leaves_the_rest_that_is_on_its_way(self):
+        """An agent tells it each second, for as long as the payload is under way."""
+        told, end = [], threading.Event()
+
+        def error(q):
+            return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+        def rest(q):
+            if "Shunt-Consent" in q:
+                return error(q)
+            s, handoff = told[0]
+            for _ in range(3):
+                self.agent.end(s, handoff, PEER_LOST)
+            # The worker has read them when it has answered: it reads what its agent says first.
+            Client().get("/small")
+            return self.answer(q, offered=False).replace(b"Length: 0", b"Length: %d" % (len(BIG) - 1000)) + BIG[1000:]
+
+        def lost(s, h):
+            told.append((s, h["handoff"]))
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, BIG[:1000])
+            agents.wait_acked(c.fileno())
+            c.close()
+            self.agent.end(s, h["handoff"], PEER_LOST)
+
+        self.application(self.whole, *[rest] * 20)
+        self.agent.on_handoff = lost
+        self.assertEqual(Client().get("/raw/x").body == BIG, True)
+        n = self.agent.counters()
+        self.assertEqual((n["failover_failed"], n["relayed_stopped"], n["aborted"]), (1, 1, 0))
+
+    def test_a_payload_that_completes_all_the_same_leaves_no_request_for_its_rest(self):
+        """The connection's next request would wait for that one's answer."""
+        answered = threading.Event()
+
+        def rest(q):
+            answered.wait(60)
+            return self.answer(q)
+
+        def lost(s, h):
+            asked = len(self.raw.requests)
+            c = self.agent.client_socket(h["handoff"])
+            self.agent.write(c, BIG[:1000])
+            self.agent.end(s, h["handoff"], PEER_LOST)
+            self.until(lambda: len(self.raw.requests) > asked, timeout=60)
+            self.agent.write(c, BIG[1000:])
+            agents.wait_acked(c.fileno())
+            self.agent.ring.post(h["handoff"], len(BIG), agents.COMPLETE)
+            c.close()
+
+        self.application(self.whole, rest)
+        self.agent.on_handoff = lost
+        c = Client(timeout=50)
+        self.assertEqual(c.get("/raw/x").body == BIG, True)
+        self.assertEqual(c.get("/small").body, b"s" * 100)
+        answered.set()
+        self.assertNotIn("upstream timed out", read(self.dir + "/error.log"))  # which would have ended the wait
 
     def test_what_is_asked(self):
         self.application(self.whole, self.answer)
