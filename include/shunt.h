@@ -89,8 +89,18 @@ typedef __s64 shunt_s64;
  * ENOPROTOOPT. */
 #define SHUNT_SPEAKS 17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
- * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it. */
+ * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it; once more
+ * for each SHUNT_CARRY. */
 #define SHUNT_ENDED  18
+/* setsockopt(SHUNT_ADOPT, any u32) on such a connection: 0, once, to whoever begins to keep account
+ * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. */
+#define SHUNT_ADOPT  19
+/* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of them) leaves that account with such a connection;
+ * getsockopt takes it away again, once. EPERM: not such a connection, or nothing was left. So it
+ * goes from one user's programs to another's, by the socket that they pass. */
+#define SHUNT_CARRY  20
+
+#define SHUNT_CARRIED_BYTES 304
 
 struct shunt_begin {
     shunt_u32 peer;    /* index into the board */

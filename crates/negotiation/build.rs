@@ -11,7 +11,7 @@ fn main() {
     SkeletonBuilder::new()
         .source("bpf/negotiation.bpf.c")
         .clang(env::var("CLANG").unwrap_or_else(|_| "clang-14".into()))
-        .clang_args([multiarch.as_str(), "-Wall", "-Wextra", "-Wno-sign-compare"])
+        .clang_args([multiarch.as_str(), "-mcpu=v3", "-Wall", "-Wextra", "-Wno-sign-compare"])
         .build_and_generate(Path::new(&out).join("negotiation.skel.rs"))
         .unwrap_or_else(|error| panic!("bpf/negotiation.bpf.c: {error:?}"));
     println!("cargo::rerun-if-changed=bpf");

@@ -34,8 +34,9 @@
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
 
-#define MARKED 1 /* connect or listen with the option */
-#define AGREED 2 /* the other end has it too */
+#define MARKED  1 /* connect or listen with the option */
+#define AGREED  2 /* the other end has it too */
+#define ADOPTED 3 /* and a program keeps account of its frames; with each that may, one more */
 
 /* A listener's children have its mark. */
 struct {
@@ -45,7 +46,23 @@ struct {
     __type(value, __u32);
 } marks SEC(".maps");
 
-/* Cookies of agreed connections whose last descriptor is closed, until somebody asks. */
+/* Of one connection. If there are more, some are forgotten late. */
+#define MORE_ACCOUNTS 100
+
+/* A program's account of a connection's frames, for one of another user (SHUNT_CARRY). */
+struct carried {
+    __u8 bytes[SHUNT_CARRIED_BYTES];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct carried);
+} carried SEC(".maps");
+
+/* Cookies of agreed connections whose last descriptor is closed, until somebody asks: by how many
+ * accounts of them there may be. */
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
@@ -92,7 +109,10 @@ static __always_inline int has_ended(struct bpf_sockopt *ctx)
     if ((void *) (value + 1) > ctx->optval_end)
         return REFUSED;
     __u64 cookie = *value;
-    if (bpf_map_delete_elem(&ended, &cookie))
+    __u8 *accounts = bpf_map_lookup_elem(&ended, &cookie);
+    if (accounts && *accounts > 1)
+        *accounts -= 1;
+    else if (bpf_map_delete_elem(&ended, &cookie))
         return REFUSED;
     ctx->optlen = -1;
     return ALLOWED;
@@ -101,13 +121,49 @@ static __always_inline int has_ended(struct bpf_sockopt *ctx)
 SEC("cgroup/sock_release")
 int odb_release(struct bpf_sock *ctx)
 {
-    __u8 one = 1;
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
-    if (mark && *mark == AGREED) {
+    if (mark && *mark >= AGREED) {
         __u64 cookie = bpf_get_socket_cookie(ctx);
-        bpf_map_update_elem(&ended, &cookie, &one, BPF_ANY);
+        __u32 more = *mark > ADOPTED ? *mark - ADOPTED : 0;
+        __u8 accounts = 1 + (more < MORE_ACCOUNTS ? more : MORE_ACCOUNTS);
+        bpf_map_update_elem(&ended, &cookie, &accounts, BPF_ANY);
     }
     return ALLOWED;
+}
+
+/* An account is left with its connection. */
+static __always_inline bool carry(struct bpf_sockopt *ctx, struct bpf_sock *sk)
+{
+    struct carried *from = ctx->optval;
+    if ((void *) (from + 1) > ctx->optval_end || ctx->optlen != sizeof(*from))
+        return false;
+    struct carried *to = bpf_sk_storage_get(&carried, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    if (!to)
+        return false;
+    __builtin_memcpy(to, from, sizeof(*to));
+    return true;
+}
+
+static __always_inline bool is_ours(struct bpf_sockopt *ctx)
+{
+    return ctx->level == SHUNT_SOL &&
+           (ctx->optname == SHUNT_SPEAK || ctx->optname == SHUNT_SPEAKS ||
+            ctx->optname == SHUNT_ADOPT || ctx->optname == SHUNT_CARRY);
+}
+
+/* What a program may do with a connection on which both ends have the option. */
+static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
+{
+    if (*mark < AGREED)
+        return false;
+    if (ctx->optname == SHUNT_ADOPT)
+        return __sync_val_compare_and_swap(mark, AGREED, ADOPTED) == AGREED;
+    if (ctx->optname != SHUNT_CARRY)
+        return true;
+    if (!carry(ctx, sk))
+        return false;
+    __sync_fetch_and_add(mark, 1);
+    return true;
 }
 
 SEC("cgroup/setsockopt")
@@ -115,7 +171,7 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
 {
     if (ctx->level == SHUNT_SOL && ctx->optname == SHUNT_ENDED)
         return has_ended(ctx);
-    if (ctx->level != SHUNT_SOL || (ctx->optname != SHUNT_SPEAK && ctx->optname != SHUNT_SPEAKS)) {
+    if (!is_ours(ctx)) {
         if (ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;
@@ -139,10 +195,37 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     if (ctx->optname == SHUNT_SPEAK) {
         if (sk->state == BPF_TCP_CLOSE)
             *mark = MARKED;
-    } else if (*mark != AGREED) {
+    } else if (!on_agreed(ctx, sk, mark)) {
         return REFUSED;
     }
     ctx->optlen = -1; /* all done: the kernel need not look */
+    return ALLOWED;
+}
+
+/* What was left with a connection goes to whoever asks first. */
+SEC("cgroup/getsockopt")
+int odb_getsockopt(struct bpf_sockopt *ctx)
+{
+    struct bpf_sock *sk = ctx->sk;
+
+    if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_CARRY) {
+        if (ctx->optlen > VISIBLE_BYTES)
+            ctx->optlen = 0;
+        return ALLOWED;
+    }
+    /* As in odb_setsockopt: a group's below has answered, or one's above may know. */
+    if (ctx->retval == 0 || !sk || !mark_of(sk, false))
+        return ALLOWED;
+    struct carried *to = ctx->optval;
+    struct carried *from = bpf_sk_storage_get(&carried, sk, 0, 0);
+    if ((void *) (to + 1) > ctx->optval_end || !from)
+        return REFUSED;
+    __builtin_memcpy(to, from, sizeof(*to));
+    if (bpf_sk_storage_delete(&carried, sk))
+        return REFUSED;
+    ctx->optlen = sizeof(*to);
+    barrier(); /* the kernel takes no store of both as one */
+    ctx->retval = 0;
     return ALLOWED;
 }
 

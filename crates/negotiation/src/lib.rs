@@ -59,7 +59,8 @@ impl Speakers {
 }
 
 /// What there is under the pins.
-const PINNED: [&str; 6] = ["odb_setsockopt", "odb_handshake", "odb_release", "marks", "ended", "ends"];
+const PINNED: [&str; 8] =
+    ["odb_setsockopt", "odb_getsockopt", "odb_handshake", "odb_release", "marks", "carried", "ended", "ends"];
 
 /// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
 /// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
@@ -73,11 +74,13 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     let mut object = MaybeUninit::uninit();
     let mut open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
     open.maps.marks.set_pin_path(pins.join("marks")).map_err(failed("pin"))?;
+    open.maps.carried.set_pin_path(pins.join("carried")).map_err(failed("pin"))?;
     open.maps.ended.set_pin_path(pins.join("ended")).map_err(failed("pin"))?;
     open.maps.ends.set_pin_path(pins.join("ends")).map_err(failed("pin"))?;
     let loaded = open.load().map_err(failed("load"))?;
     speakers.tell(&loaded.maps.speakers).map_err(failed("look into the maps of"))?;
     attach_cgroup(&loaded.progs.odb_setsockopt, "odb_setsockopt", cgroup, pins)?;
+    attach_cgroup(&loaded.progs.odb_getsockopt, "odb_getsockopt", cgroup, pins)?;
     attach_cgroup(&loaded.progs.odb_release, "odb_release", cgroup, pins)?;
     attach_cgroup(&loaded.progs.odb_handshake, "odb_handshake", cgroup, pins)?;
     Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
@@ -100,7 +103,7 @@ pub fn detach(pins: &Path) -> io::Result<()> {
 /// both ends.
 #[derive(Debug)]
 pub struct Negotiation {
-    _links: [Link; 3],
+    _links: [Link; 4],
     ends: Ends,
 }
 
@@ -122,6 +125,7 @@ impl Negotiation {
         };
         let links = [
             attach(&loaded.progs.odb_setsockopt)?,
+            attach(&loaded.progs.odb_getsockopt)?,
             attach(&loaded.progs.odb_handshake)?,
             attach(&loaded.progs.odb_release)?,
         ];

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
 use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
@@ -101,6 +101,7 @@ fn both_ends_agree_or_neither_does() {
     }
 
     ends_once_with_its_last_descriptor();
+    an_account_is_begun_once_and_goes_by_the_socket();
 
     // What was not marked before its connect stays out, and so does a socket that is not TCP.
     let (listener, address) = listening(true);
@@ -159,6 +160,53 @@ fn ends_once_with_its_last_descriptor() {
     drop(copy);
     assert!(odb::ended(&asking, cookies[0]) && !odb::ended(&asking, cookies[0]), "it is said once");
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
+}
+
+/// What programs of several users need: one of them begins, and what it leaves one other gets.
+fn an_account_is_begun_once_and_goes_by_the_socket() {
+    let (listener, address) = listening(true);
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    assert!(!odb::adopt(&client) && odb::carry(&client, &[1; odb::CARRIED_BYTES]).is_err(), "it is no connection yet");
+    connect(&client, &address).unwrap();
+    let server = accept(&listener).unwrap();
+    let copy = client.try_clone().unwrap();
+    assert!(odb::take(&client).is_err(), "nobody has left anything");
+    assert!(odb::adopt(&copy) && !odb::adopt(&client) && odb::speaks(&client));
+    assert!(odb::adopt(&server), "the other end has an account of its own");
+    for turn in [1, 2] {
+        odb::carry(&client, &[turn; odb::CARRIED_BYTES]).unwrap();
+        odb::carry(&client, &[turn + 10; odb::CARRIED_BYTES]).unwrap();
+        assert_eq!(odb::take(&copy).unwrap(), [turn + 10; odb::CARRIED_BYTES]);
+        assert!(odb::take(&client).is_err() && odb::take(&server).is_err());
+    }
+    // Each of the accounts that there may be hears of the end.
+    let (asking, cookie) = (tcp(), rustix::net::sockopt::socket_cookie(&client).unwrap());
+    drop((client, copy));
+    let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
+    assert_eq!(heard, 5, "who has begun it, and four to whom it was left");
+
+    let plain = connection_of(address);
+    assert!(!odb::adopt(&plain) && odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
+    let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
+    assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
+    // Whatever is asked of other sockets, the kernel answers: also more than a page of it.
+    rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
+    assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
+    let (mut groups, mut length) = (vec![0u8; 64 << 10], 64 << 10);
+    // SAFETY: the kernel writes at most `length` bytes into `groups`, which is that long.
+    let asked = unsafe {
+        let (to, length) = (groups.as_mut_ptr().cast(), &raw mut length);
+        libc::getsockopt(plain.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, to, length)
+    };
+    assert!(asked == 0 && (100..4096).contains(&length), "{asked} {length}");
+}
+
+/// A connection that is not marked.
+fn connection_of(address: SocketAddr) -> OwnedFd {
+    let client = tcp();
+    connect(&client, &address).unwrap();
+    client
 }
 
 /// Two agents by mistake, one for a part of the other's programs: both ends still agree, or neither does.

@@ -464,7 +464,8 @@ impl Sending {
     /// The reference that is owed in part stands for nothing: the program is told that it was not written.
     pub fn void_reference(&mut self) {
         if self.flags & OWES_REFERENCE != 0 && self.owed_bytes > 0 {
-            self.owed[self.owed_bytes as usize - 1] = VOID;
+            let last = self.owed().len() - 1;
+            self.owed[last] = VOID;
         }
         self.flags &= !OWES_REFERENCE;
     }
@@ -491,7 +492,9 @@ impl Sending {
 
     fn owe(&mut self, bytes: &[u8]) {
         let from = self.owed_bytes as usize;
-        self.owed[from..from + bytes.len()].copy_from_slice(bytes);
+        // There is room, unless another user has made this state up.
+        let Some(room) = self.owed.get_mut(from..from.saturating_add(bytes.len())) else { return self.break_off() };
+        room.copy_from_slice(bytes);
         self.owed_bytes += bytes.len() as u32;
     }
 

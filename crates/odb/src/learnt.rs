@@ -9,6 +9,7 @@
 //! What is kept of a kind is eight bytes of which any are valid, in memory that processes share ([`Table`]): who
 //! changes them, a process that was killed or a peer that lies, makes guesses worse and nothing else.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use shunt_sys::shared::SharedMemory;
@@ -233,12 +234,13 @@ const PROBES: usize = 8;
 /// What is known of all kinds, at the end of some memory that processes share. Where there are too many, a newer one takes
 /// an older one's place.
 #[derive(Debug)]
-pub struct Table(SharedMemory);
+pub struct Table(Arc<SharedMemory>);
 
 impl Table {
     /// At the end of this memory.
     #[must_use]
-    pub fn new(memory: SharedMemory) -> Option<Self> {
+    pub fn new(memory: impl Into<Arc<SharedMemory>>) -> Option<Self> {
+        let memory = memory.into();
         (memory.len() >= TABLE_BYTES && memory.len().is_multiple_of(8)).then_some(Self(memory))
     }
 

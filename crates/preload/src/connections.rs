@@ -1,12 +1,18 @@
-//! The states of connections, in memory that all processes of one `shunt run` share: dup, fork, exec and passed
-//! descriptors lead to the same state, found by the socket's cookie (SO_COOKIE).
+//! The states of connections, in memory that processes of one user share with those that they start: dup, fork, exec and
+//! passed descriptors lead to the same state, found by the socket's cookie (SO_COOKIE).
 //!
 //! A state lives as long as its socket, which the kernel tells (SHUNT_ENDED): descriptors may be on their way between
 //! processes, in programs that are about to start, or in ones that were killed.
+//!
+//! Other users' processes have other memory ([`crate::users`]). To one of those a state goes by the socket itself
+//! (SHUNT_CARRY): whoever passes a descriptor on leaves the state there, and whoever uses the connection next takes it. Of
+//! two users that use a connection in turn without passing it, the second finds nothing, and gets ECONNRESET.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
@@ -17,6 +23,9 @@ use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::descriptors::borrow;
+use crate::inside::Lock;
+
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
 const SEND_LOCK: usize = 12;
@@ -24,7 +33,9 @@ const SEND_LOCK: usize = 12;
 const FRAMES: usize = 16;
 /// An error that the socket has told us and not yet the program.
 const ERROR: usize = 20;
-const RECEIVING: usize = 24;
+/// Where the state is: [`HERE`] and what follows it.
+const WHERE: usize = 24;
+const RECEIVING: usize = 32;
 const SENDING: usize = RECEIVING + size_of::<Receiving>();
 /// Whether the program has looked at what it has not taken (MSG_PEEK).
 const SHOWN: usize = SENDING + size_of::<Sending>();
@@ -34,21 +45,35 @@ const TOLD: usize = SHOWN + size_of::<u32>();
 const HEARD: usize = TOLD + size_of::<u32>();
 const SAID: usize = HEARD + size_of::<u32>();
 /// Bytes of a state.
-const STATE_BYTES: usize = 256;
+const STATE_BYTES: usize = 320;
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
+/// What of it goes to another user's process: all but whose it is, and the locks.
+const ACCOUNT: usize = FRAMES;
+const _: () = assert!(ACCOUNT + odb::CARRIED_BYTES == STATE_BYTES);
 
 const UNDECIDED: u32 = 0;
 const ALWAYS: u32 = 1;
 const NEVER: u32 = 2;
+
+const HERE: u32 = 0;
+/// With the socket, for whoever uses it next.
+const AWAY: u32 = 1;
+/// Here, and it was with the socket: whoever passed it on may use it again.
+const CAME: u32 = 2;
+
+/// How long a state is waited for that another process is about to make, or to leave with its socket.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// In place of a cookie, while a state is made.
 const TAKEN: u64 = u64::MAX;
 
 /// All states: an open hash table by cookie, with what programs have learnt behind it ([`crate::learning`]).
 pub struct Connections {
-    table: SharedMemory,
+    table: Arc<SharedMemory>,
     /// A TCP socket to ask the kernel with; without one, states of killed processes stay.
     asking: Option<OwnFd>,
+    /// One thread at a time finds out whether a connection has a state.
+    entering: Lock<()>,
 }
 
 /// One state, by its place in the table.
@@ -79,8 +104,18 @@ impl Said {
 pub struct Locked<'a>(&'a AtomicU32);
 
 impl Connections {
-    pub fn new(table: SharedMemory, asking: Option<OwnFd>) -> Self {
-        Self { table, asking }
+    pub fn new(table: Arc<SharedMemory>, asking: Option<OwnFd>) -> Self {
+        Self { table, asking, entering: Lock::default() }
+    }
+
+    /// Bytes of the memory.
+    pub fn bytes(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Its file, which says whose it is.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.table.as_fd()
     }
 
     fn places(&self) -> usize {
@@ -97,11 +132,102 @@ impl Connections {
         self.probe(cookie).find(|place| self.cookie(*place).load(Ordering::Acquire) == cookie)
     }
 
-    /// A new state for a socket, before its first byte. `frames`: what this end sends is framed.
+    /// The place of the state of a connection that this process has not used yet. `frames`: if nobody has, what this end
+    /// sends is framed.
     ///
     /// # Errors
     /// No place is left: there are too many connections.
-    pub fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
+    pub fn enter(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
+        let _alone = self.entering.lock();
+        if let Some(place) = self.find(socket) {
+            return Ok(place);
+        }
+        if odb::adopt(socket) {
+            return self.add(socket, frames);
+        }
+        // Somebody has: in this memory, a moment ago, or in another user's.
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(account) = odb::take(socket) {
+                let place = self.add(socket, false)?;
+                self.at(place).restore(&account);
+                return Ok(place);
+            }
+            if let Some(place) = self.find(socket) {
+                return Ok(place);
+            }
+            if Instant::now() > until {
+                let place = self.add(socket, false)?;
+                self.at(place).break_off();
+                return Ok(place);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether a state is with its socket.
+    #[inline]
+    pub fn is_away(&self, place: u32) -> bool {
+        self.whereabouts(place).load(Ordering::Acquire) == AWAY
+    }
+
+    /// Whether a state has been with its socket, and somebody may look for it there again.
+    pub fn has_come(&self, place: u32) -> bool {
+        self.whereabouts(place).load(Ordering::Relaxed) == CAME
+    }
+
+    #[inline]
+    fn whereabouts(&self, place: u32) -> &AtomicU32 {
+        self.table.word(place as usize * STATE_BYTES + WHERE)
+    }
+
+    /// Takes a state back from its socket.
+    #[cold]
+    pub fn take_back(&self, socket: BorrowedFd<'_>, place: u32) {
+        let _alone = self.entering.lock();
+        let until = Instant::now() + PATIENCE;
+        while self.is_away(place) {
+            if let Ok(account) = odb::take(socket) {
+                return self.at(place).restore(&account);
+            }
+            if Instant::now() > until {
+                return self.at(place).break_off();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Leaves a state with its socket, for whoever uses that next. Not while it is in use.
+    pub fn leave(&self, socket: BorrowedFd<'_>, place: u32) {
+        let connection = self.at(place);
+        if self.is_away(place) {
+            return;
+        }
+        let Some((_receiving, _sending)) = connection.try_lock() else { return };
+        if odb::carry(socket, &connection.account()).is_ok() {
+            self.whereabouts(place).store(AWAY, Ordering::Release);
+        }
+    }
+
+    /// Goes on in memory of this process alone, in place of another user's. Of `used`, descriptors with their places,
+    /// what can be left with its socket is, and is taken back when it is used.
+    pub fn move_to(&self, memory: &SharedMemory, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
+        for (fd, place) in used {
+            self.leave(borrow(fd), place);
+            let (from, at) = (self.cookie(place).load(Ordering::Acquire), place as usize * STATE_BYTES);
+            memory.long(at + COOKIE).store(from, Ordering::Relaxed);
+            let away = Connection { table: memory, at };
+            if self.is_away(place) {
+                memory.word(at + WHERE).store(AWAY, Ordering::Relaxed);
+            } else {
+                away.break_off();
+            }
+        }
+        self.table.replace(memory)
+    }
+
+    /// A new state for a socket, before its first byte. `frames`: what this end sends is framed.
+    fn add(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
         let take =
             |place: &u32| self.cookie(*place).compare_exchange(0, TAKEN, Ordering::AcqRel, Ordering::Relaxed).is_ok();
@@ -141,8 +267,8 @@ impl Connections {
             && cookie != TAKEN
             && odb::ended(asking, cookie)
         {
-            // To be ended is said once: nobody else frees it.
-            state.store(0, Ordering::Release);
+            // Another may have heard it too, and the place be another connection's.
+            let _ = state.compare_exchange(cookie, 0, Ordering::Release, Ordering::Relaxed);
         }
     }
 
@@ -155,22 +281,70 @@ impl Connections {
 impl<'a> Connection<'a> {
     pub fn lock_receiving(&self) -> Locked<'a> {
         let (locked, abandoned) = Locked::new(self.table.word(self.at + RECEIVE_LOCK));
-        if abandoned {
-            let mut state = self.receiving();
-            state.break_off();
-            self.set_receiving(&state);
+        if abandoned || self.has_gone() {
+            self.break_receiving();
         }
         locked
     }
 
     pub fn lock_sending(&self) -> Locked<'a> {
         let (locked, abandoned) = Locked::new(self.table.word(self.at + SEND_LOCK));
-        if abandoned {
-            let mut state = self.sending();
-            state.break_off();
-            self.set_sending(&state);
+        if abandoned || self.has_gone() {
+            self.break_sending();
         }
         locked
+    }
+
+    /// Both, if nobody has either.
+    fn try_lock(&self) -> Option<(Locked<'a>, Locked<'a>)> {
+        let receiving = Locked::at_once(self.table.word(self.at + RECEIVE_LOCK))?;
+        Some((receiving, Locked::at_once(self.table.word(self.at + SEND_LOCK))?))
+    }
+
+    /// Whether another thread has left the state with its socket since this one has looked. Then what is here is old: a call
+    /// that goes by it would mix up bytes.
+    #[inline]
+    fn has_gone(&self) -> bool {
+        self.table.word(self.at + WHERE).load(Ordering::Acquire) == AWAY
+    }
+
+    fn break_receiving(&self) {
+        let mut state = self.receiving();
+        state.break_off();
+        self.set_receiving(&state);
+    }
+
+    fn break_sending(&self) {
+        let mut state = self.sending();
+        state.break_off();
+        self.set_sending(&state);
+    }
+
+    /// Nobody knows what is in the socket: both directions are of no use any more.
+    fn break_off(&self) {
+        let (_receiving, _sending) =
+            (Locked::new(self.table.word(self.at + RECEIVE_LOCK)), Locked::new(self.table.word(self.at + SEND_LOCK)));
+        self.begin_frames();
+        self.break_receiving();
+        self.break_sending();
+        self.table.word(self.at + WHERE).store(HERE, Ordering::Release);
+    }
+
+    /// What another process has to know.
+    fn account(&self) -> [u8; odb::CARRIED_BYTES] {
+        let mut account = [0; odb::CARRIED_BYTES];
+        self.table.read(self.at + ACCOUNT, &mut account);
+        account
+    }
+
+    /// What [`Self::account`] said. It may be another user's, and anything.
+    fn restore(&self, account: &[u8; odb::CARRIED_BYTES]) {
+        let (_receiving, _sending) =
+            (Locked::new(self.table.word(self.at + RECEIVE_LOCK)), Locked::new(self.table.word(self.at + SEND_LOCK)));
+        let mut account = *account;
+        account[WHERE - ACCOUNT..][..size_of::<u32>()].copy_from_slice(&AWAY.to_ne_bytes());
+        self.table.write(self.at + ACCOUNT, &account);
+        self.table.word(self.at + WHERE).store(CAME, Ordering::Release);
     }
 
     #[inline]
@@ -310,6 +484,12 @@ impl<'a> Locked<'a> {
             }
         }
         (Self(word), false)
+    }
+
+    /// The lock, if nobody has it.
+    fn at_once(word: &'a AtomicU32) -> Option<Self> {
+        let own = own_process();
+        word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(Self(word))
     }
 
     /// True: the owner has been killed, and this process owns the lock now.

@@ -11,7 +11,7 @@ use shunt_sys::own::is_own;
 use crate::bypass;
 use crate::hooks::{errno, set_errno};
 use crate::inside::Inside;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, runtime};
 
 /// Descriptors beyond have no entry: they are never marked, and a connection that is agreed on is refused there.
 const DESCRIPTORS: usize = 1 << 20;
@@ -53,7 +53,15 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
             set_errno(before);
             place
         }
-        place => Some(place - FIRST_PLACE),
+        place => {
+            let place = place - FIRST_PLACE;
+            if runtime.connections.is_away(place) {
+                let before = errno();
+                runtime.connections.take_back(borrow(fd), place);
+                set_errno(before);
+            }
+            Some(place)
+        }
     }
 }
 
@@ -90,15 +98,9 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 /// Enters a connection that is agreed on. `connected`: by this end, so that it frames what it sends.
 fn adopt(runtime: &Runtime, fd: RawFd, connected: bool) -> Option<u32> {
     let socket = borrow(fd);
-    let place = match runtime.connections.find(socket) {
-        Some(place) => place,
-        None => {
-            let Ok(place) = runtime.connections.add(socket, connected) else {
-                refuse(fd);
-                return None;
-            };
-            place
-        }
+    let Ok(place) = runtime.connections.enter(socket, connected) else {
+        refuse(fd);
+        return None;
     };
     // A reference is a small segment for many bytes: one that waits for another's ACK (RFC 896) would hold up what the
     // program has sent as large ones.
@@ -211,7 +213,27 @@ pub fn closing(fd: RawFd) -> Option<u32> {
     if entry.load(Ordering::Relaxed) == FOREIGN {
         return None;
     }
-    entry.swap(FOREIGN, Ordering::Relaxed).checked_sub(FIRST_PLACE)
+    let place = entry.swap(FOREIGN, Ordering::Relaxed).checked_sub(FIRST_PLACE)?;
+    if let Some(runtime) = runtime()
+        && runtime.connections.has_come(place)
+    {
+        runtime.connections.leave(borrow(fd), place);
+    }
+    Some(place)
+}
+
+/// A descriptor is about to be passed to another process, which may be another user's.
+pub fn passing(runtime: &Runtime, fd: RawFd) {
+    let known = entry(fd).and_then(|entry| entry.load(Ordering::Relaxed).checked_sub(FIRST_PLACE));
+    if let Some(place) = known {
+        runtime.connections.leave(borrow(fd), place);
+    }
+}
+
+/// All descriptors of connections that have a state, and its place.
+pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
+    let place = |fd| entry(fd).and_then(|entry| entry.load(Ordering::Relaxed).checked_sub(FIRST_PLACE));
+    (0..highest()).filter_map(move |fd| Some((fd, place(fd)?)))
 }
 
 /// After a descriptor was closed or replaced.

@@ -22,6 +22,7 @@ pub mod real;
 mod socket;
 pub mod stream;
 pub mod thread;
+mod user;
 mod variadic;
 mod wait;
 

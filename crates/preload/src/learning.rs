@@ -1,5 +1,5 @@
 //! What of a write goes for real because whoever is at the other end would look at it: by what has become of payloads of the
-//! same kind (shunt_odb::learnt), which all processes of one `shunt run` know together.
+//! same kind (shunt_odb::learnt), which processes of one user know together with those that they start.
 //!
 //! A kind is: to whom, which content type, whether it begins a message, and whether it is long. A message is what one end
 //! says until the other has said something.

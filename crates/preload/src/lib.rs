@@ -10,6 +10,7 @@
 //! * [`learning`]: what of a write is not left in the store, because it would be looked at;
 //! * [`counts`]: what it counts for `shunt stats`;
 //! * [`tls`]: absent memory that goes to clients over TLS;
+//! * [`users`]: what a process lets go of that becomes another user's;
 //! * [`store`]: where this process leaves what it writes;
 //! * [`inside`]: whether a thread is in the library, and its locks;
 //! * [`allocator`]: memory of the library's own.
@@ -43,6 +44,7 @@ mod send;
 mod stack;
 mod store;
 mod tls;
+mod users;
 mod waiting;
 
 #[global_allocator]

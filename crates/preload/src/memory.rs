@@ -570,7 +570,11 @@ impl Still {
             let _ = unsafe { mprotect(pages.start as *mut _, pages.len(), MprotectFlags::empty()) };
         }
         // The parent's, with their shares.
-        std::mem::forget(std::mem::take(&mut *self.state));
+        let parents = std::mem::ManuallyDrop::new(std::mem::take(&mut *self.state));
+        if let Some(faults) = &parents.faults {
+            // SAFETY: whoever else has it is a thread of the parent's.
+            unsafe { faults.close_parents() };
+        }
         self.returns.forget();
         self.holders.forget();
         ABSENT_BYTES.store(0, Ordering::Release);

@@ -1,9 +1,9 @@
 //! What the process has of Shunt: made once, when the library is loaded, from what `shunt run` left in the environment.
 
 use std::cell::RefCell;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_odb::learnt::Table;
@@ -18,7 +18,7 @@ use crate::descriptors;
 use crate::inside::Inside;
 use crate::memory::{self, Memory};
 use crate::store::{self, Store};
-use crate::tls;
+use crate::{tls, users};
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
 /// /dev/userfaultfd. Then `;entrance=DESCRIPTOR;cookie=NUMBER`, a connection to the store that lets processes in which do not
@@ -33,6 +33,8 @@ pub struct Runtime {
     pub store: Store,
     pub bypass: Bypass,
     pub learnt: Option<Table>,
+    /// The number by which programs that this one executes inherit the memory of the connections' states.
+    pub inherited: RawFd,
 }
 
 static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
@@ -132,13 +134,26 @@ impl Runtime {
             enter_by(unsafe { OwnedFd::from_raw_fd(number) });
         }
         let store = PathBuf::from(value(text, "store")?);
-        let learnt = table.try_clone().ok().and_then(|table| Table::new(SharedMemory::open(table).ok()?));
+        let table = Arc::new(Self::own_table(table, number)?);
         Some(Self {
-            connections: Connections::new(SharedMemory::open(table).ok()?, asking.ok()),
+            inherited: number,
+            learnt: Table::new(Arc::clone(&table)),
+            connections: Connections::new(table, asking.ok()),
             memory: Memory::new(faults, store.clone()),
             bypass: Bypass::new(store.clone()),
             store: Store::new(store),
-            learnt,
         })
+    }
+
+    /// The memory that was inherited, or new memory where that is another user's: who has started this program did not say
+    /// that it became one.
+    fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
+        if !users::is_of_another(inherited.as_fd()) {
+            return SharedMemory::open(inherited).ok();
+        }
+        let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
+        let own = users::new_memory(bytes).ok()?;
+        users::leave_to_children(own.as_fd(), number, inherited.as_fd());
+        Some(own)
     }
 }

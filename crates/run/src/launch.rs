@@ -26,9 +26,9 @@ use crate::explain::explain;
 const CONFIG: &str = "/etc/shunt/shuntd.toml";
 /// The library's file.
 pub const LIBRARY: &str = "libshunt_preload.so";
-/// Connections that the programs of one `shunt run` may have with others under Shunt, and bytes for each.
+/// Connections that a program under Shunt and those that it starts may have with others, and bytes for each.
 const CONNECTIONS: usize = 65_536;
-const CONNECTION_BYTES: usize = 256;
+const CONNECTION_BYTES: usize = 320;
 /// Our descriptors are out of the way of a program that counts on low numbers.
 const DESCRIPTORS_FROM: i32 = 700;
 
@@ -110,7 +110,7 @@ fn library() -> Result<PathBuf> {
     found.with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt", own.display()))
 }
 
-/// What programs under Shunt are started with. They share their connections' states.
+/// What programs under Shunt are started with. Those of one user share their connections' states.
 #[derive(Debug)]
 pub struct Launch {
     store: PathBuf,

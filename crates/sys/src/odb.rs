@@ -12,6 +12,11 @@ const SHUNT_SOL: i32 = 0x5348_5554;
 const SHUNT_SPEAK: i32 = 16;
 const SHUNT_SPEAKS: i32 = 17;
 const SHUNT_ENDED: i32 = 18;
+const SHUNT_ADOPT: i32 = 19;
+const SHUNT_CARRY: i32 = 20;
+
+/// Of an account of a connection's frames.
+pub const CARRIED_BYTES: usize = 304;
 
 const SHUNT_CANCEL: i32 = 2;
 const SHUNT_APPEND: i32 = 5;
@@ -72,7 +77,28 @@ pub fn speaks(socket: impl AsFd) -> bool {
 }
 
 /// Whether a connection on which both ends spoke has been closed by all processes that had it, asked through any TCP
-/// socket. Yes, once, to whoever asks first.
+/// socket. Yes, once, to whoever asks first, and once more for each [`carry`].
 pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, SHUNT_SOL, SHUNT_ENDED, &cookie).is_ok()
+}
+
+/// Of a connection on which both ends spoke: whether the caller is the first who keeps account of its frames.
+pub fn adopt(socket: impl AsFd) -> bool {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &1u32).is_ok()
+}
+
+/// Leaves the account of a connection's frames with it, for whoever has it next: [`take`].
+///
+/// # Errors
+/// Not a connection on which both ends spoke.
+pub fn carry(socket: impl AsFd, account: &[u8; CARRIED_BYTES]) -> io::Result<()> {
+    sockopt::set(socket, SHUNT_SOL, SHUNT_CARRY, account)
+}
+
+/// Takes what [`carry`] has left. One of those who ask at the same time gets it.
+///
+/// # Errors
+/// Nothing is there.
+pub fn take(socket: impl AsFd) -> io::Result<[u8; CARRIED_BYTES]> {
+    sockopt::get(socket, SHUNT_SOL, SHUNT_CARRY)
 }

@@ -36,6 +36,22 @@ impl OwnFd {
         }
         Self(fd)
     }
+
+    /// Closes it in a child of fork(2), where others that have it are threads of the parent's.
+    ///
+    /// # Safety
+    /// In this process it is not used again, nor dropped.
+    pub unsafe fn close_parents(&self) {
+        self.forget_number();
+        // SAFETY: open, and by the caller's promise not closed a second time.
+        unsafe { rustix::io::close(self.0.as_raw_fd()) };
+    }
+
+    fn forget_number(&self) {
+        if let Some((word, bit)) = place(self.0.as_raw_fd()) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
 }
 
 impl AsFd for OwnFd {
@@ -46,8 +62,6 @@ impl AsFd for OwnFd {
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
-        if let Some((word, bit)) = place(self.0.as_raw_fd()) {
-            word.fetch_and(!bit, Ordering::Relaxed);
-        }
+        self.forget_number();
     }
 }

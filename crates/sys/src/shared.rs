@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -80,6 +81,25 @@ impl SharedMemory {
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap gave address 0"))?;
         Ok(Self { file: OwnFd::new(file), base, bytes, writable, shared: PhantomData })
+    }
+
+    /// Becomes other memory of the same size, at the same address: the memory of before is not mapped here any more.
+    ///
+    /// # Errors
+    /// The kernel's. Then some of it may be what it was.
+    ///
+    /// # Panics
+    /// The sizes differ.
+    pub fn replace(&self, by: &Self) -> io::Result<()> {
+        assert!(self.bytes == by.bytes && self.writable && by.writable);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: in the place of our own mapping, which all access to goes by copies or atomics.
+        unsafe {
+            mmap(self.base.as_ptr().cast(), self.bytes, access, MapFlags::SHARED | MapFlags::FIXED, &by.file, 0)
+        }?;
+        // SAFETY: the number of a descriptor of ours, which stays one; it is not dropped twice.
+        let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.file.as_fd().as_raw_fd()) });
+        Ok(rustix::io::dup3(&by.file, &mut own, rustix::io::DupFlags::CLOEXEC)?)
     }
 
     /// Bytes of it.

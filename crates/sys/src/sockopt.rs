@@ -205,7 +205,7 @@ pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
     }
 }
 
-fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> io::Result<T> {
+pub(crate) fn get<T: FromBytes + IntoBytes>(socket: impl AsFd, level: i32, option: i32) -> io::Result<T> {
     let mut value = T::new_zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes into `value`, which is that long, and any bytes make a `T`.

@@ -151,6 +151,15 @@ impl Userfaultfd {
         Ok(this)
     }
 
+    /// In a child of fork(2): it is of the parent's memory, which the child shall not change.
+    ///
+    /// # Safety
+    /// In this process it is not used again, nor dropped.
+    pub unsafe fn close_parents(&self) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.fd.close_parents(), self.any_taken.close_parents()) };
+    }
+
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
         // SAFETY: every caller pairs a request with the struct that it reads and writes.
         match unsafe { libc::ioctl(self.fd.as_fd().as_raw_fd(), request, std::ptr::from_mut(argument)) } {

@@ -283,6 +283,8 @@ impl Handings {
 
     /// In the child of a fork: all of it is the parent's.
     pub fn forget(&mut self) {
+        // The agent knows the parent by it.
+        drop(self.link.take());
         std::mem::forget(std::mem::take(self));
         BEGUN.store(0, Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
     FILE, c_char, c_int, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off64_t, pollfd, pthread_attr_t,
-    pthread_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    pthread_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval, uid_t,
 };
 
 #[cold]
@@ -68,6 +68,10 @@ real! {
     fcntl(fd: c_int, command: c_int, argument: usize) -> c_int;
     ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int;
     fork() -> libc::pid_t;
+    setuid(user: uid_t) -> c_int;
+    seteuid(effective: uid_t) -> c_int;
+    setreuid(user: uid_t, effective: uid_t) -> c_int;
+    setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c_int;
     clone(start: extern "C-unwind" fn(*mut c_void) -> c_int, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: usize, area: usize, child: usize) -> c_int;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     socketpair(domain: c_int, kind: c_int, protocol: c_int, pair: *mut c_int) -> c_int;

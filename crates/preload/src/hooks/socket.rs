@@ -10,7 +10,7 @@ use crate::inside::Inside;
 use crate::kernel::Errno;
 use crate::memory::any_absent;
 use crate::parts::addresses;
-use crate::runtime::runtime;
+use crate::runtime::{Runtime, runtime};
 use crate::{bypass, descriptors, outside, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
@@ -218,24 +218,28 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     // SAFETY: as above.
     let got = unsafe { real::recvmsg(fd, message, flags) };
     if got >= 0 && asked.msg_controllen > 0 {
-        passed(asked);
+        // SAFETY: the kernel has just written it.
+        unsafe { passed(asked, descriptors::arrived) };
     }
     got
 }
 
-/// Descriptors that came in a message may lead to framed connections.
-fn passed(message: &msghdr) {
+/// Descriptors that came in a message may lead to framed connections, and so may those that are to go in one.
+///
+/// # Safety
+/// The control data that the message describes is there.
+unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
     let Some(runtime) = runtime() else { return };
     let before = errno();
-    // SAFETY: the kernel has just written the control data that the message describes.
+    // SAFETY: the caller's promise.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(message);
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(control);
-                let bytes = (*control).cmsg_len - (data as usize - control as usize);
+                let bytes = (*control).cmsg_len.saturating_sub(data as usize - control as usize);
                 for at in 0..bytes / size_of::<RawFd>() {
-                    descriptors::arrived(runtime, data.cast::<RawFd>().add(at).read_unaligned());
+                    then(runtime, data.cast::<RawFd>().add(at).read_unaligned());
                 }
             }
             control = libc::CMSG_NXTHDR(message, control);
@@ -254,7 +258,10 @@ pub unsafe extern "C-unwind" fn recvmmsg(
 ) -> c_int {
     if connection(fd).is_none() || count == 0 || messages.is_null() {
         // SAFETY: as above.
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        let got = unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        // SAFETY: as above: the kernel has just written so many.
+        (0..got.max(0) as usize).for_each(|at| unsafe { passed(&(*messages.add(at)).msg_hdr, descriptors::arrived) });
+        return got;
     }
     // SAFETY: as above. A stream has no messages: one read is all there is to it.
     let got = unsafe { recvmsg(fd, &raw mut (*messages).msg_hdr, flags) };
@@ -301,10 +308,27 @@ pub unsafe extern "C-unwind" fn sendto(
         .unwrap_or_else(|| unsafe { real::sendto(fd, from, bytes, flags, to, length) })
 }
 
+/// Whoever gets the descriptors that a message has may be another user's.
+///
+/// # Safety
+/// `message` is null, or a message as for sendmsg(2).
+unsafe fn leaves(message: *const msghdr) {
+    // SAFETY: the caller's promise, here and below.
+    if let Some(message) = unsafe { message.as_ref() }
+        && !message.msg_control.is_null()
+        && let Some(_inside) = Inside::enter()
+    {
+        // SAFETY: as above.
+        unsafe { passed(message, descriptors::passing) };
+    }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as above; the kernel would refuse a null message.
     let memory = unsafe { message.as_ref().and_then(|asked| parts(asked.msg_iov, asked.msg_iovlen)) };
+    // SAFETY: as above.
+    unsafe { leaves(message) };
     // SAFETY: as above.
     writes(fd, memory, How::Message(flags)).unwrap_or_else(|| unsafe { real::sendmsg(fd, message, flags) })
 }
@@ -312,6 +336,10 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: u32, flags: c_int) -> c_int {
     if connection(fd).is_none() || messages.is_null() {
+        if !messages.is_null() {
+            // SAFETY: as above: `count` messages are there.
+            (0..count as usize).for_each(|at| unsafe { leaves(&raw const (*messages.add(at)).msg_hdr) });
+        }
         // SAFETY: as above.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }

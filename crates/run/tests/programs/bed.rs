@@ -95,6 +95,7 @@ impl Bed {
         if !shunt_testbed::root() {
             return None;
         }
+        shunt_testbed::mount_bpffs().unwrap();
         let id = LabId::fresh();
         let watchdog = Watchdog::start(&id, false).unwrap();
         fs::set_permissions(id.dir(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();

@@ -21,3 +21,4 @@ mod silent;
 mod stores;
 mod strangers;
 mod tls;
+mod users;

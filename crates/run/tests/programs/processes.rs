@@ -9,12 +9,12 @@ use crate::bed::{Bed, CONNECTS, Program, free_address};
 
 /// Runs one Python program that sends when it is told to and one that receives, each under Shunt, and returns what the
 /// receiving one said.
-fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
+pub fn receive(bed: &Bed, sends: &str, receives: &str) -> Output {
     converse(bed, &format!("assert sock.recv(2) == b'go'\n{sends}"), &format!("sock.sendall(b'go')\n{receives}"))
 }
 
 /// The same, and the one that accepts may speak first.
-fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
+pub fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
     let port = free_address().port().to_string();
     let program = |text: &str| {
         let mut command = bed.under_shunt("python3");
@@ -26,7 +26,7 @@ fn converse(bed: &Bed, accepts: &str, connects: &str) -> Output {
     connects.wait_with_output().unwrap()
 }
 
-fn well(output: &Output, expected: &str) {
+pub fn well(output: &Output, expected: &str) {
     let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && said == expected, "{}: {said:?} {why}", output.status);
 }

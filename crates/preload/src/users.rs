@@ -1,0 +1,78 @@
+//! A process that becomes another user's has nothing of the old one's any more: neither the states of that user's
+//! connections, nor what was learnt of their peers. What its own descriptors lead to goes along ([`Connections::move_to`]).
+//!
+//! Its new memory is its own, and that of the processes that it starts. It comes from no agent, which a program that changes
+//! its user would have to wait for; and all that it could share with others of that user are guesses
+//! ([`shunt_odb::learnt`]).
+//!
+//! [`Connections::move_to`]: crate::connections::Connections::move_to
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::{DupFlags, dup3};
+use shunt_sys::shared::SharedMemory;
+
+use crate::descriptors;
+use crate::hooks::{errno, set_errno};
+use crate::inside::Inside;
+use crate::kernel::Errno;
+use crate::runtime::{Runtime, runtime};
+
+/// Whose the process is for good. `None`: it may still become one of several users, and has the rights of all.
+fn own() -> Option<u32> {
+    let (mut real, mut effective, mut saved) = (0, 0, 0);
+    // SAFETY: the kernel writes the three.
+    let known = unsafe { libc::getresuid(&raw mut real, &raw mut effective, &raw mut saved) };
+    (known == 0 && real == effective && effective == saved).then_some(effective)
+}
+
+/// Whether memory for states is another user's than the process.
+pub fn is_of_another(memory: BorrowedFd<'_>) -> bool {
+    own().is_some_and(|own| rustix::fs::fstat(memory).is_ok_and(|found| found.st_uid != own))
+}
+
+/// New memory for states, of the process's user.
+///
+/// # Errors
+/// The kernel's.
+pub fn new_memory(bytes: usize) -> io::Result<SharedMemory> {
+    SharedMemory::create("shunt-connections", bytes)
+}
+
+/// Puts a descriptor where programs that this process executes look for one, in place of `old`, if that is there still.
+pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>) {
+    let file = |fd| rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino)).ok();
+    if file(old).is_some() && file(descriptors::borrow(number)) == file(old) {
+        // SAFETY: open, as has just been seen; it gets another file, and is not closed here.
+        let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+        let _ = dup3(new, &mut number, DupFlags::empty());
+    }
+}
+
+/// Around a call by which the process may become another user.
+///
+/// # Errors
+/// EAGAIN, and the call was not made: there is no memory or no descriptor for what it would take.
+pub fn change(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
+    let Some(runtime) = runtime() else { return Ok(call()) };
+    let Some(_inside) = Inside::enter() else { return Ok(call()) };
+    let spare = new_memory(runtime.connections.bytes()).map_err(|_| libc::EAGAIN)?;
+    let outcome = call();
+    if outcome == 0 && is_of_another(runtime.connections.memory()) {
+        let before = errno();
+        let_go(runtime, spare);
+        set_errno(before);
+    }
+    Ok(outcome)
+}
+
+/// `spare`: made before the change, so that its file is the old user's, which a program that is executed would not take.
+fn let_go(runtime: &Runtime, spare: SharedMemory) {
+    let memory = new_memory(spare.len()).unwrap_or(spare);
+    leave_to_children(memory.as_fd(), runtime.inherited, runtime.connections.memory());
+    if runtime.connections.move_to(&memory, descriptors::used()).is_err() {
+        crate::faults::end_process("the memory of another user's connections cannot be given up");
+    }
+}

@@ -1,0 +1,221 @@
+//! Programs that become another user's: what their connections say stays the same, and what they had of the old user's
+//! other connections is gone.
+
+use shunt_odb::store::Limits;
+
+use crate::bed::Bed;
+use crate::processes::{receive, well};
+
+/// A body that is different everywhere, so that bytes that are lost or come twice show.
+const BODY: &str = "
+import array
+BODY = array.array('I', range(100_000)).tobytes()
+";
+
+const SENDS: &str = "
+sock.sendall(BODY)
+assert some(5) == b'again'
+sock.sendall(BODY[::-1])
+sock.recv(1)
+";
+
+/// Where the process has the states of its connections, and whose that is: by the descriptor that programs inherit, and by
+/// what it has mapped.
+const READS: &str = "
+def table():
+    number = dict(field.split('=') for field in os.environ['SHUNT_ODB'].split(';'))['table']
+    there = os.fstat(int(number))
+    mapped = {line.split()[4] for line in open('/proc/self/maps') if 'shunt-connections' in line}
+    def name(fd):
+        try:
+            return os.readlink('/proc/self/fd/' + fd)
+        except OSError:
+            return ''
+    global open_now
+    open_now = {os.fstat(int(fd)).st_ino for fd in os.listdir('/proc/self/fd') if 'shunt-connections' in name(fd)}
+    assert mapped == {str(there.st_ino)}, (mapped, there.st_ino)
+    return there.st_ino, there.st_uid
+def become(user):
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+def some(count):
+    parts = []
+    while count:
+        parts.append(sock.recv(count))
+        assert parts[-1], 'an end before the end'
+        count -= len(parts[-1])
+    return b''.join(parts)
+";
+
+/// One program reads what another sends, with references in it.
+fn reads(text: &str) {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let begins = format!("READS = {READS:?}\nexec(READS)\n{BODY}");
+    let (sends, receives) = (format!("{begins}{SENDS}"), format!("{begins}{text}\nprint('same')\n"));
+    well(&receive(&bed, &sends, &receives), "same\n");
+}
+
+#[test]
+fn a_process_that_becomes_another_users_has_memory_of_its_own_and_its_connections() {
+    reads(
+        "
+first = some(123_457)
+before = table()
+assert before[1] == 0
+become(65534)
+after = table()
+assert before[0] not in open_now and after[1] == 65534, (before, after, open_now)
+assert first + some(400_000 - len(first)) == BODY
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
+/// What can be taken back is the mightier user's still.
+#[test]
+fn a_user_that_is_put_on_for_a_while_changes_nothing() {
+    reads(
+        "
+first = some(123_457)
+before = table()
+os.seteuid(65534)
+second = some(123_457)
+os.seteuid(0)
+assert table() == before
+assert first + second + some(400_000 - len(first + second)) == BODY
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
+#[test]
+fn a_child_of_another_user_goes_on_and_so_does_its_parent_after_it() {
+    reads(
+        "
+first = some(123_457)
+assert first == BODY[:123_457]
+child = os.fork()
+if child == 0:
+    become(65534)
+    assert some(200_001) == BODY[123_457:][:200_001]
+    sock.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
+/// Without having been passed to one of them, a connection is of no use to who comes second.
+#[test]
+fn of_two_users_that_use_a_connection_in_turn_the_second_is_told() {
+    reads(
+        "
+first = some(123_457)
+ready, done = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    become(65534)
+    os.close(done[1])
+    assert some(1000) == BODY[123_457:][:1000]
+    os.write(ready[1], b'1')
+    os.read(done[0], 1)
+    # The child's is whole, whatever its parent has tried.
+    assert some(1000) == BODY[124_457:][:1000]
+    os._exit(0)
+os.read(ready[0], 1)
+for use in lambda: sock.recv(1000), lambda: sock.sendall(b'again'):
+    try:
+        use()
+        sys.exit('the parent reads or writes what the child reads')
+    except ConnectionResetError:
+        pass
+os.close(done[1])
+assert os.waitpid(child, 0)[1] == 0
+",
+    );
+}
+
+/// As the processes of a mail server do.
+#[test]
+fn a_connection_is_passed_to_another_users_process_and_back() {
+    reads(
+        "
+here, there = socket.socketpair()
+child = os.fork()
+if child == 0:
+    sock.close()
+    become(65534)
+    _, [number], _, _ = socket.recv_fds(there, 10, 1)
+    sock = socket.socket(fileno=number)
+    assert some(200_001) == BODY[123_457:][:200_001]
+    sock.sendall(b'aga')
+    socket.send_fds(there, [b'back'], [number])
+    os._exit(0)
+first = some(123_457)
+socket.send_fds(here, [b'there'], [sock.fileno()])
+_, [number], _, _ = socket.recv_fds(here, 10, 1)
+sock.close()
+sock = socket.socket(fileno=number)
+assert os.waitpid(child, 0)[1] == 0
+assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
+sock.sendall(b'in')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
+/// The library hears of no change that a program makes by number.
+#[test]
+fn a_program_of_another_user_does_not_take_what_it_inherits() {
+    reads(
+        "
+assert some(400_000) == BODY
+before = table()
+import ctypes, subprocess
+def become():
+    ctypes.CDLL(None).syscall(117, 65534, 65534, 65534)
+text = 'import os, sys' + READS + f'''
+there = table()
+assert there[1] == 65534 and {before[0]} not in open_now, (there, open_now)
+'''
+subprocess.run(['/usr/bin/python3', '-c', text], check=True, preexec_fn=become)
+assert table() == before
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
+/// By one such descriptor the parent's memory could be filled.
+#[test]
+fn a_child_has_no_descriptor_of_its_parents_memory() {
+    reads(
+        "
+absent = bytearray(400_000)
+view, at = memoryview(absent), 0
+while at < len(absent):
+    at += sock.recv_into(view[at:])
+def memories():
+    def name(fd):
+        try:
+            return os.readlink('/proc/self/fd/' + fd)
+        except OSError:
+            return ''
+    return [fd for fd in os.listdir('/proc/self/fd') if 'anon_inode:[userfaultfd]' in name(fd)]
+assert len(memories()) == 1, memories()
+child = os.fork()
+if child == 0:
+    os._exit(len(memories()))
+assert os.waitpid(child, 0)[1] == 0
+assert bytes(absent) == BODY
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
