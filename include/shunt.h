@@ -27,7 +27,7 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 5
+#define SHUNT_VERSION 6
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *
@@ -160,13 +160,14 @@ struct shunt_state {
     shunt_u32 srtt_us;     /* microseconds, not shifted; 0: no sample */
     shunt_u32 ack_spacing; /* bytes between the ACKs that go to the backend; 0: each goes */
     shunt_u32 ahead; /* bytes from `start` on that the client may have from another peer (MOVE) */
+    shunt_u32 token; /* of this connection: what steered packets prove by where they come from */
     shunt_u16 mss;   /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options;  /* SHUNT_OPTION_* */
     shunt_u8 answered; /* keepalive probes of the server, of this connection: modulo 256 */
     shunt_u8 shut;     /* now: the client takes no whole segment of what is left */
-    shunt_u8 pad;
+    shunt_u8 pad[5];
 };
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
@@ -461,12 +462,13 @@ struct shunt_handoff {
     shunt_u32 srtt_us;
     shunt_u32 ack_spacing;
     shunt_u32 ahead;
+    shunt_u32 token;
     shunt_u16 mss;
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
     shunt_u8 options; /* SHUNT_OPTION_* */
     shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
-    shunt_u8 pad[6];
+    shunt_u8 pad[2];
     struct shunt_tls tls; /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
 };
 

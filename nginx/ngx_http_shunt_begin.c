@@ -94,6 +94,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->srtt_us = state->srtt_us;
     msg->ack_spacing = state->ack_spacing;
     msg->ahead = state->ahead;
+    msg->token = state->token;
     msg->mss = state->mss;
     msg->snd_wscale = state->snd_wscale;
     msg->rcv_wscale = state->rcv_wscale;

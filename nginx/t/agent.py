@@ -265,7 +265,7 @@ class Agent:
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
             names = "kind size peer epoch handoff offer length rate tag trace client_address server_address client_port " \
-                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing ahead mss snd_wscale rcv_wscale " \
+                "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing ahead token mss snd_wscale rcv_wscale " \
                 "options first pad tls_suite tls_content_bytes tls_skip tls_pad tls_record tls_iv tls_key".split()
             h = dict(zip(names, f))
             h["handoff"] |= self.ring_of.get(s, 0) << 64

@@ -200,15 +200,22 @@ static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
     return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
 }
 
+/* An ACK of what is older is late by more than any way delays one: that of an older payload, in
+ * front of the header between, is not. */
+#define LATE_MAX (1u << 24)
+
 /*
- * Whether an ACK is of bytes that nobody has sent: `sent` is noted before a segment leaves. A
- * client that gets away with it would be sent more than its way can carry, and a stranger's would
- * have this socket forget bytes that the client has not got (RFC 5961, 5).
+ * Whether an ACK is of bytes that nobody has sent, `sent` being noted before a segment leaves, or
+ * of bytes that were acknowledged long ago. A client that gets away with the first would be sent
+ * more than its way can carry, and a stranger's would have this socket forget bytes that the client
+ * has not got (RFC 5961, 5).
  */
 static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
                                                 const struct packet *p)
 {
-    return !(p->flags & TH_RST) && is_before(slot->edge, own_ack(slot, p->ack));
+    bool is_old = is_before(p->ack, slot->acked + slot->seq_delta - LATE_MAX);
+
+    return !(p->flags & TH_RST) && (is_old || is_before(slot->edge, own_ack(slot, p->ack)));
 }
 
 /*
@@ -246,14 +253,16 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     struct tcphdr *tcp = tcp_header(skb, p);
     if (!tcp)
         return false;
-    if (is_before(slot->ack, p->seq))
-        slot->ack = p->seq;
+    /* The newest, not the highest: a client drops what acknowledges more than it has sent, so a
+     * number that somebody has made up may not stay. */
+    slot->ack = p->seq;
     slot->window = p->window;
     __u32 ack = ack_for_sender(slot, p->ack);
     note_acked(slot, ack);
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
+    put16(&e.plain, &tcp->urg_ptr, 0);
     if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval, p->tsecr - slot->ts_delta))
         return false;
     if (p->sack && slot->seq_delta && sack_to_sender(skb, p, slot->seq_delta, &e))
@@ -278,16 +287,21 @@ static __noinline int tell_delivered(const struct packet *p)
 
 /*
  * The frontend puts its newest rcv_nxt into the sequence field, which moves on with what the client
- * sends meanwhile, and little from one copy to the next. Whoever makes up a packet has to guess it:
- * the socket itself, whose sequence numbers always fit, would take any.
+ * sends meanwhile, and little from one copy to the next; and half of the flow's token into the
+ * urgent pointer. Whoever makes up a packet has to guess both: the socket itself, whose sequence
+ * numbers always fit, would take any.
  */
 #define STEP_MAX       (1u << 24)
 #define STEP_MAX_RESET (1u << 20)
 
-static __always_inline bool is_strange(const struct sender_slot *slot, const struct packet *p)
+static __always_inline bool is_strange(struct __sk_buff *skb, const struct sender_slot *slot,
+                                       const struct packet *p)
 {
     __u32 step = p->seq - slot->ack;
+    struct tcphdr *tcp = tcp_header(skb, p);
 
+    if (!tcp || bpf_ntohs(tcp->urg_ptr) != (__u16) slot->rcv_nxt)
+        return true;
     if (p->flags & TH_RST)
         return step > STEP_MAX_RESET;
     return step > STEP_MAX && -step > STEP_MAX;
@@ -335,7 +349,7 @@ int be_in(struct __sk_buff *skb)
         count(BE_DROP_STRAY_IN);
         return TC_ACT_SHOT;
     }
-    if (is_strange(slot, &p)) {
+    if (is_strange(skb, slot, &p)) {
         count(BE_DROP_STRANGE);
         return TC_ACT_SHOT;
     }

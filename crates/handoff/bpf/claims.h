@@ -112,6 +112,21 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
+/* How far the clock of a backend's segments may be before that of the frontend, in ticks of 1 ms:
+ * both go by their machines' clocks from a region's beginning on, so a second in a hundred thousand
+ * is much. */
+#define CLOCK_APART 8192
+
+/* A timestamp of the frontend's that is not behind what the client has echoed, which a backend has
+ * sent. A client drops what it takes for older (RFC 7323, 5.3). So it would everything, if a
+ * timestamp that a stranger makes up reached it: none is raised far. */
+static __always_inline __u32 not_behind_echo(const struct flow *flow, __u32 tsval)
+{
+    __u32 behind = flow->client_tsecr - tsval;
+
+    return flow->flags & FLOW_TIMESTAMPS && behind < CLOCK_APART ? flow->client_tsecr : tsval;
+}
+
 static __always_inline void note_timestamps(struct flow *flow, const struct packet *p)
 {
     bool first = !(flow->flags & FLOW_TIMESTAMPS);

@@ -95,10 +95,13 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
         cancel_region(flow, d);
         flow->flags |= FLOW_SERVER_FIN;
     } else if (p->payload_bytes) {
-        if (is_before(local, end))
+        if (is_before(local, end)) {
             d->fate = DROPPED;
-        else
-            translate(flow, p->seq, end, d);
+            return;
+        }
+        /* The header again: the ACK that passed here has not come to its kernel. */
+        translate(flow, p->seq, end, d);
+        flow->flags &= ~FLOW_START_ACKED;
     } else if (is_before(p->seq, local)) {
         /* A keepalive probe: let the next ACK through, or the kernel takes its client for dead. */
         translate(flow, p->seq, end, d);
@@ -120,9 +123,7 @@ static __always_inline void depart(struct flow *flow, const struct packet *p, st
     if (p->flags & TH_ACK)
         flow->server_edge =
             later(flow->server_edge, p->ack + ((__u32) p->window << flow->rcv_wscale));
-    d->tsval = p->tsval;
-    if (p->timestamps && flow->flags & FLOW_TIMESTAMPS && is_before(p->tsval, flow->client_tsecr))
-        d->tsval = flow->client_tsecr;
+    d->tsval = p->timestamps ? not_behind_echo(flow, p->tsval) : p->tsval;
 
     if (p->flags & TH_RST && flow->flags & FLOW_RESET) {
         d->fate = UNTOUCHED; /* made from the client's own numbers, which fe_in let through */

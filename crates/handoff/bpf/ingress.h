@@ -15,7 +15,8 @@
  *   ACK past the end, or past what the       nobody: nobody sent that   no
  *   client had room for (claims.h)
  *   data, FIN, URG                           yes, ACK clamped           its ACK part
- *   RST at the next sequence number          yes                        yes
+ *   RST at the next sequence number, or      yes, at the next           yes
+ *   at the one that its backend knows
  *
  * Without one, all goes to the frontend, translated; a report of duplicates in an older region
  * (RFC 2883) also to that region's backend, which has missed the client's last ACK. Where the
@@ -51,6 +52,7 @@ struct route {
     bool held;    /* nobody gets it: no news */
     bool strange; /* outside the client's window: the frontend's stack drops it */
     bool ended;   /* nobody: its server has ended half a response, and a reset says so */
+    bool behind;  /* a reset at an older number: the frontend's stack takes it at its own */
     int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;    /* for the frontend: LOCAL */
     __u16 window; /* for the frontend */
@@ -75,11 +77,14 @@ static __always_inline void end_region(struct flow *flow, struct route *r, __u32
     r->ring = flow->ring;
 }
 
-/* Only the next sequence number that we expect makes a reset one (RFC 5961, 3.2). */
+/* Only the next sequence number that we expect makes a reset one (RFC 5961, 3.2). A client whose
+ * socket is gone answers a backend's segment with what that acknowledges, which is what the newest
+ * copies said: where it has closed since, a FIN's number less. */
 static __always_inline void route_reset(struct flow *flow, const struct packet *p, struct route *r)
 {
-    if (p->seq != flow->server_ack)
+    if (p->seq != flow->server_ack && p->seq != flow->copied[0] && p->seq != flow->copied[1])
         return;
+    r->behind = p->seq != flow->server_ack;
     flow->flags |= FLOW_RESET;
     if (nth_break(&flow->spaces, 0)->length)
         r->copy = break_index(&flow->spaces, 0);
@@ -314,14 +319,15 @@ static __always_inline __u16 window_from(const struct packet *p, __u32 ack, __u8
 }
 
 /*
- * Turns the packet into the ACK that a backend gets: of its region alone, without data, and with
- * the frontend's newest ACK number in the sequence field, from where be_in takes it. Not a function
+ * Turns the packet into the ACK that a backend gets: of its region alone, without data, with the
+ * frontend's newest ACK number in the sequence field, from where be_in takes it, and with the
+ * flow's token in the urgent pointer, which nobody looks at without URG. Not a function
  * of its own: with one more on the way to store_sack, their stacks would exceed the verifier's 512
  * bytes.
  */
 static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct packet *p,
                                          const struct steer_peer *peer, const struct region *region,
-                                         __u32 server_ack)
+                                         __u32 server_ack, __u16 token)
 {
     struct edit e = {};
     __u32 ack = clamp_to(region, p->ack);
@@ -338,7 +344,7 @@ static __always_inline bool rewrite_copy(struct __sk_buff *skb, const struct pac
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
     put16(&e.plain, &tcp->window, bpf_htons(p->window));
     put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
-    put16(&e.plain, &tcp->urg_ptr, 0);
+    put16(&e.plain, &tcp->urg_ptr, bpf_htons(token));
     if (p->sack && sack_to_region(skb, p, region, ack, &e))
         return false;
     if (p->payload_bytes == 0)
@@ -358,6 +364,9 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
     __u32 n = (flow->spaces.made - 1 - index) & (BREAKS - 1);
     struct region region = nth_region(&flow->spaces, n);
     __u32 server_ack = flow->server_ack;
+    __u16 token = flow->token;
+    flow->copied[1] = flow->copied[0];
+    flow->copied[0] = server_ack;
     p->window = window_from(p, clamp_to(&region, p->ack), flow->snd_wscale);
     bpf_spin_unlock(&flow->lock);
 
@@ -366,7 +375,7 @@ static __noinline int to_backend(struct __sk_buff *skb, struct packet *p, struct
         count(FE_DROP_COPY);
         return TC_ACT_SHOT;
     }
-    if (!leaves_its_vlan(skb) || !rewrite_copy(skb, p, peer, &region, server_ack)) {
+    if (!leaves_its_vlan(skb) || !rewrite_copy(skb, p, peer, &region, server_ack, token)) {
         count(FE_DROP_REWRITE);
         return TC_ACT_SHOT;
     }
@@ -483,6 +492,10 @@ static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct
     count(r.copy == NO_BREAK ? FE_IN_SERVER : FE_IN_BOTH);
     if (r.copy != NO_BREAK)
         send_copy(skb, r.copy);
+    if (r.behind && !move_seq(skb, p, flow->server_ack)) {
+        count(FE_DROP_REWRITE);
+        return TC_ACT_SHOT;
+    }
     return to_server(skb, p, flow, r.ack, r.window);
 }
 
@@ -503,10 +516,19 @@ static __noinline struct flow *flow_of_clients(const struct packet *p)
     return bpf_map_lookup_elem(&flows, &key);
 }
 
-static __noinline void forget_flow(const struct packet *p)
+/* The client begins anew, and its kernel has nothing of the old connection: nobody says any more
+ * what became of its region. */
+static __noinline void forget_flow(const struct packet *p, struct flow *flow)
 {
+    struct route r = {};
     struct flow_key key = {};
 
+    bpf_spin_lock(&flow->lock);
+    if (flow->spaces.status == SHUNT_REGION_ACTIVE)
+        end_region(flow, &r, SHUNT_REGION_CANCELLED, SHUNT_EVENT_RESET);
+    bpf_spin_unlock(&flow->lock);
+    if (r.event.kind)
+        report(&r);
     key_of_client(p, &key);
     bpf_map_delete_elem(&flows, &key);
 }
@@ -541,7 +563,7 @@ int fe_in(struct __sk_buff *skb)
         if (flow && has_connection(skb, &p))
             return PASS;
         if (flow)
-            forget_flow(&p);
+            forget_flow(&p, flow);
         note_syn_of(&p);
         return PASS;
     }

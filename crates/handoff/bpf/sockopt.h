@@ -146,11 +146,13 @@ static __always_inline struct flow *find_or_insert(struct asked *a)
         .furthest_ack = a->tcp->snd_una,
         .rcv_nxt = a->tcp->rcv_nxt,
         .server_ack = a->tcp->rcv_nxt,
+        .copied = {a->tcp->rcv_nxt, a->tcp->rcv_nxt},
         .server_end = a->tcp->snd_nxt,
         .client_window = a->connection.snd_wnd >> a->connection.snd_wscale,
         .snd_wscale = a->connection.snd_wscale,
         .server_edge = a->connection.rcv_edge,
         .rcv_wscale = a->connection.rcv_wscale,
+        .token = bpf_get_prandom_u32(),
         .flags = a->seen_to_begin ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
     };
     fresh.edge = later(fresh.server_end, fresh.client_ack + a->connection.snd_wnd);
@@ -165,7 +167,7 @@ static __always_inline void note_connection(struct flow *flow, const struct conn
     bool passed = flow->flags & FLOW_TIMESTAMPS;
     __u32 edge = client_edge(flow);
 
-    flow->tsval = passed ? later(c->tsval, flow->client_tsecr) : c->tsval;
+    flow->tsval = not_behind_echo(flow, c->tsval);
     flow->ts_recent = passed ? later(c->ts_recent, flow->client_tsval) : c->ts_recent;
     flow->snd_wnd = is_before(flow->start, edge) ? edge - flow->start : 0;
     flow->rcv_wscale = c->rcv_wscale;
@@ -177,6 +179,7 @@ static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_
 {
     flow->rcv_nxt = tcp->rcv_nxt;
     flow->server_ack = tcp->rcv_nxt;
+    flow->copied[0] = flow->copied[1] = flow->server_ack;
     flow->snd_cwnd = tcp->snd_cwnd;
     flow->snd_ssthresh = tcp->snd_ssthresh;
     flow->srtt_us = tcp->srtt_us >> 3;
@@ -379,6 +382,7 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
     state->srtt_us = flow->srtt_us;
     state->ack_spacing = flow->ack_spacing;
     state->ahead = flow->ahead;
+    state->token = flow->token;
     state->mss = flow->mss;
     state->snd_wscale = flow->snd_wscale;
     state->rcv_wscale = flow->rcv_wscale;

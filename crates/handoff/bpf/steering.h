@@ -12,7 +12,7 @@
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
-#define STEERING_LAYOUT 10
+#define STEERING_LAYOUT 11
 
 #define MAX_FLOWS         65536
 #define MAX_SENDERS       65536
@@ -105,6 +105,8 @@ struct flow {
     __u16 asked;        /* probes of the frontend's kernel while a region was active */
     __u16 answered;     /* `asked`, when the client said something last */
     __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
+    __u32 token;        /* random: of it, steered copies have what their backends look for */
+    __u32 copied[2];    /* server_ack in the newest two copies, or when the region began */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
@@ -189,8 +191,8 @@ struct sender_slot {
     __u32 start;     /* CLIENT sequence number of the region: ACKs before it say no more than it */
     __u32 seq_delta; /* CLIENT minus the socket's own sequence numbers */
     __u32 ts_delta;  /* what to add to the socket's TSval */
-    __u32 rcv_nxt;   /* the socket's own, constant: it never receives data */
-    __u32 ack;       /* newest rcv_nxt of the frontend: what our segments acknowledge */
+    __u32 rcv_nxt;   /* the socket's own, constant: it never receives data. The flow's token */
+    __u32 ack;       /* rcv_nxt of the frontend in its newest copy: what our segments acknowledge */
     __u32 end;       /* where its payload ends, with SENDER_WORD */
     __u32 ts_recent; /* newest timestamp of the client, as the frontend knew it */
     __u32 sent;      /* where the socket's own sequence numbers have got to */

@@ -124,6 +124,8 @@ pub struct Senders<T> {
     news: Vec<usize>,
     answers: Vec<FirstAnswer>,
     unsent: Vec<Unsent>,
+    /// Discarded for a newer payload of their client's address: the next sweep says so.
+    replaced: Vec<Failure>,
     /// Where the next sweep begins.
     swept: usize,
     /// Senders that are not parked: each has its payload's file beside its socket.
@@ -170,6 +172,7 @@ impl<T: SenderTable> Senders<T> {
             news: Vec::new(),
             answers: Vec::new(),
             unsent: Vec::new(),
+            replaced: Vec::new(),
             swept: 0,
             busy: 0,
             workbench: Workbench::default(),
@@ -344,7 +347,7 @@ impl<T: SenderTable> Senders<T> {
     }
 
     fn look_at(&mut self, count: usize, now: Instant) -> Vec<Failure> {
-        let mut failures = Vec::new();
+        let mut failures = std::mem::take(&mut self.replaced);
         let slots = self.slots.capacity();
         for _ in 0..count {
             self.swept = if self.swept + 1 < slots { self.swept + 1 } else { 0 };
@@ -404,6 +407,9 @@ impl<T: SenderTable> Senders<T> {
             return Err(Reason::Busy);
         }
         self.counts.discarded += 1;
+        if !self.slots[index].is_parked() {
+            self.replaced.push(Failure { claimant: self.slots[index].claimant, reason: Reason::ClientGone });
+        }
         self.discard(index);
         Ok(None)
     }

@@ -12,7 +12,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// `SHUNT_VERSION`.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.
@@ -177,7 +177,8 @@ Handoff, kind::HANDOFF, {
     peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
     client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
     start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-    srtt_us: u32, ack_spacing: u32, ahead: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 6], tls: Tls,
+    srtt_us: u32, ack_spacing: u32, ahead: u32, token: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2],
+    tls: Tls,
 });
 message!(
     /// The server gave a handoff up.
@@ -495,13 +496,14 @@ pub struct State {
     pub srtt_us: u32,
     pub ack_spacing: u32,
     pub ahead: u32,
+    pub token: u32,
     pub mss: u16,
     pub snd_wscale: u8,
     pub rcv_wscale: u8,
     pub options: u8,
     pub answered: u8,
     pub shut: u8,
-    pub pad: u8,
+    pub pad: [u8; 5],
 }
 
 with_ends!(Handoff, Ask, State);
@@ -529,6 +531,7 @@ impl Handoff {
             srtt_us: state.srtt_us,
             ack_spacing: state.ack_spacing,
             ahead: state.ahead,
+            token: state.token,
             mss: state.mss,
             snd_wscale: state.snd_wscale,
             rcv_wscale: state.rcv_wscale,

@@ -26,7 +26,7 @@ use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -167,6 +167,8 @@ body!(
         ack_spacing: U32,
         /// Bytes from `start` on that the client may have already, from a backend that is lost.
         ahead: U32,
+        /// Of the connection: packets that the frontend steers prove by it where they come from.
+        token: U32,
         /// Shift of the client's window field.
         snd_wscale: u8,
         /// Shift of ours.
@@ -628,6 +630,7 @@ impl Claim {
             srtt_us: handoff.srtt_us.into(),
             ack_spacing: handoff.ack_spacing.into(),
             ahead: handoff.ahead.into(),
+            token: handoff.token.into(),
             snd_wscale: handoff.snd_wscale,
             rcv_wscale: handoff.rcv_wscale,
             suite: handoff.tls.suite.into(),

@@ -72,7 +72,7 @@ pub(super) struct Sender {
     pub(super) server: Endpoint,
     /// Bytes given to the socket, in its own sequence space: its `write_seq`.
     pub(super) write_seq: u32,
-    /// Constant: the socket never receives data.
+    /// Constant: the socket never receives data. The token of its client's connection, which steered packets have.
     rcv_nxt: u32,
     /// Of the socket's timestamp clock from [`clock_ms`].
     ts_offset: u32,
@@ -123,7 +123,7 @@ pub(super) fn first_slot(claim: &Claim) -> Slot {
         seq_delta: 0,
         // The socket takes only an even clock (Restored::tsval); the client sees the frontend's.
         ts_delta: claim.tsval.get() & 1,
-        rcv_nxt: claim.rcv_nxt.get(),
+        rcv_nxt: claim.token.get(),
         ack: claim.rcv_nxt.get(),
         snd_cwnd: claim.snd_cwnd.get(),
         ts_recent: claim.ts_recent.get(),
@@ -146,7 +146,7 @@ impl Sender {
             local,
             remote: key.client.socket_addr(),
             snd_nxt: claim.start.get(),
-            rcv_nxt: claim.rcv_nxt.get(),
+            rcv_nxt: claim.token.get(),
             snd_wnd: claim.snd_wnd.get(),
             rcv_wnd: RCV_WND,
             mss: claim.mss.get(),
@@ -161,7 +161,7 @@ impl Sender {
             state: State::Parked,
             server: slot.server,
             write_seq: claim.start.get(),
-            rcv_nxt: claim.rcv_nxt.get(),
+            rcv_nxt: claim.token.get(),
             ts_offset,
             ts_delta: slot.ts_delta,
             mss: claim.mss.get(),
@@ -196,7 +196,10 @@ impl Sender {
 
     /// Whether its socket is of the claim's flow, and can send at once.
     pub(super) fn can_take(&self, claim: &Claim) -> bool {
-        let same_flow = claim.first == 0 && self.is_with_server_of(claim) && self.mss >= claim.mss.get();
+        let same_flow = claim.first == 0
+            && claim.token.get() == self.rcv_nxt
+            && self.is_with_server_of(claim)
+            && self.mss >= claim.mss.get();
         // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
         // sent again, they would land in the next payload's sequence space.
         let settled =

@@ -51,6 +51,12 @@ fn data(seq: u32) -> Segment {
     Segment::ack(us(), client(), seq, RCV_NXT).payload(b"payload").timestamps(50, 60)
 }
 
+/// As fe_in makes it: with half of the token.
+fn arriving(seq: u32, ack: u32) -> Segment {
+    Segment { urgent: RCV_NXT as u16, ..steered(seq, ack) }
+}
+
+/// As its socket gets it.
 fn steered(seq: u32, ack: u32) -> Segment {
     Segment::ack(client(), us(), seq, ack)
 }
@@ -109,8 +115,8 @@ fn a_reserved_port_without_live_sender_is_silent_both_ways() {
 
     be.set_sender(client(), 7001, INDEX, &SenderSlot { live: 0, ..slot(server()) });
     assert_eq!(be.be_out(&data(0x1000).payload(b"")).verdict, SHOT);
-    assert_eq!(be.be_in(&steered(1, 2)).verdict, SHOT);
-    assert_eq!(be.be_in(&steered(1, 2).flags(SYN)).verdict, SHOT);
+    assert_eq!(be.be_in(&arriving(1, 2)).verdict, SHOT);
+    assert_eq!(be.be_in(&arriving(1, 2).flags(SYN)).verdict, SHOT);
     assert_eq!(be.counted(), [("be_drop_stray_out", 1), ("be_drop_stray_in", 2)].into());
 }
 
@@ -124,7 +130,7 @@ fn a_fin_after_the_last_acknowledgement_comes_back_as_a_reset() {
     let mut be = backend!();
     let fin = data(0x1007).flags(ACK | FIN).payload(b"");
     assert_eq!(be.be_out(&fin).verdict, SHOT, "the payload is on its way");
-    be.be_in(&steered(90_000, START + 7));
+    be.be_in(&arriving(90_000, START + 7));
     assert_eq!(be.slot(INDEX).acked, 0x1007);
     be.counted();
     let out = be.be_out(&fin);
@@ -161,25 +167,25 @@ fn other_ports_are_not_ours() {
 fn a_steered_ack_comes_in_as_the_clients() {
     let mut be = backend!();
     let sack = [(START + 5000, START + 6000)];
-    let arriving = steered(90_500, START + 1460).timestamps(7, 60 + TS_DELTA).sack(&sack);
-    let out = be.be_in(&arriving);
+    let steered_ack = arriving(90_500, START + 1460).timestamps(7, 60 + TS_DELTA).sack(&sack);
+    let out = be.be_in(&steered_ack);
     assert_eq!(out.verdict, PASS);
     assert_eq!(
         out.segment(),
         steered(RCV_NXT, 0x1000 + 1460).timestamps(7, 60).sack(&[(0x1000 + 5000, 0x1000 + 6000)])
     );
     assert_eq!(be.slot(INDEX).ack, 90_500, "what our segments acknowledge from here on");
-    assert_eq!(be.slot(INDEX).window, arriving.window, "what the socket takes for the client's window");
+    assert_eq!(be.slot(INDEX).window, steered_ack.window, "what the socket takes for the client's window");
     assert_eq!(be.counted(), once(&["be_in_steered"]));
-    be.be_in(&steered(90_400, START));
-    assert_eq!(be.slot(INDEX).ack, 90_500, "never back");
-    assert_eq!(be.be_out(&data(0x1000)).segment().ack, 90_500);
+    be.be_in(&arriving(90_400, START));
+    assert_eq!(be.slot(INDEX).ack, 90_400, "the newest counts");
+    assert_eq!(be.be_out(&data(0x1000)).segment().ack, 90_400);
 }
 
 #[test]
 fn a_late_ack_of_an_older_payload_is_one_of_the_start() {
     let be = backend!();
-    assert_eq!(be.be_in(&steered(90_000, START - 400)).segment().ack, 0x1000);
+    assert_eq!(be.be_in(&arriving(90_000, START - 400)).segment().ack, 0x1000);
 }
 
 #[test]
@@ -187,17 +193,17 @@ fn an_ack_of_what_another_sender_has_sent_is_one_of_all_that_this_one_has() {
     let mut be = backend!();
     let slot = SenderSlot { sent: 0x1000, edge: 0x1000 + 5000, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &slot);
-    assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1000, "nothing has been sent");
+    assert_eq!(be.be_in(&arriving(90_000, START + 5000)).segment().ack, 0x1000, "nothing has been sent");
     be.be_out(&data(0x1000));
     be.be_out(&data(0x1000).payload(b"pay"));
     assert_eq!(be.slot(INDEX).sent, 0x1007, "a segment that is sent again takes nothing back");
-    assert_eq!(be.be_in(&steered(90_000, START + 5000)).segment().ack, 0x1007);
-    assert_eq!(be.be_in(&steered(90_000, START + 6)).segment().ack, 0x1006);
+    assert_eq!(be.be_in(&arriving(90_000, START + 5000)).segment().ack, 0x1007);
+    assert_eq!(be.be_in(&arriving(90_000, START + 6)).segment().ack, 0x1006);
     assert_eq!(be.counted(), [("be_in_ahead", 2), ("be_in_steered", 3), ("be_out_sent", 2)].into());
 
-    be.be_in(&steered(90_000, START + 5000));
+    be.be_in(&arriving(90_000, START + 5000));
     let before = be.slot(INDEX);
-    assert_eq!(be.be_in(&steered(90_001, START + 5001)).verdict, SHOT, "nor can that one have sent more");
+    assert_eq!(be.be_in(&arriving(90_001, START + 5001)).verdict, SHOT, "nor can that one have sent more");
     assert_eq!((be.slot(INDEX).ack, be.slot(INDEX).acked), (before.ack, before.acked));
     be.be_out(&data(0x1000 + 5000).payload(b"pay"));
     assert_eq!((be.slot(INDEX).sent, be.slot(INDEX).edge), (0x1000 + 5003, 0x1000 + 5003));
@@ -209,16 +215,16 @@ fn an_ack_of_what_has_not_been_sent_is_dropped() {
     let nothing_sent = SenderSlot { sent: 0x1000, edge: 0x1000, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &nothing_sent);
     for ahead in [1, 7, 1 << 20, 1 << 30] {
-        assert_eq!(be.be_in(&steered(90_000, START.wrapping_add(ahead))).verdict, SHOT, "{ahead} bytes ahead");
+        assert_eq!(be.be_in(&arriving(90_000, START.wrapping_add(ahead))).verdict, SHOT, "{ahead} bytes ahead");
         assert_eq!(be.counted(), once(&["be_drop_unsent"]));
         let slot = be.slot(INDEX);
         assert_eq!((slot.acked, slot.window, slot.ack), (0x1000, nothing_sent.window, nothing_sent.ack));
     }
     be.be_out(&data(0x1000));
-    assert_eq!(be.be_in(&steered(90_000, START + 8)).verdict, SHOT);
-    assert_eq!(be.be_in(&steered(90_000, START + 7)).segment().ack, 0x1007);
+    assert_eq!(be.be_in(&arriving(90_000, START + 8)).verdict, SHOT);
+    assert_eq!(be.be_in(&arriving(90_000, START + 7)).segment().ack, 0x1007);
     assert_eq!(be.counted(), once(&["be_drop_unsent", "be_in_steered", "be_out_sent"]));
-    let reset = be.be_in(&steered(90_000, START + 9000).flags(RST | ACK));
+    let reset = be.be_in(&arriving(90_000, START + 9000).flags(RST | ACK));
     assert_eq!((reset.verdict, reset.segment().ack), (PASS, 0x1007), "a reset is one, whatever it acknowledges");
 }
 
@@ -228,19 +234,19 @@ fn the_ack_of_an_awaited_end_is_reported() {
     let end = 0x1000 + 5000;
     let awaited = SenderSlot { live: (SENDER_LIVE | SENDER_WORD) as u16, end, ..slot(server()) };
     be.set_sender(client(), 7001, INDEX, &awaited);
-    be.be_in(&steered(90_000, START + 4999));
-    be.be_in(&steered(90_000, START + 8001));
-    be.be_in(&steered(90_000u32.wrapping_add(1 << 25), START + 5000));
+    be.be_in(&arriving(90_000, START + 4999));
+    be.be_in(&arriving(90_000, START + 8001));
+    be.be_in(&arriving(90_000u32.wrapping_add(1 << 25), START + 5000));
     assert!(be.reports().is_empty(), "not all of it, of what has not been sent, and by a stranger");
     be.counted();
-    be.be_in(&steered(90_000, START + 5000));
+    be.be_in(&arriving(90_000, START + 5000));
     assert_eq!(be.counted(), once(&["be_in_steered", "be_delivered"]));
     let report = be.reports()[0];
     let client = Endpoint::from(client());
     assert_eq!((report.client_address, report.client_port.to_ne_bytes()), (client.address.0, client.port_be));
     assert_eq!(u16::from_be(report.port), 7001);
     be.set_sender(super::programs::client(), 7001, INDEX, &slot(server()));
-    be.be_in(&steered(90_000, START + 5000));
+    be.be_in(&arriving(90_000, START + 5000));
     assert!(be.reports().is_empty(), "nobody waits for it");
 }
 
@@ -252,7 +258,7 @@ fn acks_are_judged_over_the_whole_sequence_space() {
     be.set_sender(client(), 7001, INDEX, &SenderSlot { sent: first, edge: first, ..slot(server()) });
     for sent in (1..30).map(|n| first.wrapping_add(step.wrapping_mul(n))) {
         be.be_out(&data(sent.wrapping_sub(7)));
-        let ack = |own: u32| be.be_in(&steered(90_000, own.wrapping_add(SEQ_DELTA)));
+        let ack = |own: u32| be.be_in(&arriving(90_000, own.wrapping_add(SEQ_DELTA)));
         assert_eq!(ack(sent.wrapping_add(1)).verdict, SHOT, "of one byte too many at {sent:#x}");
         let good = ack(sent);
         assert_eq!((good.verdict, good.segment().ack), (PASS, sent));
@@ -267,27 +273,62 @@ fn acks_are_judged_over_the_whole_sequence_space() {
 #[test]
 fn a_reset_is_acceptable_to_the_socket() {
     let be = backend!();
-    assert_eq!(be.be_in(&steered(90_000, START).flags(RST | ACK)).segment(), steered(RCV_NXT, 0x1000).flags(RST | ACK));
+    assert_eq!(
+        be.be_in(&arriving(90_000, START).flags(RST | ACK)).segment(),
+        steered(RCV_NXT, 0x1000).flags(RST | ACK)
+    );
 }
 
 #[test]
 fn a_packet_with_a_guessed_sequence_number_is_dropped() {
     let mut be = backend!();
     let (near, far) = (90_000u32 + (1 << 20), 90_000u32 + (1 << 25));
-    assert_eq!(be.be_in(&steered(near, START)).verdict, PASS);
+    assert_eq!(be.be_in(&arriving(near, START)).verdict, PASS);
     for strange in [far, far.wrapping_add(1 << 31), 90_000u32.wrapping_sub(1 << 25)] {
-        assert_eq!(be.be_in(&steered(strange, START + 1)).verdict, SHOT, "{strange}");
-        assert_eq!(be.be_in(&steered(strange, START).flags(RST | ACK)).verdict, SHOT, "{strange}");
+        assert_eq!(be.be_in(&arriving(strange, START + 1)).verdict, SHOT, "{strange}");
+        assert_eq!(be.be_in(&arriving(strange, START).flags(RST | ACK)).verdict, SHOT, "{strange}");
     }
-    assert_eq!(be.be_in(&steered(near - 1, START).flags(RST | ACK)).verdict, SHOT, "a reset before the last");
+    assert_eq!(be.be_in(&arriving(near - 1, START).flags(RST | ACK)).verdict, SHOT, "a reset before the last");
     assert_eq!(be.slot(INDEX).ack, near, "what our segments acknowledge");
     assert_eq!(be.counted(), [("be_in_steered", 1), ("be_drop_strange", 7)].into());
+}
+
+/// All that a stranger who knows the ports can see of a connection's numbers is not enough.
+#[test]
+fn a_packet_without_the_token_is_dropped() {
+    let mut be = backend!();
+    for flags in [ACK, RST | ACK] {
+        for urgent in [0, RCV_NXT as u16 + 1, !(RCV_NXT as u16)] {
+            let made_up = Segment { urgent, ..arriving(90_000, START).flags(flags) };
+            assert_eq!(be.be_in(&made_up).verdict, SHOT, "{urgent:#x}");
+        }
+    }
+    assert_eq!(be.counted(), [("be_drop_strange", 6)].into());
+}
+
+/// Else all that the socket sends would acknowledge what the client has not sent, and be dropped there, for good.
+#[test]
+fn a_made_up_number_is_gone_with_the_next_packet() {
+    let be = backend!();
+    assert_eq!(be.be_in(&arriving(90_000 + (1 << 23), START)).verdict, PASS);
+    assert_eq!(be.be_in(&arriving(90_010, START)).verdict, PASS);
+    assert_eq!(be.slot(INDEX).ack, 90_010, "what our segments acknowledge");
+}
+
+#[test]
+fn an_ack_of_long_ago_is_dropped() {
+    let mut be = backend!();
+    for back in [1 << 25, 1 << 30, 0x7fff_ffff - 0x1000] {
+        assert_eq!(be.be_in(&arriving(90_000, START.wrapping_sub(back))).verdict, SHOT, "{back:#x}");
+    }
+    assert_eq!(be.be_in(&arriving(90_000, START.wrapping_sub(1 << 23))).segment().ack, 0x1000);
+    assert_eq!(be.counted(), [("be_drop_unsent", 3), ("be_in_steered", 1)].into());
 }
 
 #[test]
 fn data_and_fin_are_kept_from_the_socket() {
     let mut be = backend!();
-    let arriving = steered(90_000, START).flags(ACK | FIN | PSH).payload(b"where from?");
+    let arriving = arriving(90_000, START).flags(ACK | FIN | PSH).payload(b"where from?");
     assert_eq!(be.be_in(&arriving).segment(), steered(RCV_NXT, 0x1000));
     assert_eq!(be.counted(), once(&["be_in_steered", "be_stripped"]));
 }
@@ -298,7 +339,7 @@ fn timestamps_at_an_odd_offset_keep_the_checksum_good() {
     let odd = [1, 8, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 60, 0];
     let out = be.be_out(&Segment { options: Vec::new(), ..data(0x1000) }.options(&odd)).segment();
     assert_eq!(out.timestamp_values(), Some((TS_DELTA - 1, 60)));
-    let out = be.be_in(&steered(90_000, START).options(&odd)).segment();
+    let out = be.be_in(&arriving(90_000, START).options(&odd)).segment();
     assert_eq!(out.timestamp_values(), Some((u32::MAX, 60u32.wrapping_sub(TS_DELTA))));
 }
 
@@ -310,6 +351,7 @@ fn ipv6_goes_out_and_comes_in_alike() {
     be.set_sender(client, 7001, INDEX, &slot(server));
     let sent = be.be_out(&Segment::ack(us, client, 0x1000, RCV_NXT).payload(b"six")).segment();
     assert_eq!(sent, Segment::ack(server, client, START, 90_000).payload(b"six"));
-    let got = be.be_in(&Segment::ack(client, us, 90_001, START + 3)).segment();
+    let arriving = Segment { urgent: RCV_NXT as u16, ..Segment::ack(client, us, 90_001, START + 3) };
+    let got = be.be_in(&arriving).segment();
     assert_eq!(got, Segment::ack(client, us, RCV_NXT, 0x1003));
 }

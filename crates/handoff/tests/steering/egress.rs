@@ -75,6 +75,14 @@ fn headers_sent_again_keep_the_delta_of_their_place() {
     }
 }
 
+/// The ACK of it passed fe_in and was lost behind: without another its kernel would repeat it, and give up in the end.
+#[test]
+fn a_header_that_is_sent_again_opens_the_way_for_its_ack() {
+    let fe = frontend!(Flow { flags: FLOW_START_ACKED as u8, ..active() });
+    assert_eq!(fe.fe_out(&from_server(LOCAL - 100).payload(&[7; 100])).verdict, PASS);
+    assert_eq!(u32::from(fe.flow().flags) & FLOW_START_ACKED, 0);
+}
+
 #[test]
 fn writing_during_a_handoff_is_dropped_and_counted() {
     let mut fe = frontend!(active());
@@ -234,6 +242,17 @@ fn timestamps_do_not_fall_behind_what_the_client_has_seen() {
         assert_eq!(fe.fe_out(&segment).segment().timestamp_values(), Some((sent, 5)));
     }
     assert_eq!(fe.counted(), [("fe_out_translated", 3), ("fe_out_ts_raised", 1)].into());
+}
+
+/// A client that has taken one for new drops all that a backend sends after it (RFC 7323, 5.3).
+#[test]
+fn a_made_up_echo_raises_no_timestamp_far() {
+    let fe = frontend!(finished());
+    for far in [8_500u32 + 8192, 8_500 + (1 << 20), 8_499 + (1 << 31)] {
+        fe.set_flow(&Flow { client_tsecr: far, flags: FLOW_TIMESTAMPS as u8, ..finished() });
+        let segment = from_server(LOCAL).payload(b"x").timestamps(8_500, 5);
+        assert_eq!(fe.fe_out(&segment).segment().timestamp_values(), Some((8_500, 5)));
+    }
 }
 
 #[test]

@@ -267,6 +267,30 @@ fn a_reset_at_the_next_sequence_number_ends_the_region_and_goes_to_both() {
     }
 }
 
+/// A client whose socket is gone answers a segment of the backend's with the number that this acknowledges. After a FIN, which
+/// the frontend has acknowledged and the backend not heard of, that is one less.
+#[test]
+fn a_reset_at_what_the_backend_acknowledges_is_one() {
+    let fe = frontend!(under_way());
+    for copied in [[RCV_NXT, RCV_NXT - 9], [RCV_NXT + 1, RCV_NXT]] {
+        fe.set_flow(&Flow { server_ack: RCV_NXT + 1, copied, ..under_way() });
+        let reset = from_client(START + 1000).flags(RST);
+        let out = fe.fe_in(&reset);
+        assert_eq!((out.verdict, out.segment()), (PASS, Segment { seq: RCV_NXT + 1, ..reset }), "its kernel takes it");
+        let copy = steered(START + 1000).flags(RST | ACK);
+        assert_eq!(fe.copies(1), [Segment { seq: RCV_NXT + 1, ..copy }]);
+        assert_eq!((fe.events(), fe.flow().spaces.status), (vec![(42, 1000, 2)], CANCELLED));
+    }
+}
+
+#[test]
+fn copies_have_the_token_and_are_remembered() {
+    let fe = frontend!(Flow { token: 0x1234_5678, ..under_way() });
+    let out = fe.fe_in(&from_client(START + 2000));
+    assert_eq!(out.segment(), Segment { urgent: 0x5678, ..steered(START + 2000) });
+    assert_eq!(fe.flow().copied, [RCV_NXT, 0]);
+}
+
 #[test]
 fn a_reset_elsewhere_in_the_window_resets_nothing() {
     let mut fe = frontend!(under_way());
@@ -451,7 +475,16 @@ fn a_syn_for_a_connection_that_is_gone_forgets_the_flow() {
     let fe = frontend!(finished());
     let syn = from_client(0).flags(SYN);
     assert_eq!(fe.fe_in(&syn).verdict, PASS);
+    assert!(fe.find_flow().is_none() && fe.events().is_empty());
+}
+
+/// Nobody else would say any more what has become of it.
+#[test]
+fn the_region_of_a_flow_that_is_forgotten_has_ended() {
+    let mut fe = frontend!(under_way());
+    assert_eq!(fe.fe_in(&from_client(0).flags(SYN)).verdict, PASS);
     assert!(fe.find_flow().is_none());
+    assert_eq!((fe.events(), fe.counted()), (vec![(42, 1000, 2)], once(&["fe_client_reset"])));
 }
 
 #[test]

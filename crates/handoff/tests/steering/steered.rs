@@ -227,8 +227,9 @@ impl Steered {
             live: true,
             start: state.start,
             seq_delta: 0,
-            ts_delta: 0,
-            rcv_nxt: state.rcv_nxt,
+            // An odd clock would be one in microseconds.
+            ts_delta: state.tsval & 1,
+            rcv_nxt: state.token,
             ack: state.rcv_nxt,
             snd_cwnd: state.snd_cwnd,
             ts_recent: state.ts_recent,
@@ -240,13 +241,13 @@ impl Steered {
             local: (self.hosts.backend_address, PORT).into(),
             remote: client.socket_addr(),
             snd_nxt: state.start,
-            rcv_nxt: state.rcv_nxt,
+            rcv_nxt: state.token,
             snd_wnd: state.snd_wnd,
             rcv_wnd: 65535,
             mss: state.mss,
             window_scale: (state.options & 4 != 0).then_some((state.snd_wscale, state.rcv_wscale)),
             sack: state.options & 2 != 0,
-            tsval: (state.options & 1 != 0).then_some(state.tsval),
+            tsval: (state.options & 1 != 0).then_some(state.tsval & !1),
         };
         let until = Instant::now() + Duration::from_secs(5);
         loop {
