@@ -70,6 +70,26 @@ struct {
     __type(value, __u8);
 } ended SEC(".maps");
 
+/*
+ * Clients that a SYN-ACK has told that this end speaks. What was said once holds, though the key
+ * that it was proven by may be gone, or another, when the connection is made: that can take as long
+ * as a client says nothing (TCP_DEFER_ACCEPT), or a server does not accept. Only who has a key gets
+ * in here.
+ */
+struct told {
+    struct end_address client;
+    __u32 client_port;
+    __u32 server_port;
+    __u32 client_isn;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 65536);
+    __type(key, struct told);
+    __type(value, __u8);
+} answered SEC(".maps");
+
 #define SPEAKER_USER  1
 #define SPEAKER_GROUP 2
 
@@ -273,6 +293,36 @@ static __always_inline bool is_syn_proven(struct bpf_sock_ops *ctx, __u32 *clien
            make_token(ctx, false, *client_isn, 0, TOKEN_SYN, &token) && said == token;
 }
 
+static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn, struct told *told)
+{
+    load_remote(ctx, &told->client);
+    told->client_port = bpf_ntohl(ctx->remote_port);
+    told->server_port = ctx->local_port;
+    told->client_isn = client_isn;
+}
+
+static __always_inline void note_answer(struct bpf_sock_ops *ctx, __u32 client_isn)
+{
+    struct told told = {};
+    __u8 one = 1;
+
+    load_told(ctx, client_isn, &told);
+    bpf_map_update_elem(&answered, &told, &one, BPF_ANY);
+}
+
+/* Whether the client of this connection has been told so; else, where that is forgotten among very
+ * many, whether it would be now. */
+static __always_inline bool was_told(struct bpf_sock_ops *ctx)
+{
+    struct told told = {};
+    __u32 client_isn;
+
+    if (!load_client_isn(ctx, &client_isn))
+        return false;
+    load_told(ctx, client_isn, &told);
+    return !bpf_map_delete_elem(&answered, &told) || is_syn_proven(ctx, &client_isn);
+}
+
 /* Whether the SYN-ACK that came is. */
 static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
 {
@@ -310,6 +360,8 @@ static __always_inline void put_option(struct bpf_sock_ops *ctx)
     if (!made)
         return;
     option.token = token;
+    if (is_answer)
+        note_answer(ctx, ack - 1);
     bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
 }
 
@@ -338,18 +390,32 @@ static __always_inline void agree(struct bpf_sock_ops *ctx)
         *mark = AGREED;
 }
 
+/* A socket may have had another connection before (connect(2) with AF_UNSPEC). */
+static __always_inline void forget_connection(struct bpf_sock_ops *ctx)
+{
+    struct bpf_sock *sk = ctx->sk;
+    if (!sk)
+        return;
+    __u32 *mark = mark_of(sk, false);
+    if (!mark || *mark == MARKED)
+        return;
+    *mark = 0;
+    bpf_sk_storage_delete(&carried, sk);
+}
+
 SEC("sockops")
 int odb_handshake(struct bpf_sock_ops *ctx)
 {
     int one = 1;
-    __u32 client_isn;
 
     switch (ctx->op) {
     case BPF_SOCK_OPS_TCP_CONNECT_CB:
+        forget_connection(ctx);
         if (is_marked(ctx) && key_towards(ctx))
             write_options(ctx, true);
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
+        forget_connection(ctx);
         if (is_marked(ctx) && !bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
             write_options(ctx, true);
         break;
@@ -375,7 +441,7 @@ int odb_handshake(struct bpf_sock_ops *ctx)
          */
         if ((ctx->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG) || is_marked(ctx)) {
             write_options(ctx, false);
-            if (is_syn_proven(ctx, &client_isn))
+            if (was_told(ctx))
                 agree(ctx);
         }
         break;

@@ -59,8 +59,17 @@ impl Speakers {
 }
 
 /// What there is under the pins.
-const PINNED: [&str; 8] =
-    ["odb_setsockopt", "odb_getsockopt", "odb_handshake", "odb_release", "marks", "carried", "ended", "ends"];
+const PINNED: [&str; 9] = [
+    "odb_setsockopt",
+    "odb_getsockopt",
+    "odb_handshake",
+    "odb_release",
+    "answered",
+    "carried",
+    "ended",
+    "ends",
+    "marks",
+];
 
 /// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
 /// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
@@ -74,6 +83,7 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     let mut object = MaybeUninit::uninit();
     let mut open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
     open.maps.marks.set_pin_path(pins.join("marks")).map_err(failed("pin"))?;
+    open.maps.answered.set_pin_path(pins.join("answered")).map_err(failed("pin"))?;
     open.maps.carried.set_pin_path(pins.join("carried")).map_err(failed("pin"))?;
     open.maps.ended.set_pin_path(pins.join("ended")).map_err(failed("pin"))?;
     open.maps.ends.set_pin_path(pins.join("ends")).map_err(failed("pin"))?;

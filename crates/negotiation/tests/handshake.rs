@@ -236,6 +236,63 @@ fn a_negotiation_within_another_changes_nothing() {
     fs::remove_dir(&inner).unwrap();
 }
 
+/// What a SYN-ACK has said holds, though the session may have ended before the connection is accepted: the other end frames
+/// from then on.
+#[test]
+fn what_was_answered_holds_without_the_key() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-answered");
+    let negotiation = negotiate(&group.path);
+    let (listener, address) = listening(true);
+    // No connection is there for the server before the client's first bytes.
+    shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 60).unwrap();
+    for other_key in [None, Some([8; 16])] {
+        negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
+        let client = tcp();
+        odb::speak(&client).unwrap();
+        connect(&client, &address).unwrap();
+        assert!(odb::speaks(&client));
+        match other_key {
+            None => negotiation.ends().remove(LOOPBACK).unwrap(),
+            Some(key) => negotiation.ends().set(LOOPBACK, &key).unwrap(),
+        }
+        rustix::io::write(&client, b"framed").unwrap();
+        assert!(odb::speaks(accept(&listener).unwrap()), "its client frames");
+    }
+    // Once: a client that says the same again has to prove it again.
+    negotiation.ends().remove(LOOPBACK).unwrap();
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    rustix::io::write(&client, b"plain").unwrap();
+    assert!(!odb::speaks(&client) && !odb::speaks(accept(&listener).unwrap()));
+}
+
+/// A socket's second connection has nothing of its first.
+#[test]
+fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-again");
+    let _negotiation = negotiate(&group.path);
+    let ((listener, address), (plain, plain_address)) = (listening(true), listening(false));
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    let _first = accept(&listener).unwrap();
+    assert!(odb::adopt(&client));
+    odb::carry(&client, &[1; odb::CARRIED_BYTES]).unwrap();
+    odb::disconnect(&client).unwrap();
+    connect(&client, &plain_address).unwrap();
+    let _second = accept(&plain).unwrap();
+    assert!(!odb::speaks(&client) && odb::take(&client).is_err());
+}
+
 /// An agent that is started again takes over what the one before has agreed on.
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {

@@ -7,6 +7,7 @@ mod files;
 pub(crate) mod messages;
 pub(crate) mod packets;
 pub mod pinned;
+pub mod places;
 mod programs;
 pub mod server;
 pub(crate) mod session;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::FromBytes;
 
 use super::Wanted;
@@ -26,6 +26,13 @@ impl Line {
     pub(super) fn new(channel: Channel) -> Self {
         // A batch of fetches, and shares that go back before it.
         Self { channel, bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()) }
+    }
+
+    /// Whether the other end has it still. Nothing comes on it that was not asked for.
+    pub(super) fn is_served(&self) -> bool {
+        let mut ended = [PollFd::new(&self.channel, PollFlags::RDHUP)];
+        // A signal says nothing of it.
+        !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
     }
 
     /// Gives back some shares, and fetches a batch: the payload that is gone, if one is. `tell` hears when that takes long.

@@ -105,6 +105,10 @@ impl Way {
     pub(super) fn open(&self, about: &Reference, make: impl Fn(), tell: &dyn Fn()) -> io::Result<()> {
         let mut state = self.lock();
         state.asked = Some((*about, Instant::now()));
+        // Its agent may have ended since it was used last.
+        if matches!(&state.is, Is::Idle(line) if !line.is_served()) {
+            state.becomes(Is::Unmade);
+        }
         self.made(state, &make, tell).map(drop)
     }
 

@@ -16,6 +16,7 @@ use shunt_sys::erase::wipe_stack;
 use zerocopy::FromZeros;
 
 use super::pinned::Shelf;
+use super::places::{OWN, Place, Places};
 use super::programs::Program;
 use super::session::{Session, Turn};
 use super::usage::Usage;
@@ -55,7 +56,7 @@ pub struct Caller {
 }
 
 enum Order {
-    Serve(OwnedFd, Box<Sealing>),
+    Serve(OwnedFd, Box<Sealing>, Place),
     Reached(u64, Holder, Option<(OwnedFd, Box<Sealing>)>),
     LetsHandOff(u64, Option<OwnedFd>),
     EndConnections,
@@ -67,12 +68,19 @@ enum Order {
 pub struct Orders {
     orders: Sender<Order>,
     wake: Arc<OwnedFd>,
+    places: Places,
 }
 
 impl Orders {
+    /// Where readers have their places: each takes one before it is told that it is let in.
+    #[must_use]
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
     /// Serves the reader at the other end of a connection, whose peer the agent knows.
-    pub fn serve(&self, socket: OwnedFd, sealing: Sealing) {
-        self.give(Order::Serve(socket, Box::new(sealing)));
+    pub fn serve(&self, socket: OwnedFd, sealing: Sealing, place: Place) {
+        self.give(Order::Serve(socket, Box::new(sealing), place));
     }
 
     /// What became of [`Agent::reach`].
@@ -105,7 +113,7 @@ impl Orders {
 
 enum Peer {
     Program(Program),
-    Reader(Box<Session>),
+    Reader { session: Box<Session>, _place: Place },
 }
 
 /// A store before it runs, or running.
@@ -115,6 +123,7 @@ pub struct Server<A> {
     usage: Arc<Mutex<Usage>>,
     pub(crate) shelf: Shelf,
     pub(crate) limits: Limits,
+    places: Places,
     pub(crate) holder: Holder,
     epoll: OwnedFd,
     programs: OwnedFd,
@@ -145,13 +154,15 @@ impl<A: Agent> Server<A> {
         epoll::add(&epoll, &programs, epoll::EventData::new_u64(PROGRAMS), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
         let (give, orders) = channel();
-        let given = Orders { orders: give, wake: Arc::clone(&wake) };
+        let places = Places::new(limits.readers);
+        let given = Orders { orders: give, wake: Arc::clone(&wake), places: places.clone() };
         let server = Self {
             agent,
             counters: Arc::default(),
             usage: Arc::default(),
             shelf: Shelf::new(Store::new(limits)),
             limits,
+            places,
             holder,
             epoll,
             programs,
@@ -217,7 +228,7 @@ impl<A: Agent> Server<A> {
     fn tend(&mut self) {
         self.swept = Instant::now();
         self.shelf.lock().expire(now_ms());
-        let silent = |peer: &Peer| matches!(peer, Peer::Reader(session) if session.is_silent(PATIENCE, IDLE));
+        let silent = |peer: &Peer| matches!(peer, Peer::Reader { session, .. } if session.is_silent(PATIENCE, IDLE));
         let silent: Vec<u64> = self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(number, _)| *number).collect();
         silent.into_iter().for_each(|number| self.forget(number));
         if std::mem::take(&mut self.is_deaf) {
@@ -229,7 +240,7 @@ impl<A: Agent> Server<A> {
 
     /// What there is now, for other threads.
     fn publish(&self) {
-        let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader(_))).count();
+        let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader { .. })).count();
         self.counters.publish(&self.shelf.lock(), readers, self.peers.len() - readers);
     }
 
@@ -268,7 +279,7 @@ impl<A: Agent> Server<A> {
     fn add(&mut self, peer: Peer) {
         let socket = match &peer {
             Peer::Program(program) => program.socket.as_fd(),
-            Peer::Reader(session) => session.channel.as_fd(),
+            Peer::Reader { session, .. } => session.channel.as_fd(),
         };
         let data = epoll::EventData::new_u64(self.next);
         if epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN).is_ok() {
@@ -282,8 +293,8 @@ impl<A: Agent> Server<A> {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Serve(socket, sealing) => {
-                    self.add_reader(socket, &sealing);
+                Order::Serve(socket, sealing, place) => {
+                    self.add_reader(socket, &sealing, place);
                     wipe_stack();
                 }
                 Order::Reached(program, holder, connection) => {
@@ -304,29 +315,25 @@ impl<A: Agent> Server<A> {
         true
     }
 
-    /// False: there are too many.
-    pub(crate) fn add_reader(&mut self, socket: OwnedFd, sealing: &Sealing) -> bool {
-        let readers = self.peers.values().filter(|peer| matches!(peer, Peer::Reader(_))).count();
-        let channel = Channel::of_store(socket, sealing);
-        match channel {
-            Ok(channel) if readers < self.limits.readers => {
-                self.add(Peer::Reader(Box::new(Session::new(channel))));
-                true
-            }
-            _ => {
-                self.counters.refuse();
-                false
-            }
+    fn add_reader(&mut self, socket: OwnedFd, sealing: &Sealing, place: Place) {
+        match Channel::of_store(socket, sealing) {
+            Ok(channel) => self.add(Peer::Reader { session: Box::new(Session::new(channel)), _place: place }),
+            Err(_) => self.counters.refuse(),
         }
     }
 
     /// A pair of sockets, one end of which is served here.
     pub(crate) fn reach_own(&mut self) -> Option<(OwnedFd, Sealing)> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
+        let Some(place) = self.places.take(OWN) else {
+            self.counters.refuse();
+            return None;
+        };
         let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let (ours, theirs) = pair.ok()?;
         let plain = Sealing::new_zeroed();
-        self.add_reader(ours, &plain).then_some((theirs, plain))
+        self.add_reader(ours, &plain, place);
+        Some((theirs, plain))
     }
 
     fn end_connections(&mut self) {
@@ -335,7 +342,7 @@ impl<A: Agent> Server<A> {
                 program.end_connections();
             }
         }
-        let between = |peer: &Peer| matches!(peer, Peer::Reader(session) if session.channel.is_sealed());
+        let between = |peer: &Peer| matches!(peer, Peer::Reader { session, .. } if session.channel.is_sealed());
         let ended: Vec<u64> = self.peers.iter().filter(|(_, peer)| between(peer)).map(|(number, _)| *number).collect();
         ended.into_iter().for_each(|number| self.forget(number));
     }
@@ -345,7 +352,7 @@ impl<A: Agent> Server<A> {
         let done = match self.peers.get_mut(&number) {
             None => return,
             Some(Peer::Program(_)) => self.serve_program(number),
-            Some(Peer::Reader(session)) => {
+            Some(Peer::Reader { session, .. }) => {
                 let turn = session.turn(&self.shelf, &self.counters, &mut self.bench);
                 turn.and_then(|turn| {
                     let wanted = if turn == Turn::Later { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
@@ -377,7 +384,7 @@ impl<A: Agent> Server<A> {
                 self.usage.lock().unwrap_or_else(PoisonError::into_inner).end(program.caller.process, number);
                 program.segments.into_iter().for_each(|id| self.shelf.lock().writer_gone(id));
             }
-            Some(Peer::Reader(_)) | None => {}
+            Some(Peer::Reader { .. }) | None => {}
         }
     }
 }

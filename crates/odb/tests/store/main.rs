@@ -250,7 +250,7 @@ fn connect(here: &Bed, there: &Bed) {
     assert_eq!(holder, there.program().holder());
     let (ours, theirs) = UnixStream::pair().unwrap();
     let [reader, store] = sealings();
-    there.orders.serve(theirs.into(), store);
+    there.orders.serve(theirs.into(), store, there.orders.places().take(1).unwrap());
     here.orders.reached(program, holder, Some((ours.into(), reader)));
 }
 
@@ -304,6 +304,28 @@ fn connections_that_an_agent_ends_are_made_again() {
         // Until it has: the next fetch is to need a new one.
         drop(ended.program());
     }
+}
+
+/// Memory is given up for what a holder has: one whose connection has ended meanwhile is not reached by it.
+#[test]
+fn who_was_reached_once_is_looked_at_again() {
+    let (here, there) = two_machines();
+    let program = there.program();
+    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let holders = here.holders();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 50_000)));
+        connect(&here, &there);
+    });
+    holders.reach(&reference).unwrap();
+    there.orders.end_connections();
+    drop(there.program());
+    std::thread::scope(|scope| {
+        let reached = scope.spawn(|| holders.reach(&reference));
+        let (program, holder) = here.wishes.recv_timeout(Duration::from_secs(20)).expect("another try");
+        here.orders.reached(program, holder, None);
+        assert!(matches!(reached.join().unwrap(), Err(FetchError::Holder(..))));
+    });
 }
 
 /// An agent that is told to read its certificates again and again: each time all connections end, and the same fetch goes on.
@@ -505,14 +527,14 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
     let body = bytes(11, 4 << 20);
     let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let (mut idle, theirs) = UnixStream::pair().unwrap();
-    bed.orders.serve(theirs.into(), Sealing::new_zeroed());
+    bed.orders.serve(theirs.into(), Sealing::new_zeroed(), bed.orders.places().take(1).unwrap());
     let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit(), &[0; 16]].concat();
     for _ in 0..100 {
         idle.write_all(&request).unwrap();
     }
     for sealing in [Sealing::new_zeroed(), sealings()[0]] {
         let (mut nonsense, theirs) = UnixStream::pair().unwrap();
-        bed.orders.serve(theirs.into(), sealing);
+        bed.orders.serve(theirs.into(), sealing, bed.orders.places().take(1).unwrap());
         let _ = nonsense.write_all(&[0xff; 640]);
         let mut end = Vec::new();
         let _ = nonsense.read_to_end(&mut end);

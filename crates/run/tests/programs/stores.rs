@@ -116,10 +116,15 @@ fn sent(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
 
 /// The same, before it has received anything.
 fn begun(bed: &Bed, sender: &[&str]) -> (Talking, Talking) {
+    begun_on(bed, 0, sender)
+}
+
+/// The same, with the one that receives on another machine.
+fn begun_on(bed: &Bed, receives: usize, sender: &[&str]) -> (Talking, Talking) {
     let port = free_address().port().to_string();
     let mut sends = Talking::start(bed.machine(1), SENDS, &[&[port.as_str()], sender].concat());
     sends.says("listening");
-    let looks = Talking::start(bed.machine(0), LOOKS, &[&port]);
+    let looks = Talking::start(bed.machine(receives), LOOKS, &[&port]);
     sends.says("sent");
     (sends, looks)
 }
@@ -151,6 +156,17 @@ fn only_readers_of_the_configuration_fetch() {
     assert!(error.contains("ConnectionResetError"), "{error}");
     assert!(bed.machine(0).counted("unreached") > 0);
     assert_eq!(bed.counted("fetched_bytes"), 0);
+}
+
+/// It is told before it gives up memory for what that store has, by the end of a connection.
+#[test]
+fn one_for_whom_a_store_has_no_place_ends_a_connection_and_no_process() {
+    let Some(bed) = Bed::with(3, Limits::default(), "reader_connections = 1") else { return };
+    // It has reached the store, and looks at nothing: else the next body goes for real.
+    let (_sends, _first) = sent(&bed, &[]);
+    let (_sends_again, mut second) = begun_on(&bed, 2, &[]);
+    let error = second.error();
+    assert!(error.contains("ConnectionResetError"), "{error}");
 }
 
 #[test]
