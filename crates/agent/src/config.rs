@@ -355,7 +355,10 @@ fn default_progress() -> Duration {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file.
-    #[error("cannot read {path}: {error}; name another file with --config")]
+    #[error("cannot read {path}: {error}; {}", match error.kind() {
+        std::io::ErrorKind::PermissionDenied => "start it as root, or name another file with --config",
+        _ => "name another file with --config",
+    })]
     Read {
         /// Which.
         path: PathBuf,

@@ -47,7 +47,7 @@ pub enum CredentialsError {
         error: io::Error,
     },
     /// What is in it.
-    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it)")]
+    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it){}", exchanged(path, what))]
     Pem {
         /// Which.
         path: PathBuf,
@@ -305,11 +305,27 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
     let failed = |error| CredentialsError::Read { path: path.into(), error };
     let mode = std::fs::metadata(path).map_err(failed)?.mode() & 0o7777;
+    let pem = || CredentialsError::Pem { path: path.into(), what: PRIVATE_KEY };
+    let key = PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())?;
     if mode & FOREIGN_BITS != 0 {
         return Err(CredentialsError::Mode { path: path.into(), mode });
     }
-    let pem = || CredentialsError::Pem { path: path.into(), what: "private key" };
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())
+    Ok(key)
+}
+
+const PRIVATE_KEY: &str = "private key";
+
+/// What a file holds in place of what it should, where that tells the mistake.
+fn exchanged(path: &Path, what: &str) -> &'static str {
+    let holds = |text: &[u8]| std::fs::read(path).is_ok_and(|file| file.windows(text.len()).any(|part| part == text));
+    match what {
+        PRIVATE_KEY if holds(b"BEGIN CERTIFICATE") => {
+            ", but a certificate: have `certificate` and `key` been exchanged?"
+        }
+        PRIVATE_KEY => "",
+        _ if holds(b"PRIVATE KEY") => ", but a private key: have two of the files been exchanged?",
+        _ => "",
+    }
 }
 
 /// Both ends of its validity, which rustls checks but does not tell.
@@ -367,7 +383,8 @@ mod tests {
         assert!(said(&missing, "fe1").contains("none.pem"));
         let no_key = TlsConfig { key: ours.ca.clone(), ..ours.clone() };
         std::fs::set_permissions(&no_key.key, std::fs::Permissions::from_mode(0o600)).unwrap();
-        assert!(said(&no_key, "fe1").contains("no private key"));
+        assert!(said(&no_key, "fe1").contains("no private key in PEM"));
+        assert!(said(&no_key, "fe1").contains("have `certificate` and `key` been exchanged?"));
         let no_list = TlsConfig { crl: Some(ours.ca.clone()), ..ours.clone() };
         assert!(said(&no_list, "fe1").contains("ca.pem holds no list of revoked certificates"));
         let mixed = TlsConfig { key: other.key, ..ours };

@@ -350,7 +350,10 @@ impl Agent {
     pub(crate) fn say_full(&mut self, index: usize) {
         if self.pressure.is_full_said(index, self.now) {
             let peer = &self.peers[index].name;
-            tracing::info!(peer, "a frontend takes no offers for now: bodies are relayed; its agent's log says why");
+            tracing::info!(
+                peer,
+                "this peer takes no offers for now: it has reached a limit, or is told to stop, as its agent's log says; bodies are relayed"
+            );
         }
     }
 

@@ -5,6 +5,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,15 @@ impl RunCommand {
         let mut launch = Launch::new(&store, &library()?)?;
         if let Err(error) = launch.enter() {
             let path = store.display();
-            eprintln!("shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections");
+            match error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+                Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::PermissionDenied) => eprintln!(
+                    "shunt: the agent's store at {path} does not let this user in: name it in [store] `users` or `groups`; \
+                     until then all bytes go into connections"
+                ),
+                _ => eprintln!(
+                    "shunt: no agent's store at {path} ({error}): until there is one, all bytes go into connections"
+                ),
+            }
         }
         if self.unaligned {
             launch.unaligned();

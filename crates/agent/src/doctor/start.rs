@@ -58,6 +58,9 @@ fn sockets(config: &Config) -> Vec<Finding> {
 
 /// Checks that the user whom the agent becomes can read the key: it reads it again for `systemctl reload`.
 fn key(user: &Account, path: &Path) -> Option<Finding> {
+    if !path.exists() {
+        return None; // said of the certificate
+    }
     let user = User::from_uid(Uid::from_raw(user.user().ok()?)).ok()??;
     let about = format!("{} can be read by {}", path.display(), user.name);
     // Each directory is to be searched, and the file is to be read.
