@@ -14,11 +14,17 @@
  * is asked for one, as by a probe of a window: a kernel that hears nothing gives a closed
  * connection up after eight tries. Linux before 6.6 takes a window of 0 only from an ACK of
  * something new: there it goes on to try, and to ask, twice a second.
+ *
+ * Where nobody sends any more, and nobody says so because this machine's agent is gone, all that
+ * would go on for ever: the client answers. So a client that has room and got nothing for a minute
+ * is reset, as soon as its server's kernel has something to say to it.
  */
 #ifndef BEHIND_H
 #define BEHIND_H
 
 #define UNHEARD_NS 100000000
+/* As long as a backend goes on without an ACK (`progress` of its agent), by default. */
+#define IDLE_NS    60000000000
 
 static __always_inline bool is_queueing(const struct flow *flow)
 {
@@ -42,6 +48,18 @@ static __always_inline bool lies_behind(const struct flow *flow, const struct pa
     __u32 local = nth_break(&flow->spaces, 0)->local;
 
     return is_before(local, end) || (p->flags & TH_FIN && !is_before(p->seq, local));
+}
+
+/* Whether a client that has room has got nothing for long, though its server has more to say. */
+static __always_inline bool is_given_up(struct flow *flow, __u64 now)
+{
+    bool has_room = (__u32) flow->client_window << flow->snd_wscale >= flow->mss;
+
+    if (!flow->idle_ns || !has_room || flow->idle_acked != flow->spaces.acked) {
+        flow->idle_acked = flow->spaces.acked;
+        flow->idle_ns = now;
+    }
+    return now - flow->idle_ns > IDLE_NS;
 }
 
 /* Sends the client a probe in the place of a segment that is not to leave. */

@@ -27,8 +27,9 @@ struct departure {
     __u32 tsval;
     bool cancelled;
     bool cut_fin;
-    bool unheard; /* nothing has passed for a while */
-    bool asks;    /* a probe in its place */
+    bool unheard;  /* nothing has passed for a while */
+    bool asks;     /* a probe in its place */
+    bool given_up; /* the region: nobody sends it any more */
 };
 
 /* ---- the decision, under the flow's lock ---- */
@@ -83,12 +84,13 @@ static __always_inline void depart_open(struct flow *flow, const struct packet *
     __u32 local = nth_break(&flow->spaces, 0)->local;
     bool repeats = p->payload_bytes || is_before(p->seq, local);
 
-    if (is_queueing(flow) && !(p->flags & TH_RST) && (p->payload_bytes || p->flags & TH_FIN)) {
+    if (!d->given_up && is_queueing(flow) && !(p->flags & TH_RST) &&
+        (p->payload_bytes || p->flags & TH_FIN)) {
         depart_queueing(flow, p, end, d);
         return;
     }
     d->seq = flow->client_ack;
-    if (p->flags & (TH_RST | TH_FIN) ||
+    if (p->flags & (TH_RST | TH_FIN) || d->given_up ||
         (repeats && flow->spaces.status == SHUNT_REGION_CANCELLED)) {
         d->fate = p->flags & TH_RST ? RST_MOVED : FIN_TO_RST;
         d->edge = client_edge(flow);
@@ -212,6 +214,7 @@ int fe_out(struct __sk_buff *skb)
     struct departure d = {};
     bpf_spin_lock(&flow->lock);
     d.unheard = now - flow->last_seen_ns > UNHEARD_NS;
+    d.given_up = is_queueing(flow) && is_given_up(flow, now);
     flow->last_seen_ns = now;
     depart(flow, &p, &d);
     bpf_spin_unlock(&flow->lock);

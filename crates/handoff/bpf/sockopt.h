@@ -212,6 +212,7 @@ static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32
     flow->ring = ring;
     flow->start = start;
     flow->hold_until = 0;
+    flow->idle_ns = 0;
     note_socket(flow, a->tcp);
     note_connection(flow, &a->connection);
 }

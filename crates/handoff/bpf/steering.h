@@ -107,6 +107,8 @@ struct flow {
     __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
     __u32 token;        /* random: of it, steered copies have what their backends look for */
     __u32 copied[2];    /* server_ack in the newest two copies, or when the region began */
+    __u64 idle_acked;   /* what is acknowledged of the newest region, */
+    __u64 idle_ns;      /* since when, as the frontend's kernel finds it (behind.h); 0: never */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2

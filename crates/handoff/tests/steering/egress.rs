@@ -255,6 +255,33 @@ fn a_made_up_echo_raises_no_timestamp_far() {
     }
 }
 
+/// Of a region that a server may write behind, whose sender nobody misses: its agent is gone, and this one, too.
+#[test]
+fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_say() {
+    let mut fe = frontend!(active());
+    let queues = |idle_ns| Flow { flags: FLOW_QUEUES as u8, idle_acked: 2000, idle_ns, mss: 1448, ..active() };
+    let long_ago = 1;
+    let closed = from_server(LOCAL).flags(ACK | FIN);
+    for segment in [closed.clone(), from_server(LOCAL).payload(b"more"), from_server(LOCAL - 1)] {
+        fe.set_flow(&queues(long_ago));
+        let all = resets(&fe, &segment);
+        assert_eq!(all, at_each_place(&Segment { payload: Vec::new(), ..segment.flags(ACK | RST) }));
+        assert_eq!(fe.flow().spaces.status, CANCELLED);
+    }
+    fe.counted();
+    // Not where it has no room, where it got something since, or where that is not known yet.
+    let mut got = queues(long_ago);
+    got.idle_acked = 1999;
+    for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0)] {
+        fe.set_flow(&flow);
+        assert_eq!(fe.fe_out(&closed).verdict, SHOT);
+        let flow = fe.flow();
+        assert_eq!((flow.spaces.status, flow.idle_acked), (ACTIVE, 2000));
+        assert!(flow.idle_ns > 1);
+        assert_eq!(fe.counted()["fe_out_waits"], 1);
+    }
+}
+
 #[test]
 fn a_relayed_stream_longer_than_half_the_sequence_space_keeps_its_delta() {
     let fe = frontend!(finished());
