@@ -39,7 +39,7 @@ pub enum NegotiationError {
 pub struct Speakers {
     /// uids.
     pub users: Vec<u32>,
-    /// gids: of processes whose effective group that is.
+    /// gids: of processes whose real group that is (bpf_get_current_uid_gid).
     pub groups: Vec<u32>,
 }
 

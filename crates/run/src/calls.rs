@@ -23,6 +23,8 @@ pub enum Class {
     Threads,
     /// Replaced: starts a program, which is under Shunt too, or a process, whose memory must be whole.
     Programs,
+    /// Replaced: may make the process another user's, who gets memory of its own for what the library keeps.
+    Users,
     /// Replaced: not glibc's; absent memory that goes to TLS clients.
     Openssl,
     /// Replaced: fails, as on a kernel without it.
@@ -43,7 +45,8 @@ impl Class {
 }
 
 use Class::{
-    Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Openssl, Programs, Refused, Threads, Turns,
+    Asks, Copies, Descriptors, FetchesFirst, Glibcs, Kernels, Memory, Moves, Openssl, Programs, Refused, Threads,
+    Turns, Users,
 };
 
 /// Every name, with its twins: checked (`_chk`), 64-bit (`64`), internal (`__`), and its successors (`2`, `4`).
@@ -67,6 +70,7 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Descriptors, &["socket", "socketpair", "connect", "__connect", "listen", "accept", "accept4"]),
     (Descriptors, &["close", "__close", "close_range", "closefrom"]),
     (Descriptors, &["dup", "dup2", "__dup2", "dup3", "fcntl", "fcntl64", "__fcntl", "daemon"]),
+    (Descriptors, &["pidfd_getfd"]),
     (Descriptors, &["fdopen", "_IO_fdopen", "fclose", "_IO_fclose"]),
     (Kernels, &["bind", "shutdown", "getsockname", "getpeername", "sockatmark", "isfdtype"]),
     // Streams on what is not a connection.
@@ -91,6 +95,8 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Programs, &["vfork", "__vfork", "clone", "__clone"]),
     (Programs, &["execve", "execv", "execvp", "execvpe", "execveat", "fexecve", "execl", "execlp", "execle"]),
     (Programs, &["posix_spawn", "posix_spawnp"]),
+    (Users, &["setuid", "seteuid", "setreuid", "setresuid"]),
+    (Kernels, &["setfsuid", "setgid", "setegid", "setregid", "setresgid", "setgroups", "initgroups"]),
     // Reads and writes at an offset, which sockets have not.
     (Kernels, &["aio_read", "aio_read64", "aio_write", "aio_write64", "lio_listio", "lio_listio64"]),
     // OpenSSL's, for those who have it.

@@ -32,6 +32,16 @@ const WIRE: &str = "shunt-doctor2";
 const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 
+/// Of a spare address, always the same: a router between would go on sending to the one of the last trial.
+fn link_address(client: IpAddr) -> String {
+    let bytes = match client {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(address) => std::array::from_fn(|at| address.octets()[12 + at]),
+    };
+    let [a, b, c, d] = bytes;
+    format!("02:53:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+}
+
 /// A file of this machine's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
@@ -83,7 +93,9 @@ impl Trial {
         let client = self.client.to_string();
         let far = ["peer", "name", FAR, "address", FAR_LINK, "netns", path];
         ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
-        ip(&["link", "add", "link", &port, "name", WIRE, "netns", path, "type", "macvlan", "mode", "bridge"])?;
+        let own = link_address(self.client);
+        let wire = ["link", "add", "link", &port, "name", WIRE, "address", &own, "netns", path];
+        ip(&[&wire[..], &["type", "macvlan", "mode", "bridge"]].concat())?;
         ip(&["link", "set", NEAR, "up"])?;
         namespace.run(|| self.furnish()).map_err(|error| error.to_string())??;
         ip(&["route", "add", &client, "dev", NEAR])?;

@@ -79,6 +79,7 @@ impl Handings {
     pub fn give_up(&mut self, at: usize) {
         BEGUN.fetch_sub(1, Ordering::Relaxed);
         let handing = self.begun.remove(at);
+        self.link.iter().for_each(|link| link.over(&handing.message));
         self.failed.push(Failed { handing, reason: Reason::Aborted });
     }
 

@@ -4,7 +4,7 @@ use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 
 use super::{connection, errno, real, returned, set_errno};
 use crate::runtime::{Runtime, runtime};
-use crate::{available, bypass, descriptors};
+use crate::{available, bypass, descriptors, kernel};
 
 /// Does something about descriptors that leaves errno alone.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
@@ -194,6 +194,19 @@ unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn closefrom(first: c_int) {
     // SAFETY: as above.
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
+}
+
+/// Another process's descriptor (Linux 5.6).
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+    // By number: glibc has it since 2.36.
+    let arguments = [process as usize, fd as usize, flags as usize, 0, 0, 0];
+    // SAFETY: as above.
+    let copy = returned(unsafe { kernel::call(libc::SYS_pidfd_getfd, arguments) }) as c_int;
+    if copy >= 0 {
+        quietly(|runtime| descriptors::arrived(runtime, copy));
+    }
+    copy
 }
 
 /// After a call that has made a copy of `from`.

@@ -52,6 +52,7 @@ unsafe extern "C-unwind" fn syscall(
                 libc::SYS_dup => descriptor::dup(fd) as isize,
                 libc::SYS_dup2 => descriptor::dup2(fd, b as c_int) as isize,
                 libc::SYS_dup3 => descriptor::dup3(fd, b as c_int, c as c_int) as isize,
+                libc::SYS_pidfd_getfd => descriptor::pidfd_getfd(fd, b as c_int, c as c_uint) as isize,
                 libc::SYS_fcntl => descriptor::fcntl(fd, b as c_int, c) as isize,
                 libc::SYS_ioctl => descriptor::ioctl(fd, b as libc::c_ulong, c) as isize,
                 libc::SYS_setsockopt => descriptor::setsockopt(fd, b as c_int, c as c_int, at(d), e as u32) as isize,

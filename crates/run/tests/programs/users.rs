@@ -170,6 +170,28 @@ assert some(400_000) == BODY[::-1]
     );
 }
 
+#[test]
+fn a_descriptor_that_is_taken_from_another_process_leads_to_the_connection() {
+    reads(
+        "
+import ctypes
+first = some(123_457)
+child = os.fork()
+if child == 0:
+    number = sock.fileno()
+    sock.close()
+    copy = ctypes.CDLL(None).pidfd_getfd(os.pidfd_open(os.getppid()), number, 0)
+    sock = socket.socket(fileno=copy)
+    assert some(200_001) == BODY[123_457:][:200_001]
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+",
+    );
+}
+
 /// The library hears of no change that a program makes by number.
 #[test]
 fn a_program_of_another_user_does_not_take_what_it_inherits() {
