@@ -96,8 +96,8 @@ typedef __s64 shunt_s64;
  * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. */
 #define SHUNT_ADOPT  19
 /* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of them) leaves that account with such a connection;
- * getsockopt takes it away again, once. EPERM: not such a connection, or nothing was left. So it
- * goes from one user's programs to another's, by the socket that they pass. */
+ * getsockopt takes it away again, once. EPERM, ENOPROTOOPT: not such a connection, or nothing. So
+ * it goes from one user's programs to another's, by the socket that they pass. */
 #define SHUNT_CARRY  20
 
 #define SHUNT_CARRIED_BYTES 304

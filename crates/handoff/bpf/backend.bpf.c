@@ -200,8 +200,8 @@ static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
     return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
 }
 
-/* An ACK of what is older is late by more than any way delays one: that of an older payload, in
- * front of the header between, is not. */
+/* An ACK of what is older tells the socket nothing that it needs. That of an older payload, in
+ * front of the header between, is not so old. */
 #define LATE_MAX (1u << 24)
 
 /*

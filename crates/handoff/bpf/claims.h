@@ -112,9 +112,9 @@ static __always_inline bool claims_end(struct flow *flow)
     return is_delivered(b);
 }
 
-/* How far the clock of a backend's segments may be before that of the frontend, in ticks of 1 ms:
- * both go by their machines' clocks from a region's beginning on, so a second in a hundred thousand
- * is much. */
+/* How far the clock of a backend's segments may be before that of the frontend, in ticks of 1 ms.
+ * Both begin as one with a region, and go by their machines' clocks: apart they are by what one of
+ * these is wrong. Beyond, the frontend's next segments wait until its clock has caught up. */
 #define CLOCK_APART 8192
 
 /* A timestamp of the frontend's that is not behind what the client has echoed, which a backend has
@@ -158,6 +158,9 @@ static __always_inline void note_client(struct flow *flow, const struct packet *
     if (!is_news)
         return;
     flow->answered = flow->asked;
+    /* Who takes nothing waits as long as it likes (behind.h). */
+    if ((__u32) flow->client_window << flow->snd_wscale < flow->mss)
+        flow->idle_ns = 0;
     flow->client_ack = p->ack;
     flow->client_window = p->window;
     note_seen_in(flow, p->ack);

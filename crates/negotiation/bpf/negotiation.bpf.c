@@ -228,8 +228,10 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
 
+    /* 0: what the kernel has told the program stays. Of an error, that is how much room it would
+     * take (SO_PEERGROUPS). */
     if (ctx->level != SHUNT_SOL || ctx->optname != SHUNT_CARRY) {
-        if (ctx->optlen > VISIBLE_BYTES)
+        if (ctx->retval || ctx->optlen > VISIBLE_BYTES)
             ctx->optlen = 0;
         return ALLOWED;
     }

@@ -187,10 +187,19 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert_eq!(heard, 5, "who has begun it, and four to whom it was left");
 
     let plain = connection_of(address);
-    assert!(!odb::adopt(&plain) && odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
+    assert!(odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
-    // Whatever is asked of other sockets, the kernel answers: also more than a page of it.
+    // Whatever is asked of other sockets, the kernel answers: also more than a page of it, and how much it would be.
+    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut many = 0;
+    // SAFETY: no room, and the kernel says how much it would take.
+    let asked = unsafe {
+        let length = &raw mut many;
+        libc::getsockopt(one.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERSEC, std::ptr::null_mut(), length)
+    };
+    let labels = io::Error::last_os_error();
+    assert!(asked == 0 || labels.raw_os_error() != Some(libc::ERANGE) || many > 0, "{labels}");
     rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
     assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
     let (mut groups, mut length) = (vec![0u8; 64 << 10], 64 << 10);

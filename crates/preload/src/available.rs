@@ -14,7 +14,7 @@ use crate::runtime::Runtime;
 /// them takes what is behind them, too ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
-    let _locked = connection.lock_receiving();
+    let _locked = connection.lock_receiving(&runtime.connections, fd);
     let bytes = look(Read::new(runtime, connection, fd, 0))?;
     connection.tell(bytes);
     Ok(bytes)

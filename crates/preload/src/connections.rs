@@ -10,8 +10,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -61,11 +61,20 @@ const AWAY: u32 = 1;
 /// Here, and it was with the socket: whoever passed it on may use it again.
 const CAME: u32 = 2;
 
-/// How long a state is waited for that another process is about to make, or to leave with its socket.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long a state is waited for that another process is about to make, or to take from its socket.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// In place of a cookie, while a state is made.
 const TAKEN: u64 = u64::MAX;
+
+/// Of new memory, for 65,536 connections.
+pub const BYTES: usize = 65_536 * STATE_BYTES + TABLE_BYTES;
+
+/// Whether memory of so many bytes has states as this library lays them out: an older one's, which another version of it may
+/// share with programs that it executes, has not.
+pub fn fits(bytes: usize) -> bool {
+    bytes > TABLE_BYTES && (bytes - TABLE_BYTES).is_multiple_of(STATE_BYTES)
+}
 
 /// All states: an open hash table by cookie, with what programs have learnt behind it ([`crate::learning`]).
 pub struct Connections {
@@ -133,11 +142,11 @@ impl Connections {
     }
 
     /// The place of the state of a connection that this process has not used yet. `frames`: if nobody has, what this end
-    /// sends is framed.
+    /// sends is framed. `waits`: for a process that may be about to have made a state.
     ///
     /// # Errors
     /// No place is left: there are too many connections.
-    pub fn enter(&self, socket: BorrowedFd<'_>, frames: bool) -> io::Result<u32> {
+    pub fn enter(&self, socket: BorrowedFd<'_>, frames: bool, waits: bool) -> io::Result<u32> {
         let _alone = self.entering.lock();
         if let Some(place) = self.find(socket) {
             return Ok(place);
@@ -156,13 +165,18 @@ impl Connections {
             if let Some(place) = self.find(socket) {
                 return Ok(place);
             }
-            if Instant::now() > until {
+            if !waits || Instant::now() > until {
                 let place = self.add(socket, false)?;
                 self.at(place).break_off();
                 return Ok(place);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Until the value is dropped no thread is about to enter a connection or to take one back: before a fork.
+    pub fn hold_still(&self) -> MutexGuard<'_, ()> {
+        self.entering.hold_still()
     }
 
     /// Whether a state is with its socket.
@@ -200,11 +214,9 @@ impl Connections {
     /// Leaves a state with its socket, for whoever uses that next. Not while it is in use.
     pub fn leave(&self, socket: BorrowedFd<'_>, place: u32) {
         let connection = self.at(place);
-        if self.is_away(place) {
-            return;
-        }
         let Some((_receiving, _sending)) = connection.try_lock() else { return };
-        if odb::carry(socket, &connection.account()).is_ok() {
+        // Another may have left it meanwhile, and somebody taken it: what is here would be old.
+        if !self.is_away(place) && odb::carry(socket, &connection.account()).is_ok() {
             self.whereabouts(place).store(AWAY, Ordering::Release);
         }
     }
@@ -213,17 +225,25 @@ impl Connections {
     /// what can be left with its socket is, and is taken back when it is used.
     pub fn move_to(&self, memory: &SharedMemory, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
         for (fd, place) in used {
-            self.leave(borrow(fd), place);
-            let (from, at) = (self.cookie(place).load(Ordering::Acquire), place as usize * STATE_BYTES);
-            memory.long(at + COOKIE).store(from, Ordering::Relaxed);
-            let away = Connection { table: memory, at };
-            if self.is_away(place) {
-                memory.word(at + WHERE).store(AWAY, Ordering::Relaxed);
-            } else {
-                away.break_off();
-            }
+            let (cookie, is_away) = self.part_with(fd, place);
+            enter_moved(memory, place, cookie, is_away);
         }
         self.table.replace(memory)
+    }
+
+    /// The same in memory without a file, where the process can have none.
+    pub fn move_alone(&self, used: impl Iterator<Item = (RawFd, u32)>) -> io::Result<()> {
+        let parted: Vec<_> = used.map(|(fd, place)| (place, self.part_with(fd, place))).collect();
+        // SAFETY: it lives as long as the process, which asks at most whose the file with that number is.
+        unsafe { self.table.replace_by_own() }?;
+        parted.into_iter().for_each(|(place, (cookie, is_away))| enter_moved(&self.table, place, cookie, is_away));
+        Ok(())
+    }
+
+    /// Leaves a state with its socket: which that is, and whether it could be left.
+    fn part_with(&self, fd: RawFd, place: u32) -> (u64, bool) {
+        self.leave(borrow(fd), place);
+        (self.cookie(place).load(Ordering::Acquire), self.is_away(place))
     }
 
     /// A new state for a socket, before its first byte. `frames`: what this end sends is framed.
@@ -278,21 +298,50 @@ impl Connections {
     }
 }
 
+/// A state in new memory, at the place that it had.
+fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
+    let at = place as usize * STATE_BYTES;
+    memory.long(at + COOKIE).store(cookie, Ordering::Relaxed);
+    if is_away {
+        memory.word(at + WHERE).store(AWAY, Ordering::Relaxed);
+    } else {
+        Connection { table: memory, at }.break_off();
+    }
+}
+
 impl<'a> Connection<'a> {
-    pub fn lock_receiving(&self) -> Locked<'a> {
-        let (locked, abandoned) = Locked::new(self.table.word(self.at + RECEIVE_LOCK));
-        if abandoned || self.has_gone() {
-            self.break_receiving();
+    /// The lock, with the state here: somebody may have left it with its socket since this thread has looked.
+    pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
+        loop {
+            let (locked, abandoned) = Locked::new(self.table.word(self.at + RECEIVE_LOCK));
+            if abandoned {
+                self.break_receiving();
+            }
+            if !self.has_gone() {
+                return locked;
+            }
+            drop(locked);
+            all.take_back(borrow(fd), self.place());
         }
-        locked
     }
 
-    pub fn lock_sending(&self) -> Locked<'a> {
-        let (locked, abandoned) = Locked::new(self.table.word(self.at + SEND_LOCK));
-        if abandoned || self.has_gone() {
-            self.break_sending();
+    /// As above.
+    pub fn lock_sending(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
+        loop {
+            let (locked, abandoned) = Locked::new(self.table.word(self.at + SEND_LOCK));
+            if abandoned {
+                self.break_sending();
+            }
+            if !self.has_gone() {
+                return locked;
+            }
+            drop(locked);
+            all.take_back(borrow(fd), self.place());
         }
-        locked
+    }
+
+    fn place(&self) -> u32 {
+        (self.at / STATE_BYTES) as u32
     }
 
     /// Both, if nobody has either.
@@ -301,8 +350,7 @@ impl<'a> Connection<'a> {
         Some((receiving, Locked::at_once(self.table.word(self.at + SEND_LOCK))?))
     }
 
-    /// Whether another thread has left the state with its socket since this one has looked. Then what is here is old: a call
-    /// that goes by it would mix up bytes.
+    /// Whether the state is with its socket. Then what is here is old: a call that goes by it would mix up bytes.
     #[inline]
     fn has_gone(&self) -> bool {
         self.table.word(self.at + WHERE).load(Ordering::Acquire) == AWAY
@@ -389,10 +437,14 @@ impl<'a> Connection<'a> {
 
     /// Whether what is sent from now on is framed. The first who asks decides: a direction that has begun without
     /// frames never has any.
-    pub fn frames(&self) -> bool {
+    pub fn frames(&self, all: &Connections, fd: RawFd) -> bool {
         let state = self.table.word(self.at + FRAMES);
         match state.load(Ordering::Acquire) {
-            UNDECIDED => state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS),
+            UNDECIDED => {
+                // Not while it is being left with its socket, or whoever takes it would decide again.
+                let _locked = self.lock_sending(all, fd);
+                state.compare_exchange(UNDECIDED, NEVER, Ordering::AcqRel, Ordering::Acquire) == Err(ALWAYS)
+            }
             decided => decided == ALWAYS,
         }
     }

@@ -97,8 +97,13 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 
 /// Enters a connection that is agreed on. `connected`: by this end, so that it frames what it sends.
 fn adopt(runtime: &Runtime, fd: RawFd, connected: bool) -> Option<u32> {
+    adopt_now(runtime, fd, connected, true)
+}
+
+/// The same; `waits`: see [`crate::connections::Connections::enter`].
+fn adopt_now(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
     let socket = borrow(fd);
-    let Ok(place) = runtime.connections.enter(socket, connected) else {
+    let Ok(place) = runtime.connections.enter(socket, connected, waits) else {
         refuse(fd);
         return None;
     };
@@ -162,8 +167,13 @@ pub fn accepted(runtime: &Runtime, listener: RawFd, fd: RawFd) {
     }
 }
 
-/// A descriptor that has come from elsewhere: inherited through exec, or passed.
+/// A descriptor that has come from another process.
 pub fn arrived(runtime: &Runtime, fd: RawFd) {
+    came(runtime, fd, true);
+}
+
+/// A descriptor that has come from elsewhere: passed, or inherited through exec.
+fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
     if is_kept(fd) {
         return;
     }
@@ -174,7 +184,7 @@ pub fn arrived(runtime: &Runtime, fd: RawFd) {
     }
     if odb::speaks(socket) {
         let accepted = runtime.connections.find(socket).is_none();
-        adopt(runtime, fd, !accepted);
+        adopt_now(runtime, fd, !accepted, waits);
     } else if rustix::net::sockopt::socket_domain(socket)
         .is_ok_and(|domain| matches!(domain, AddressFamily::INET | AddressFamily::INET6))
         && let Some(entry) = entry(fd)
@@ -192,7 +202,8 @@ pub fn adopt_inherited(runtime: &Runtime) {
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok()).collect();
     for fd in numbers {
-        arrived(runtime, fd);
+        // Who has executed this program has left what it had, or nobody will.
+        came(runtime, fd, false);
     }
 }
 
@@ -230,10 +241,10 @@ pub fn passing(runtime: &Runtime, fd: RawFd) {
     }
 }
 
-/// All descriptors of connections that have a state, and its place.
+/// All descriptors of connections that have a state, and its place: also those beyond a limit that was lowered since.
 pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
     let place = |fd| entry(fd).and_then(|entry| entry.load(Ordering::Relaxed).checked_sub(FIRST_PLACE));
-    (0..highest()).filter_map(move |fd| Some((fd, place(fd)?)))
+    (0..DESCRIPTORS as RawFd).filter_map(move |fd| Some((fd, place(fd)?)))
 }
 
 /// After a descriptor was closed or replaced.

@@ -30,7 +30,7 @@ struct Looked {
 pub fn peek(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     loop {
-        let locked = connection.lock_receiving();
+        let locked = connection.lock_receiving(&runtime.connections, fd);
         if let Some(errno) = connection.take_error() {
             return Err(errno);
         }

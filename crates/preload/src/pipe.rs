@@ -28,7 +28,7 @@ pub fn from_connection(
 ) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     loop {
-        let locked = connection.lock_receiving();
+        let locked = connection.lock_receiving(&runtime.connections, fd);
         let mut read = Read::new(runtime, connection, fd, 0);
         let moved = move_frame(&mut read, pipe, bytes, flags);
         if let Ok(moved) = moved {
@@ -104,7 +104,7 @@ pub fn into_connection(
     bytes: usize,
     flags: u32,
 ) -> Result<usize, Errno> {
-    if !runtime.connections.at(place).frames() {
+    if !runtime.connections.at(place).frames(&runtime.connections, fd) {
         return between(pipe, fd, bytes, flags);
     }
     loop {

@@ -74,7 +74,7 @@ pub fn read(runtime: &'static Runtime, fd: RawFd, place: u32, iov: &[iovec], fla
     }
     let mut got = 0;
     loop {
-        let locked = connection.lock_receiving();
+        let locked = connection.lock_receiving(&runtime.connections, fd);
         if got == 0
             && let Some(errno) = connection.take_error()
         {

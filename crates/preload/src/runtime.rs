@@ -81,6 +81,7 @@ struct Still {
     store: store::Still<'static>,
     bypass: MutexGuard<'static, Handings>,
     _tls: MutexGuard<'static, ()>,
+    _connections: MutexGuard<'static, ()>,
     _inside: Option<Inside>,
 }
 
@@ -93,8 +94,9 @@ pub extern "C" fn before_fork() {
         let _inside = Inside::enter();
         // Others may need the locks while this waits for a holder.
         runtime.memory.fetch_for_fork();
+        let _connections = runtime.connections.hold_still();
         let (_tls, bypass, store) = (tls::hold_still(), runtime.bypass.hold_still(), runtime.store.hold_still());
-        STILL.set(Some(Still { _inside, _tls, bypass, store, memory: runtime.memory.hold_still() }));
+        STILL.set(Some(Still { _inside, _tls, _connections, bypass, store, memory: runtime.memory.hold_still() }));
     }
 }
 
@@ -145,14 +147,14 @@ impl Runtime {
         })
     }
 
-    /// The memory that was inherited, or new memory where that is another user's: who has started this program did not say
-    /// that it became one.
+    /// The memory that was inherited, or new memory where that is another user's, for who has started this program did not
+    /// say that it became one; or where another version of this library has made it.
     fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
-        if !users::is_of_another(inherited.as_fd()) {
+        let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
+        if connections::fits(bytes) && !users::is_of_another(inherited.as_fd()) {
             return SharedMemory::open(inherited).ok();
         }
-        let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
-        let own = users::new_memory(bytes).ok()?;
+        let own = users::new_memory(connections::BYTES).ok()?;
         users::leave_to_children(own.as_fd(), number, inherited.as_fd());
         Some(own)
     }

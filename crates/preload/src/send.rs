@@ -139,14 +139,14 @@ impl Frame {
 /// Writes to a connection that may be framed, as sendmsg(2) does.
 pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
-    if !connection.frames() {
+    if !connection.frames(&runtime.connections, fd) {
         return outside::write(runtime, iov, outside::AT_ONCE, |iov| outside::sendmsg(fd, iov, flags));
     }
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not in the stream where they were written; frames are.
         return Err(libc::EOPNOTSUPP);
     }
-    let _locked = connection.lock_sending();
+    let _locked = connection.lock_sending(&runtime.connections, fd);
     let mut write = Write::new(runtime, connection, fd, flags)?;
     let mut message = Message::new(runtime, connection, fd);
     write.is_short =
@@ -166,7 +166,7 @@ pub fn write_file(
     bytes: usize,
 ) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
-    let _locked = connection.lock_sending();
+    let _locked = connection.lock_sending(&runtime.connections, fd);
     let mut write = Write::new(runtime, connection, fd, 0)?;
     write.is_short = bytes < STORED_MIN;
     let mut message = Message::new(runtime, connection, fd);
@@ -193,7 +193,7 @@ pub fn from_pipe(
     flags: u32,
 ) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
-    let _locked = connection.lock_sending();
+    let _locked = connection.lock_sending(&runtime.connections, fd);
     let mut write = Write::new(runtime, connection, fd, 0)?;
     let outcome = write.splice(pipe, bytes, flags);
     write.end(outcome)

@@ -17,7 +17,6 @@ use shunt_sys::shared::SharedMemory;
 use crate::descriptors;
 use crate::hooks::{errno, set_errno};
 use crate::inside::Inside;
-use crate::kernel::Errno;
 use crate::runtime::{Runtime, runtime};
 
 /// Whose the process is for good. `None`: it may still become one of several users, and has the rights of all.
@@ -41,10 +40,14 @@ pub fn new_memory(bytes: usize) -> io::Result<SharedMemory> {
     SharedMemory::create("shunt-connections", bytes)
 }
 
+fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    let file = |fd| rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino)).ok();
+    file(one).is_some() && file(one) == file(other)
+}
+
 /// Puts a descriptor where programs that this process executes look for one, in place of `old`, if that is there still.
 pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>) {
-    let file = |fd| rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino)).ok();
-    if file(old).is_some() && file(descriptors::borrow(number)) == file(old) {
+    if is_same_file(descriptors::borrow(number), old) {
         // SAFETY: open, as has just been seen; it gets another file, and is not closed here.
         let mut number = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         let _ = dup3(new, &mut number, DupFlags::empty());
@@ -52,27 +55,35 @@ pub fn leave_to_children(new: BorrowedFd<'_>, number: RawFd, old: BorrowedFd<'_>
 }
 
 /// Around a call by which the process may become another user.
-///
-/// # Errors
-/// EAGAIN, and the call was not made: there is no memory or no descriptor for what it would take.
-pub fn change(call: impl FnOnce() -> i32) -> Result<i32, Errno> {
-    let Some(runtime) = runtime() else { return Ok(call()) };
-    let Some(_inside) = Inside::enter() else { return Ok(call()) };
-    let spare = new_memory(runtime.connections.bytes()).map_err(|_| libc::EAGAIN)?;
+pub fn change(call: impl FnOnce() -> i32) -> i32 {
+    let Some(runtime) = runtime() else { return call() };
+    let Some(_inside) = Inside::enter() else { return call() };
     let outcome = call();
     if outcome == 0 && is_of_another(runtime.connections.memory()) {
         let before = errno();
-        let_go(runtime, spare);
+        if let_go(runtime).is_err() {
+            crate::faults::end_process("the memory of another user's connections cannot be given up");
+        }
         set_errno(before);
     }
-    Ok(outcome)
+    outcome
 }
 
-/// `spare`: made before the change, so that its file is the old user's, which a program that is executed would not take.
-fn let_go(runtime: &Runtime, spare: SharedMemory) {
-    let memory = new_memory(spare.len()).unwrap_or(spare);
-    leave_to_children(memory.as_fd(), runtime.inherited, runtime.connections.memory());
-    if runtime.connections.move_to(&memory, descriptors::used()).is_err() {
-        crate::faults::end_process("the memory of another user's connections cannot be given up");
+fn let_go(runtime: &Runtime) -> io::Result<()> {
+    let connections = &runtime.connections;
+    match new_memory(connections.bytes()) {
+        Ok(memory) => {
+            leave_to_children(memory.as_fd(), runtime.inherited, connections.memory());
+            connections.move_to(&memory, descriptors::used())
+        }
+        // It may have no more descriptors (RLIMIT_NOFILE). Programs that it executes find no memory, and are not under Shunt.
+        Err(_) => {
+            if is_same_file(descriptors::borrow(runtime.inherited), connections.memory()) {
+                // SAFETY: the library's number, which nobody uses again but by its name in the environment.
+                unsafe { rustix::io::close(runtime.inherited) };
+                descriptors::forget_entry(runtime.inherited);
+            }
+            connections.move_alone(descriptors::used())
+        }
     }
 }

@@ -82,9 +82,11 @@ pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, SHUNT_SOL, SHUNT_ENDED, &cookie).is_ok()
 }
 
-/// Of a connection on which both ends spoke: whether the caller is the first who keeps account of its frames.
+/// Of a connection on which both ends spoke: whether the caller is the first who keeps account of its frames. Yes, too, where
+/// nobody knows, which is under programs of an older agent.
 pub fn adopt(socket: impl AsFd) -> bool {
-    sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &1u32).is_ok()
+    let asked = sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &1u32);
+    asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)
 }
 
 /// Leaves the account of a connection's frames with it, for whoever has it next: [`take`].

@@ -37,11 +37,11 @@ impl OwnFd {
         Self(fd)
     }
 
-    /// Closes it in a child of fork(2), where others that have it are threads of the parent's.
+    /// Closes it where it cannot be dropped: in a child of fork(2), where threads of the parent's have it, too.
     ///
     /// # Safety
-    /// In this process it is not used again, nor dropped.
-    pub unsafe fn close_parents(&self) {
+    /// In this process it is not dropped. Its number may be another's from here on.
+    pub unsafe fn close_for_good(&self) {
         self.forget_number();
         // SAFETY: open, and by the caller's promise not closed a second time.
         unsafe { rustix::io::close(self.0.as_raw_fd()) };

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fstat, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::own::OwnFd;
 
@@ -92,14 +92,29 @@ impl SharedMemory {
     /// The sizes differ.
     pub fn replace(&self, by: &Self) -> io::Result<()> {
         assert!(self.bytes == by.bytes && self.writable && by.writable);
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: in the place of our own mapping, which all access to goes by copies or atomics.
-        unsafe {
-            mmap(self.base.as_ptr().cast(), self.bytes, access, MapFlags::SHARED | MapFlags::FIXED, &by.file, 0)
-        }?;
+        unsafe { mmap(self.base.as_ptr().cast(), self.bytes, access, flags, &by.file, 0) }?;
         // SAFETY: the number of a descriptor of ours, which stays one; it is not dropped twice.
         let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(self.file.as_fd().as_raw_fd()) });
         Ok(rustix::io::dup3(&by.file, &mut own, rustix::io::DupFlags::CLOEXEC)?)
+    }
+
+    /// Becomes new memory, all zeros, without a file: where a process may open none any more. Nobody else can have it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    ///
+    /// # Safety
+    /// It is not dropped, and its descriptor, whose number may be another's from here on, is only asked about.
+    pub unsafe fn replace_by_own(&self) -> io::Result<()> {
+        assert!(self.writable);
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: as above.
+        unsafe { mmap_anonymous(self.base.as_ptr().cast(), self.bytes, access, flags) }?;
+        // SAFETY: the caller's promise.
+        unsafe { self.file.close_for_good() };
+        Ok(())
     }
 
     /// Bytes of it.

@@ -157,7 +157,7 @@ impl Userfaultfd {
     /// In this process it is not used again, nor dropped.
     pub unsafe fn close_parents(&self) {
         // SAFETY: the caller's promise.
-        unsafe { (self.fd.close_parents(), self.any_taken.close_parents()) };
+        unsafe { (self.fd.close_for_good(), self.any_taken.close_for_good()) };
     }
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {

@@ -283,6 +283,17 @@ fn a_reset_at_what_the_backend_acknowledges_is_one() {
     }
 }
 
+/// Its server's next word would else reset it (behind.h), for it has acknowledged nothing for long.
+#[test]
+fn a_client_that_has_room_again_has_just_come_back() {
+    let fe = frontend!(Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });
+    fe.fe_in(&from_client(START + 1000));
+    assert_eq!(fe.flow().idle_ns, 0);
+    fe.set_flow(&Flow { mss: 1448, client_window: 9000, idle_ns: 1, idle_acked: 1000, ..under_way() });
+    fe.fe_in(&from_client(START + 1000));
+    assert_eq!(fe.flow().idle_ns, 1, "it had room all the time");
+}
+
 #[test]
 fn copies_have_the_token_and_are_remembered() {
     let fe = frontend!(Flow { token: 0x1234_5678, ..under_way() });

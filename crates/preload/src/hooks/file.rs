@@ -47,7 +47,7 @@ fn sends_file(
     offset: Option<&mut off64_t>,
     bytes: usize,
 ) -> Result<usize, Errno> {
-    if !runtime.connections.at(place).frames() {
+    if !runtime.connections.at(place).frames(&runtime.connections, to) {
         let offset = offset.map_or(std::ptr::null_mut(), std::ptr::from_mut);
         // SAFETY: the program's own call.
         let sent = unsafe { real::sendfile64(to, from, offset, bytes) };

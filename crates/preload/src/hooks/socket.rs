@@ -237,7 +237,10 @@ unsafe fn passed(message: &msghdr, then: impl Fn(&Runtime, RawFd)) {
         while !control.is_null() {
             if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(control);
+                // Not beyond the message's, whatever the program says: the kernel would refuse that.
+                let end = message.msg_control as usize + message.msg_controllen;
                 let bytes = (*control).cmsg_len.saturating_sub(data as usize - control as usize);
+                let bytes = bytes.min(end.saturating_sub(data as usize));
                 for at in 0..bytes / size_of::<RawFd>() {
                     then(runtime, data.cast::<RawFd>().add(at).read_unaligned());
                 }

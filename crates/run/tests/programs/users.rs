@@ -73,6 +73,30 @@ assert some(400_000) == BODY[::-1]
     );
 }
 
+#[test]
+fn one_that_may_open_no_file_now_becomes_another_users_all_the_same() {
+    reads(
+        "
+import resource
+first = some(123_457)
+before = table()
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+become(65534)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert first + some(400_000 - len(first)) == BODY
+sock.sendall(b'again')
+assert some(400_000) == BODY[::-1]
+assert not [line for line in open('/proc/self/maps') if 'shunt-connections' in line]
+for fd in os.listdir('/proc/self/fd'):
+    try:
+        assert os.fstat(int(fd)).st_ino != before[0]
+    except OSError:
+        pass
+",
+    );
+}
+
 /// What can be taken back is the mightier user's still.
 #[test]
 fn a_user_that_is_put_on_for_a_while_changes_nothing() {
@@ -137,6 +161,30 @@ for use in lambda: sock.recv(1000), lambda: sock.sendall(b'again'):
         pass
 os.close(done[1])
 assert os.waitpid(child, 0)[1] == 0
+",
+    );
+}
+
+/// A child takes all of them with it, also those that the parent is about to read.
+#[test]
+fn a_parent_that_waits_for_bytes_gets_them_though_its_child_becomes_another_users() {
+    reads(
+        "
+import threading
+assert some(400_000) == BODY
+got = []
+reader = threading.Thread(target=lambda: got.append(some(400_000)))
+reader.start()
+for turn in range(5):
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        become(65534)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+sock.sendall(b'again')
+reader.join()
+assert got == [BODY[::-1]]
 ",
     );
 }
