@@ -24,7 +24,7 @@
 
 #define UNHEARD_NS 100000000
 /* As long as a backend goes on without an ACK (`progress` of its agent), by default. */
-#define IDLE_NS    60000000000
+#define IDLE_NS    60000000000ll
 
 static __always_inline bool is_queueing(const struct flow *flow)
 {
@@ -59,7 +59,8 @@ static __always_inline bool is_given_up(struct flow *flow, __u64 now)
         flow->idle_acked = flow->spaces.acked;
         flow->idle_ns = now;
     }
-    return now - flow->idle_ns > IDLE_NS;
+    /* `now` was taken before the lock: another core's may be later. */
+    return (__s64) (now - flow->idle_ns) > IDLE_NS;
 }
 
 /* Sends the client a probe in the place of a segment that is not to leave. */

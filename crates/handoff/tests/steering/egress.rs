@@ -255,7 +255,7 @@ fn a_made_up_echo_raises_no_timestamp_far() {
     }
 }
 
-/// Of a region that a server may write behind, whose sender nobody misses: its agent is gone, and this one, too.
+/// The server may write behind the region, and nobody misses its sender: that agent is gone, and the frontend's, too.
 #[test]
 fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_say() {
     let mut fe = frontend!(active());
@@ -269,10 +269,10 @@ fn a_client_that_gets_nothing_for_a_minute_is_reset_when_its_server_has_more_to_
         assert_eq!(fe.flow().spaces.status, CANCELLED);
     }
     fe.counted();
-    // Not where it has no room, where it got something since, or where that is not known yet.
+    // Not where it has no room, where it got something since, where that is not known yet, or by another core's later clock.
     let mut got = queues(long_ago);
     got.idle_acked = 1999;
-    for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0)] {
+    for flow in [Flow { client_window: 0, ..queues(long_ago) }, got, queues(0), queues(u64::MAX >> 1)] {
         fe.set_flow(&flow);
         assert_eq!(fe.fe_out(&closed).verdict, SHOT);
         let flow = fe.flow();
