@@ -47,12 +47,14 @@ pub enum CredentialsError {
         error: io::Error,
     },
     /// What is in it.
-    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it){}", exchanged(path, what))]
+    #[error("{path} holds no {what} in PEM ([tls] in the configuration names it){instead}")]
     Pem {
         /// Which.
         path: PathBuf,
         /// What should be there.
         what: &'static str,
+        /// Says what is there instead, where that tells the mistake.
+        instead: &'static str,
     },
     /// Others could read the key.
     #[error("{path} has mode {mode:04o}, so that others can read the key: chmod 0600 {path}")]
@@ -294,7 +296,7 @@ fn read(path: &Path) -> Result<Vec<u8>, CredentialsError> {
 }
 
 fn no_certificate(path: &Path) -> CredentialsError {
-    CredentialsError::Pem { path: path.into(), what: "certificate" }
+    not_there(path, "certificate")
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
@@ -305,8 +307,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Credentials
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> {
     let failed = |error| CredentialsError::Read { path: path.into(), error };
     let mode = std::fs::metadata(path).map_err(failed)?.mode() & 0o7777;
-    let pem = || CredentialsError::Pem { path: path.into(), what: PRIVATE_KEY };
-    let key = PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| pem())?;
+    let key = PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|_| not_there(path, PRIVATE_KEY))?;
     if mode & FOREIGN_BITS != 0 {
         return Err(CredentialsError::Mode { path: path.into(), mode });
     }
@@ -315,17 +316,19 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, CredentialsError> 
 
 const PRIVATE_KEY: &str = "private key";
 
-/// What a file holds in place of what it should, where that tells the mistake.
-fn exchanged(path: &Path, what: &str) -> &'static str {
-    let holds = |text: &[u8]| std::fs::read(path).is_ok_and(|file| file.windows(text.len()).any(|part| part == text));
-    match what {
+/// A file does not hold what it should. Often two files of [tls] have been exchanged.
+fn not_there(path: &Path, what: &'static str) -> CredentialsError {
+    let file = read(path).unwrap_or_default();
+    let holds = |text: &[u8]| file.windows(text.len()).any(|part| part == text);
+    let instead = match what {
         PRIVATE_KEY if holds(b"BEGIN CERTIFICATE") => {
             ", but a certificate: have `certificate` and `key` been exchanged?"
         }
         PRIVATE_KEY => "",
         _ if holds(b"PRIVATE KEY") => ", but a private key: have two of the files been exchanged?",
         _ => "",
-    }
+    };
+    CredentialsError::Pem { path: path.into(), what, instead }
 }
 
 /// Both ends of its validity, which rustls checks but does not tell.

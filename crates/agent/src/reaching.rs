@@ -138,24 +138,19 @@ impl Agent {
 
     /// A program of another machine wants to read from the store here.
     pub(crate) fn serve_reader(&mut self, incoming: Incoming) {
-        let peer = self.config.peers.iter().position(|peer| incoming.transport.is_of(&peer.name));
-        let peer = peer.and_then(|index| Some((index, self.config.peers.get(index)?)));
-        let allowed = |store: &&crate::store::Store| peer.is_some_and(|(_, peer)| store.config.lets_read(&peer.name));
-        let Some((orders, (index, peer))) =
-            self.store.as_ref().filter(allowed).map(|store| store.orders.clone()).zip(peer)
-        else {
+        let mut peers = self.config.peers.iter().enumerate();
+        let peer = peers.find(|(_, peer)| incoming.transport.is_of(&peer.name));
+        let allowed = self.store.as_ref().zip(peer).filter(|(store, (_, peer))| store.config.lets_read(&peer.name));
+        let Some((orders, index)) = allowed.map(|(store, (index, _))| (store.orders.clone(), index)) else {
             self.count_refusal(Reason::NotAllowed);
             return self.refuse_fetch(incoming, Reason::NotAllowed);
         };
         // Told before it gives up any memory for what it would fetch here.
         let Some(place) = orders.places().take(index as u32) else {
-            let name = peer.name.clone();
             self.count_refusal(Reason::Limit);
             if self.refusals.may_speak(self.now) {
-                tracing::warn!(
-                    peer = name,
-                    "no more of its programs may read from the store: [store] reader_connections"
-                );
+                let peer = &self.config.peers[index].name;
+                tracing::warn!(peer, "no more of its programs may read from the store: [store] reader_connections");
             }
             return self.refuse_fetch(incoming, Reason::Limit);
         };

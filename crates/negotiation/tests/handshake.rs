@@ -58,6 +58,14 @@ fn listening(marked: bool) -> (OwnedFd, SocketAddr) {
     (listener, address)
 }
 
+/// A marked socket, connected.
+fn speaking(address: SocketAddr) -> OwnedFd {
+    let client = tcp();
+    odb::speak(&client).unwrap();
+    connect(&client, &address).unwrap();
+    client
+}
+
 /// Whether each end of a new connection says that both speak: the connecting one, the accepting one.
 fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     let (listener, address) = listening(accepting);
@@ -129,9 +137,7 @@ fn one_above_the_other(group: &Group) {
     fs::write(below.join("cgroup.procs"), "0").unwrap();
     let (listener, address) = listening(true);
     let both_say = |expected: bool| {
-        let client = tcp();
-        odb::speak(&client).unwrap();
-        connect(&client, &address).unwrap();
+        let client = speaking(address);
         let server = accept(&listener).unwrap();
         assert_eq!((odb::speaks(&client), odb::speaks(&server)), (expected, expected));
     };
@@ -149,9 +155,7 @@ fn one_above_the_other(group: &Group) {
 
 fn ends_once_with_its_last_descriptor() {
     let (listener, address) = listening(true);
-    let (asking, client) = (tcp(), tcp());
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let (asking, client) = (tcp(), speaking(address));
     let server = accept(&listener).unwrap();
     let cookies = [&client, &server].map(|end| rustix::net::sockopt::socket_cookie(end).unwrap());
     let copy = client.try_clone().unwrap();
@@ -162,7 +166,7 @@ fn ends_once_with_its_last_descriptor() {
     assert!(!odb::ended(&asking, cookies[1]), "the other end lives");
 }
 
-/// What programs of several users need: one of them begins, and what it leaves one other gets.
+/// Programs of several users need that one of them begins an account, and that one other gets what it leaves.
 fn an_account_is_begun_once_and_goes_by_the_socket() {
     let (listener, address) = listening(true);
     let client = tcp();
@@ -186,20 +190,13 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 5, "who has begun it, and four to whom it was left");
 
-    let plain = connection_of(address);
+    let plain = tcp();
+    connect(&plain, &address).unwrap();
     assert!(odb::carry(&plain, &[1; odb::CARRIED_BYTES]).is_err() && odb::take(&plain).is_err());
     let short = shunt_sys::sockopt::set(&server, 0x5348_5554, 20, &[1u8; 16][..]);
     assert!(short.is_err() && odb::take(&server).is_err(), "an account of another length");
     // Whatever is asked of other sockets, the kernel answers: also more than a page of it, and how much it would be.
-    let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut many = 0;
-    // SAFETY: no room, and the kernel says how much it would take.
-    let asked = unsafe {
-        let length = &raw mut many;
-        libc::getsockopt(one.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERSEC, std::ptr::null_mut(), length)
-    };
-    let labels = io::Error::last_os_error();
-    assert!(asked == 0 || labels.raw_os_error() != Some(libc::ERANGE) || many > 0, "{labels}");
+    assert_eq!(told_of_three_groups(), (Some(libc::ERANGE), 12));
     rustix::net::sockopt::set_socket_keepalive(&plain, true).unwrap();
     assert!(rustix::net::sockopt::socket_keepalive(&plain).unwrap());
     let (mut groups, mut length) = (vec![0u8; 64 << 10], 64 << 10);
@@ -211,11 +208,23 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(asked == 0 && (100..4096).contains(&length), "{asked} {length}");
 }
 
-/// A connection that is not marked.
-fn connection_of(address: SocketAddr) -> OwnedFd {
-    let client = tcp();
-    connect(&client, &address).unwrap();
-    client
+/// What SO_PEERGROUPS says of a thread with three groups to who has no room for them: an error, and the room that it takes.
+fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
+    let asks = || {
+        let groups = [1u32, 2, 3];
+        // SAFETY: three groups are there; the system call's are the calling thread's alone.
+        let became = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+        assert_eq!(became, 0, "{}", io::Error::last_os_error());
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (mut room, mut bytes) = (0u32, size_of::<u32>() as libc::socklen_t);
+        // SAFETY: the kernel writes at most `bytes` bytes into `room`, which is that long.
+        unsafe {
+            let (to, bytes) = ((&raw mut room).cast(), &raw mut bytes);
+            libc::getsockopt(one.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, to, bytes)
+        };
+        (io::Error::last_os_error().raw_os_error(), bytes)
+    };
+    std::thread::spawn(asks).join().unwrap()
 }
 
 /// Two agents by mistake, one for a part of the other's programs: both ends still agree, or neither does.
@@ -237,16 +246,14 @@ fn a_negotiation_within_another_changes_nothing() {
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
     // From the inner group to a listener of the outer one.
-    let client = tcp();
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
     fs::write(outer.path.join("cgroup.procs"), "0").unwrap();
     fs::remove_dir(&inner).unwrap();
 }
 
-/// What a SYN-ACK has said holds, though the session may have ended before the connection is accepted: the other end frames
-/// from then on.
+/// The word of a SYN-ACK holds, though the session may have ended before the connection is accepted: the other end frames from
+/// then on.
 #[test]
 fn what_was_answered_holds_without_the_key() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
@@ -260,9 +267,7 @@ fn what_was_answered_holds_without_the_key() {
     shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 60).unwrap();
     for other_key in [None, Some([8; 16])] {
         negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
-        let client = tcp();
-        odb::speak(&client).unwrap();
-        connect(&client, &address).unwrap();
+        let client = speaking(address);
         assert!(odb::speaks(&client));
         match other_key {
             None => negotiation.ends().remove(LOOPBACK).unwrap(),
@@ -273,9 +278,7 @@ fn what_was_answered_holds_without_the_key() {
     }
     // Once: a client that says the same again has to prove it again.
     negotiation.ends().remove(LOOPBACK).unwrap();
-    let client = tcp();
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let client = speaking(address);
     rustix::io::write(&client, b"plain").unwrap();
     assert!(!odb::speaks(&client) && !odb::speaks(accept(&listener).unwrap()));
 }
@@ -290,9 +293,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
     let group = Group::enter("negotiation-again");
     let _negotiation = negotiate(&group.path);
     let ((listener, address), (plain, plain_address)) = (listening(true), listening(false));
-    let client = tcp();
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let client = speaking(address);
     let _first = accept(&listener).unwrap();
     assert!(odb::adopt(&client));
     odb::carry(&client, &[1; odb::CARRIED_BYTES]).unwrap();
@@ -314,16 +315,12 @@ fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
     let ends = shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
     ends.set(LOOPBACK, &[7; 16]).unwrap();
     let (listener, address) = listening(true);
-    let client = tcp();
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let client = speaking(address);
     let server = accept(&listener).unwrap();
     for _ in 0..3 {
         assert!(odb::speaks(&client) && odb::speaks(&server));
         shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
-        let later = tcp();
-        odb::speak(&later).unwrap();
-        connect(&later, &address).unwrap();
+        let later = speaking(address);
         assert!(odb::speaks(&later) && odb::speaks(accept(&listener).unwrap()), "by a listener from before");
     }
     shunt_negotiation::detach(&pins).unwrap();
@@ -535,9 +532,7 @@ fn tokens_are_siphash_of_both_ends_and_their_numbers() {
         rustix::net::Protocol::from_raw(rustix::net::RawProtocol::new(u32::from(0x0800_u16.to_be())).unwrap());
     let packets = socket(AddressFamily::PACKET, SocketType::DGRAM, Some(every_ip)).unwrap();
     let (listener, address) = listening(true);
-    let client = tcp();
-    odb::speak(&client).unwrap();
-    connect(&client, &address).unwrap();
+    let client = speaking(address);
     let port = SocketAddr::try_from(getsockname(&client).unwrap()).unwrap().port();
     let token = |what: u16, client_isn: u32, server_isn: u32| {
         let mapped = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use shunt_sys::own::OwnFd;
@@ -17,6 +18,13 @@ use crate::records::{Broken, HEADER_BYTES, RECORD_BYTES, Records, Sealing, recor
 const RECORDS_AT_ONCE: usize = 4;
 /// Content of so many.
 pub const CONTENT_AT_ONCE: usize = RECORDS_AT_ONCE * MAX_CONTENT_BYTES as usize;
+
+/// Whether the other end of a connection with a store is still there, without asking it.
+pub(crate) fn is_served(socket: impl AsFd) -> bool {
+    let mut ended = [PollFd::new(&socket, PollFlags::RDHUP)];
+    // A signal says nothing of it.
+    !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
 
 /// Where content is put together and sealed. One serves many connections.
 #[derive(Debug)]

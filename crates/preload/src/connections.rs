@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::futex;
 use shunt_odb::frame::{End, Receiving, Sending};
 use shunt_odb::learnt::TABLE_BYTES;
+use shunt_odb::states::STATE_BYTES;
 use shunt_sys::odb;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
@@ -44,10 +45,8 @@ const TOLD: usize = SHOWN + size_of::<u32>();
 /// Whether the other end has said something since this one did.
 const HEARD: usize = TOLD + size_of::<u32>();
 const SAID: usize = HEARD + size_of::<u32>();
-/// Bytes of a state.
-const STATE_BYTES: usize = 320;
 const _: () = assert!(SAID + size_of::<Said>() <= STATE_BYTES && SHOWN.is_multiple_of(4));
-/// What of it goes to another user's process: all but whose it is, and the locks.
+/// Where the part begins that another user's process gets: all but the cookie and the locks.
 const ACCOUNT: usize = FRAMES;
 const _: () = assert!(ACCOUNT + odb::CARRIED_BYTES == STATE_BYTES);
 
@@ -66,15 +65,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// In place of a cookie, while a state is made.
 const TAKEN: u64 = u64::MAX;
-
-/// Of new memory, for 65,536 connections.
-pub const BYTES: usize = 65_536 * STATE_BYTES + TABLE_BYTES;
-
-/// Whether memory of so many bytes has states as this library lays them out: an older one's, which another version of it may
-/// share with programs that it executes, has not.
-pub fn fits(bytes: usize) -> bool {
-    bytes > TABLE_BYTES && (bytes - TABLE_BYTES).is_multiple_of(STATE_BYTES)
-}
 
 /// All states: an open hash table by cookie, with what programs have learnt behind it ([`crate::learning`]).
 pub struct Connections {
@@ -117,12 +107,7 @@ impl Connections {
         Self { table, asking, entering: Lock::default() }
     }
 
-    /// Bytes of the memory.
-    pub fn bytes(&self) -> usize {
-        self.table.len()
-    }
-
-    /// Its file, which says whose it is.
+    /// The memory's file, which says whose it is.
     pub fn memory(&self) -> BorrowedFd<'_> {
         self.table.as_fd()
     }
@@ -136,7 +121,7 @@ impl Connections {
     }
 
     /// The place of a socket's state, if it has one.
-    pub fn find(&self, socket: BorrowedFd<'_>) -> Option<u32> {
+    fn find(&self, socket: BorrowedFd<'_>) -> Option<u32> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
         self.probe(cookie).find(|place| self.cookie(*place).load(Ordering::Acquire) == cookie)
     }
@@ -182,17 +167,12 @@ impl Connections {
     /// Whether a state is with its socket.
     #[inline]
     pub fn is_away(&self, place: u32) -> bool {
-        self.whereabouts(place).load(Ordering::Acquire) == AWAY
+        self.at(place).is_away()
     }
 
     /// Whether a state has been with its socket, and somebody may look for it there again.
     pub fn has_come(&self, place: u32) -> bool {
-        self.whereabouts(place).load(Ordering::Relaxed) == CAME
-    }
-
-    #[inline]
-    fn whereabouts(&self, place: u32) -> &AtomicU32 {
-        self.table.word(place as usize * STATE_BYTES + WHERE)
+        self.at(place).whereabouts().load(Ordering::Relaxed) == CAME
     }
 
     /// Takes a state back from its socket.
@@ -216,8 +196,8 @@ impl Connections {
         let connection = self.at(place);
         let Some((_receiving, _sending)) = connection.try_lock() else { return };
         // Another may have left it meanwhile, and somebody taken it: what is here would be old.
-        if !self.is_away(place) && odb::carry(socket, &connection.account()).is_ok() {
-            self.whereabouts(place).store(AWAY, Ordering::Release);
+        if !connection.is_away() && odb::carry(socket, &connection.account()).is_ok() {
+            connection.whereabouts().store(AWAY, Ordering::Release);
         }
     }
 
@@ -300,48 +280,45 @@ impl Connections {
 
 /// A state in new memory, at the place that it had.
 fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
-    let at = place as usize * STATE_BYTES;
-    memory.long(at + COOKIE).store(cookie, Ordering::Relaxed);
+    let moved = Connection { table: memory, at: place as usize * STATE_BYTES };
+    memory.long(moved.at + COOKIE).store(cookie, Ordering::Relaxed);
     if is_away {
-        memory.word(at + WHERE).store(AWAY, Ordering::Relaxed);
+        moved.whereabouts().store(AWAY, Ordering::Relaxed);
     } else {
-        Connection { table: memory, at }.break_off();
+        moved.break_off();
     }
 }
 
 impl<'a> Connection<'a> {
-    /// The lock, with the state here: somebody may have left it with its socket since this thread has looked.
+    /// The lock of what comes in, with the state here ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
-        loop {
-            let (locked, abandoned) = Locked::new(self.table.word(self.at + RECEIVE_LOCK));
-            if abandoned {
-                self.break_receiving();
-            }
-            if !self.has_gone() {
-                return locked;
-            }
-            drop(locked);
-            all.take_back(borrow(fd), self.place());
-        }
+        self.lock(RECEIVE_LOCK, Self::break_receiving, all, fd)
     }
 
-    /// As above.
+    /// The lock of what goes out, likewise.
     pub fn lock_sending(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
+        self.lock(SEND_LOCK, Self::break_sending, all, fd)
+    }
+
+    /// Takes a lock, and the state back where somebody has left it with its socket since this thread has looked. `broken`: what
+    /// becomes of a direction whose owner was killed.
+    fn lock(&self, word: usize, broken: impl Fn(&Self), all: &Connections, fd: RawFd) -> Locked<'a> {
         loop {
-            let (locked, abandoned) = Locked::new(self.table.word(self.at + SEND_LOCK));
+            let (locked, abandoned) = Locked::new(self.table.word(self.at + word));
             if abandoned {
-                self.break_sending();
+                broken(self);
             }
-            if !self.has_gone() {
+            if !self.is_away() {
                 return locked;
             }
             drop(locked);
-            all.take_back(borrow(fd), self.place());
+            all.take_back(borrow(fd), (self.at / STATE_BYTES) as u32);
         }
     }
 
-    fn place(&self) -> u32 {
-        (self.at / STATE_BYTES) as u32
+    /// Both locks, whoever had them.
+    fn lock_both(&self) -> [Locked<'a>; 2] {
+        [RECEIVE_LOCK, SEND_LOCK].map(|word| Locked::new(self.table.word(self.at + word)).0)
     }
 
     /// Both, if nobody has either.
@@ -352,8 +329,13 @@ impl<'a> Connection<'a> {
 
     /// Whether the state is with its socket. Then what is here is old: a call that goes by it would mix up bytes.
     #[inline]
-    fn has_gone(&self) -> bool {
-        self.table.word(self.at + WHERE).load(Ordering::Acquire) == AWAY
+    fn is_away(&self) -> bool {
+        self.whereabouts().load(Ordering::Acquire) == AWAY
+    }
+
+    #[inline]
+    fn whereabouts(&self) -> &'a AtomicU32 {
+        self.table.word(self.at + WHERE)
     }
 
     fn break_receiving(&self) {
@@ -370,15 +352,14 @@ impl<'a> Connection<'a> {
 
     /// Nobody knows what is in the socket: both directions are of no use any more.
     fn break_off(&self) {
-        let (_receiving, _sending) =
-            (Locked::new(self.table.word(self.at + RECEIVE_LOCK)), Locked::new(self.table.word(self.at + SEND_LOCK)));
+        let _locked = self.lock_both();
         self.begin_frames();
         self.break_receiving();
         self.break_sending();
-        self.table.word(self.at + WHERE).store(HERE, Ordering::Release);
+        self.whereabouts().store(HERE, Ordering::Release);
     }
 
-    /// What another process has to know.
+    /// The part that another user's process gets.
     fn account(&self) -> [u8; odb::CARRIED_BYTES] {
         let mut account = [0; odb::CARRIED_BYTES];
         self.table.read(self.at + ACCOUNT, &mut account);
@@ -387,12 +368,11 @@ impl<'a> Connection<'a> {
 
     /// What [`Self::account`] said. It may be another user's, and anything.
     fn restore(&self, account: &[u8; odb::CARRIED_BYTES]) {
-        let (_receiving, _sending) =
-            (Locked::new(self.table.word(self.at + RECEIVE_LOCK)), Locked::new(self.table.word(self.at + SEND_LOCK)));
+        let _locked = self.lock_both();
         let mut account = *account;
         account[WHERE - ACCOUNT..][..size_of::<u32>()].copy_from_slice(&AWAY.to_ne_bytes());
         self.table.write(self.at + ACCOUNT, &account);
-        self.table.word(self.at + WHERE).store(CAME, Ordering::Release);
+        self.whereabouts().store(CAME, Ordering::Release);
     }
 
     #[inline]

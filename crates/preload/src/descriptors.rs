@@ -75,7 +75,7 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
         // In this order: who is connected has settled.
         let connected = rustix::net::getpeername(socket).is_ok();
         if odb::speaks(socket) {
-            return adopt(runtime, fd, true);
+            return adopt(runtime, fd, true, true);
         }
         if connected {
             // From here on it is the kernel's; that this end has connected is not forgotten (crate::bypass).
@@ -96,12 +96,8 @@ fn settle(runtime: &Runtime, fd: RawFd) -> Option<u32> {
 }
 
 /// Enters a connection that is agreed on. `connected`: by this end, so that it frames what it sends.
-fn adopt(runtime: &Runtime, fd: RawFd, connected: bool) -> Option<u32> {
-    adopt_now(runtime, fd, connected, true)
-}
-
-/// The same; `waits`: see [`crate::connections::Connections::enter`].
-fn adopt_now(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
+/// `waits`: see [`crate::connections::Connections::enter`].
+fn adopt(runtime: &Runtime, fd: RawFd, connected: bool, waits: bool) -> Option<u32> {
     let socket = borrow(fd);
     let Ok(place) = runtime.connections.enter(socket, connected, waits) else {
         refuse(fd);
@@ -163,7 +159,7 @@ pub fn accepted(runtime: &Runtime, listener: RawFd, fd: RawFd) {
     forget_entry(fd);
     let is_ours = entry(listener).is_none_or(|entry| entry.load(Ordering::Relaxed) == LISTENING);
     if is_ours && odb::speaks(borrow(fd)) {
-        adopt(runtime, fd, false);
+        adopt(runtime, fd, false, true);
     }
 }
 
@@ -183,8 +179,8 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
         return;
     }
     if odb::speaks(socket) {
-        let accepted = runtime.connections.find(socket).is_none();
-        adopt_now(runtime, fd, !accepted, waits);
+        // Of one that nobody has used yet it is not known who has connected: what is sent is framed once the other end frames.
+        adopt(runtime, fd, false, waits);
     } else if rustix::net::sockopt::socket_domain(socket)
         .is_ok_and(|domain| matches!(domain, AddressFamily::INET | AddressFamily::INET6))
         && let Some(entry) = entry(fd)
@@ -202,7 +198,7 @@ pub fn adopt_inherited(runtime: &Runtime) {
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers: Vec<RawFd> = open.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok()).collect();
     for fd in numbers {
-        // Who has executed this program has left what it had, or nobody will.
+        // The program that has executed this one has left its states by now, or never will.
         came(runtime, fd, false);
     }
 }
@@ -233,18 +229,21 @@ pub fn closing(fd: RawFd) -> Option<u32> {
     Some(place)
 }
 
+/// The place of a descriptor's state, where that is known already.
+fn known(fd: RawFd) -> Option<u32> {
+    entry(fd)?.load(Ordering::Relaxed).checked_sub(FIRST_PLACE)
+}
+
 /// A descriptor is about to be passed to another process, which may be another user's.
 pub fn passing(runtime: &Runtime, fd: RawFd) {
-    let known = entry(fd).and_then(|entry| entry.load(Ordering::Relaxed).checked_sub(FIRST_PLACE));
-    if let Some(place) = known {
+    if let Some(place) = known(fd) {
         runtime.connections.leave(borrow(fd), place);
     }
 }
 
 /// All descriptors of connections that have a state, and its place: also those beyond a limit that was lowered since.
 pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
-    let place = |fd| entry(fd).and_then(|entry| entry.load(Ordering::Relaxed).checked_sub(FIRST_PLACE));
-    (0..DESCRIPTORS as RawFd).filter_map(move |fd| Some((fd, place(fd)?)))
+    (0..DESCRIPTORS as RawFd).filter_map(|fd| Some((fd, known(fd)?)))
 }
 
 /// After a descriptor was closed or replaced.

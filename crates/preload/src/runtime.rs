@@ -7,6 +7,7 @@ use std::sync::{Arc, MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shunt_odb::learnt::Table;
+use shunt_odb::states;
 use shunt_odb::store::client::enter_by;
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
@@ -151,10 +152,10 @@ impl Runtime {
     /// say that it became one; or where another version of this library has made it.
     fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
         let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
-        if connections::fits(bytes) && !users::is_of_another(inherited.as_fd()) {
+        if bytes == states::BYTES && !users::is_of_another(inherited.as_fd()) {
             return SharedMemory::open(inherited).ok();
         }
-        let own = users::new_memory(connections::BYTES).ok()?;
+        let own = states::new().ok()?;
         users::leave_to_children(own.as_fd(), number, inherited.as_fd());
         Some(own)
     }

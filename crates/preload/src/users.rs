@@ -12,14 +12,14 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::{DupFlags, dup3};
-use shunt_sys::shared::SharedMemory;
+use shunt_odb::states;
 
 use crate::descriptors;
 use crate::hooks::{errno, set_errno};
 use crate::inside::Inside;
 use crate::runtime::{Runtime, runtime};
 
-/// Whose the process is for good. `None`: it may still become one of several users, and has the rights of all.
+/// The user whose the process is for good. `None`: it may still become one of several, and has the rights of all.
 fn own() -> Option<u32> {
     let (mut real, mut effective, mut saved) = (0, 0, 0);
     // SAFETY: the kernel writes the three.
@@ -30,14 +30,6 @@ fn own() -> Option<u32> {
 /// Whether memory for states is another user's than the process.
 pub fn is_of_another(memory: BorrowedFd<'_>) -> bool {
     own().is_some_and(|own| rustix::fs::fstat(memory).is_ok_and(|found| found.st_uid != own))
-}
-
-/// New memory for states, of the process's user.
-///
-/// # Errors
-/// The kernel's.
-pub fn new_memory(bytes: usize) -> io::Result<SharedMemory> {
-    SharedMemory::create("shunt-connections", bytes)
 }
 
 fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
@@ -71,7 +63,7 @@ pub fn change(call: impl FnOnce() -> i32) -> i32 {
 
 fn let_go(runtime: &Runtime) -> io::Result<()> {
     let connections = &runtime.connections;
-    match new_memory(connections.bytes()) {
+    match states::new() {
         Ok(memory) => {
             leave_to_children(memory.as_fd(), runtime.inherited, connections.memory());
             connections.move_to(&memory, descriptors::used())

@@ -15,10 +15,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use shunt_agent::config::{Config, ConfigError};
-use shunt_odb::learnt::TABLE_BYTES;
+use shunt_odb::states;
 use shunt_odb::store::STORE_SOCKET;
 use shunt_odb::store::client::entrance;
-use shunt_sys::shared::SharedMemory;
 use shunt_sys::userfaultfd;
 
 use crate::explain::explain;
@@ -27,9 +26,6 @@ use crate::explain::explain;
 const CONFIG: &str = "/etc/shunt/shuntd.toml";
 /// The library's file.
 pub const LIBRARY: &str = "libshunt_preload.so";
-/// Connections that a program under Shunt and those that it starts may have with others, and bytes for each.
-const CONNECTIONS: usize = 65_536;
-const CONNECTION_BYTES: usize = 320;
 /// Our descriptors are out of the way of a program that counts on low numbers.
 const DESCRIPTORS_FROM: i32 = 700;
 
@@ -119,7 +115,7 @@ fn library() -> Result<PathBuf> {
     found.with_context(|| format!("{LIBRARY} is neither beside {} nor in ../lib/shunt", own.display()))
 }
 
-/// What programs under Shunt are started with. Those of one user share their connections' states.
+/// What programs under Shunt need from their start on. Those of one user share the states of their connections.
 #[derive(Debug)]
 pub struct Launch {
     store: PathBuf,
@@ -137,8 +133,7 @@ impl Launch {
         let faults = userfaultfd::open_device().context(
             "cannot open /dev/userfaultfd; run this as root, or let the user read and write that file (Linux 6.1)",
         )?;
-        let table = SharedMemory::create("shunt-connections", CONNECTIONS * CONNECTION_BYTES + TABLE_BYTES)
-            .context("cannot make memory that programs share")?;
+        let table = states::new().context("cannot make memory that programs share")?;
         let (table, faults) = (inherited(table.as_fd())?, inherited(faults.as_fd())?);
         let environment =
             format!("store={};table={};faults={}", store.display(), table.as_raw_fd(), faults.as_raw_fd());

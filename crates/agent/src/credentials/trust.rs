@@ -15,7 +15,7 @@ use rustls::{Connection, RootCertStore};
 use x509_parser::prelude::FromDer;
 use x509_parser::revocation_list::CertificateRevocationList;
 
-use super::{CredentialsError, certificates, no_certificate, read, server_name, time_of};
+use super::{CredentialsError, certificates, no_certificate, not_there, read, server_name, time_of};
 use crate::config::TlsConfig;
 
 /// The authority and its list, as they were read.
@@ -73,7 +73,7 @@ fn authority(path: &Path) -> Result<RootCertStore, CredentialsError> {
 }
 
 fn no_list(path: &Path) -> CredentialsError {
-    CredentialsError::Pem { path: path.into(), what: "list of revoked certificates" }
+    not_there(path, "list of revoked certificates")
 }
 
 fn lists(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, CredentialsError> {

@@ -32,7 +32,7 @@ const WIRE: &str = "shunt-doctor2";
 const NEAR_LINK: &str = "02:00:53:48:55:00";
 const FAR_LINK: &str = "02:00:53:48:55:01";
 
-/// Of a spare address, always the same: a router between would go on sending to the one of the last trial.
+/// The link address that goes with a spare address: always the same, for a router between remembers that of the last trial.
 fn link_address(client: IpAddr) -> String {
     let bytes = match client {
         IpAddr::V4(address) => address.octets(),

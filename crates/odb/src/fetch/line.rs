@@ -2,12 +2,12 @@
 
 use std::io;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use zerocopy::FromBytes;
 
 use super::Wanted;
 use super::patience::Waiting;
-use crate::channel::{Bench, Channel};
+use crate::channel::{Bench, Channel, is_served};
 use crate::reference::PayloadId;
 use crate::store::messages::{Answer, FETCH, Request};
 use crate::store::session::{ANSWERS_MAX, request};
@@ -28,11 +28,9 @@ impl Line {
         Self { channel, bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()) }
     }
 
-    /// Whether the other end has it still. Nothing comes on it that was not asked for.
+    /// Whether the store still serves it, without asking.
     pub(super) fn is_served(&self) -> bool {
-        let mut ended = [PollFd::new(&self.channel, PollFlags::RDHUP)];
-        // A signal says nothing of it.
-        !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+        is_served(&self.channel)
     }
 
     /// Gives back some shares, and fetches a batch: the payload that is gone, if one is. `tell` hears when that takes long.

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -20,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::messages::{Ask, Told, ask, outcome};
 use super::packets::{receive, send};
-use crate::channel::Channel;
+use crate::channel::{Channel, is_served};
 use crate::place::{SentFile, Version, answers_at_once};
 use crate::reference::{Holder, Reference};
 use crate::segment::{Mapped, Way, Writer};
@@ -116,9 +115,7 @@ impl Connection {
     /// Whether the store still serves it, without asking.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        let mut ended = [PollFd::new(&self.socket, PollFlags::empty())];
-        // A signal says nothing of it.
-        !matches!(poll(&mut ended, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+        is_served(&self.socket)
     }
 
     /// Whose store it is.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Of so many quarters of all, one machine's programs may have no more: else they keep all others out.
+/// The programs of one machine may have so many quarters of all places: with more they would keep all others out.
 const QUARTERS: usize = 3;
 
 /// A store's places for readers.

@@ -288,18 +288,28 @@ fn many_payloads_come_together() {
     assert!(places == bodies);
 }
 
+/// Fetches what [`kept`] has left, over a connection that is made for it.
+fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(fetch(holders, reference).unwrap() == bytes(3, 50_000)));
+        connect(here, there);
+    });
+}
+
+/// Leaves 50,000 bytes in a store.
+fn kept(program: &Connection) -> Reference {
+    program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap()
+}
+
 /// Certificates are read again, or the other agent was: what has ended is made again, and what was asked for comes.
 #[test]
 fn connections_that_an_agent_ends_are_made_again() {
     let (here, there) = two_machines();
     let program = there.program();
-    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let reference = kept(&program);
     let holders = here.holders();
     for ended in [&here, &there, &here] {
-        std::thread::scope(|scope| {
-            scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 50_000)));
-            connect(&here, &there);
-        });
+        fetch_anew(&here, &there, &holders, &reference);
         ended.orders.end_connections();
         // Until it has: the next fetch is to need a new one.
         drop(ended.program());
@@ -311,12 +321,9 @@ fn connections_that_an_agent_ends_are_made_again() {
 fn who_was_reached_once_is_looked_at_again() {
     let (here, there) = two_machines();
     let program = there.program();
-    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let reference = kept(&program);
     let holders = here.holders();
-    std::thread::scope(|scope| {
-        scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 50_000)));
-        connect(&here, &there);
-    });
+    fetch_anew(&here, &there, &holders, &reference);
     holders.reach(&reference).unwrap();
     there.orders.end_connections();
     drop(there.program());
@@ -333,7 +340,7 @@ fn who_was_reached_once_is_looked_at_again() {
 fn a_fetch_outlives_many_connections() {
     let (here, there) = two_machines();
     let program = there.program();
-    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap();
+    let reference = kept(&program);
     let holders = here.holders();
     std::thread::scope(|scope| {
         let fetched = scope.spawn(|| fetch(&holders, &reference));

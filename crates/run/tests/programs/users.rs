@@ -22,15 +22,15 @@ sock.recv(1)
 /// Where the process has the states of its connections, and whose that is: by the descriptor that programs inherit, and by
 /// what it has mapped.
 const READS: &str = "
+def name(fd):
+    try:
+        return os.readlink('/proc/self/fd/' + fd)
+    except OSError:
+        return ''
 def table():
     number = dict(field.split('=') for field in os.environ['SHUNT_ODB'].split(';'))['table']
     there = os.fstat(int(number))
     mapped = {line.split()[4] for line in open('/proc/self/maps') if 'shunt-connections' in line}
-    def name(fd):
-        try:
-            return os.readlink('/proc/self/fd/' + fd)
-        except OSError:
-            return ''
     global open_now
     open_now = {os.fstat(int(fd)).st_ino for fd in os.listdir('/proc/self/fd') if 'shunt-connections' in name(fd)}
     assert mapped == {str(there.st_ino)}, (mapped, there.st_ino)
@@ -46,6 +46,11 @@ def some(count):
         assert parts[-1], 'an end before the end'
         count -= len(parts[-1])
     return b''.join(parts)
+def is_next(at, count):
+    assert some(count) == BODY[at:][:count]
+def goes_on(asks=b'again'):
+    sock.sendall(asks)
+    assert some(400_000) == BODY[::-1]
 ";
 
 /// One program reads what another sends, with references in it.
@@ -67,8 +72,7 @@ become(65534)
 after = table()
 assert before[0] not in open_now and after[1] == 65534, (before, after, open_now)
 assert first + some(400_000 - len(first)) == BODY
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+goes_on()
 ",
     );
 }
@@ -85,8 +89,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
 become(65534)
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 assert first + some(400_000 - len(first)) == BODY
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+goes_on()
 assert not [line for line in open('/proc/self/maps') if 'shunt-connections' in line]
 for fd in os.listdir('/proc/self/fd'):
     try:
@@ -109,8 +112,7 @@ second = some(123_457)
 os.seteuid(0)
 assert table() == before
 assert first + second + some(400_000 - len(first + second)) == BODY
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+goes_on()
 ",
     );
 }
@@ -119,18 +121,16 @@ assert some(400_000) == BODY[::-1]
 fn a_child_of_another_user_goes_on_and_so_does_its_parent_after_it() {
     reads(
         "
-first = some(123_457)
-assert first == BODY[:123_457]
+is_next(0, 123_457)
 child = os.fork()
 if child == 0:
     become(65534)
-    assert some(200_001) == BODY[123_457:][:200_001]
+    is_next(123_457, 200_001)
     sock.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+is_next(323_458, 76_542)
+goes_on()
 ",
     );
 }
@@ -146,11 +146,11 @@ child = os.fork()
 if child == 0:
     become(65534)
     os.close(done[1])
-    assert some(1000) == BODY[123_457:][:1000]
+    is_next(123_457, 1000)
     os.write(ready[1], b'1')
     os.read(done[0], 1)
     # The child's is whole, whatever its parent has tried.
-    assert some(1000) == BODY[124_457:][:1000]
+    is_next(124_457, 1000)
     os._exit(0)
 os.read(ready[0], 1)
 for use in lambda: sock.recv(1000), lambda: sock.sendall(b'again'):
@@ -175,8 +175,11 @@ assert some(400_000) == BODY
 got = []
 reader = threading.Thread(target=lambda: got.append(some(400_000)))
 reader.start()
+def waits():
+    return open(f'/proc/self/task/{reader.native_id}/stat').read().rsplit(')')[1].split()[0] == 'S'
 for turn in range(5):
-    time.sleep(0.1)
+    while not waits():
+        time.sleep(0.001)
     child = os.fork()
     if child == 0:
         become(65534)
@@ -201,7 +204,7 @@ if child == 0:
     become(65534)
     _, [number], _, _ = socket.recv_fds(there, 10, 1)
     sock = socket.socket(fileno=number)
-    assert some(200_001) == BODY[123_457:][:200_001]
+    is_next(123_457, 200_001)
     sock.sendall(b'aga')
     socket.send_fds(there, [b'back'], [number])
     os._exit(0)
@@ -211,9 +214,8 @@ _, [number], _, _ = socket.recv_fds(here, 10, 1)
 sock.close()
 sock = socket.socket(fileno=number)
 assert os.waitpid(child, 0)[1] == 0
-assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
-sock.sendall(b'in')
-assert some(400_000) == BODY[::-1]
+is_next(323_458, 76_542)
+goes_on(b'in')
 ",
     );
 }
@@ -230,12 +232,11 @@ if child == 0:
     sock.close()
     copy = ctypes.CDLL(None).pidfd_getfd(os.pidfd_open(os.getppid()), number, 0)
     sock = socket.socket(fileno=copy)
-    assert some(200_001) == BODY[123_457:][:200_001]
+    is_next(123_457, 200_001)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-assert some(400_000 - 123_457 - 200_001) == BODY[123_457 + 200_001:]
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+is_next(323_458, 76_542)
+goes_on()
 ",
     );
 }
@@ -256,8 +257,7 @@ assert there[1] == 65534 and {before[0]} not in open_now, (there, open_now)
 '''
 subprocess.run(['/usr/bin/python3', '-c', text], check=True, preexec_fn=become)
 assert table() == before
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+goes_on()
 ",
     );
 }
@@ -272,11 +272,6 @@ view, at = memoryview(absent), 0
 while at < len(absent):
     at += sock.recv_into(view[at:])
 def memories():
-    def name(fd):
-        try:
-            return os.readlink('/proc/self/fd/' + fd)
-        except OSError:
-            return ''
     return [fd for fd in os.listdir('/proc/self/fd') if 'anon_inode:[userfaultfd]' in name(fd)]
 assert len(memories()) == 1, memories()
 child = os.fork()
@@ -284,8 +279,7 @@ if child == 0:
     os._exit(len(memories()))
 assert os.waitpid(child, 0)[1] == 0
 assert bytes(absent) == BODY
-sock.sendall(b'again')
-assert some(400_000) == BODY[::-1]
+goes_on()
 ",
     );
 }
