@@ -78,10 +78,11 @@ impl Trial {
     /// A sentence.
     pub fn run(&self, config: &Config, times: usize) -> Result<u64, String> {
         let namespace = Netns::anonymous().map_err(|error| format!("no network namespace: {error}; run it as root"))?;
-        self.join(config, &namespace)?;
-        let fetched = namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?;
-        // The pair would go with the namespace, a moment later.
+        let joined = self.join(config, &namespace);
+        let fetched = joined.and_then(|()| namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?);
+        // They would go with the namespace, a moment later: until then the next trial could not have their addresses.
         let _ = ip(&["link", "del", NEAR]);
+        let _ = namespace.run(|| ip(&["link", "del", WIRE]));
         fetched
     }
 
