@@ -74,6 +74,7 @@ pub(crate) const STORE: &[(&str, bool, &str)] = &[
     ("bytes", true, "memory that is leased to programs now"),
     ("bytes_limit", true, "what it may be: `memory_bytes`"),
     ("segments", true, "leases now"),
+    ("payloads", true, "payloads now that somebody may still ask for"),
     ("files", true, "files that are open now because programs have sent them (sendfile): they are not copied"),
     ("programs", true, "connections of this machine's programs now; a program has up to two"),
     ("readers", true, "connections now over which programs fetch here, of this machine and of others"),

@@ -11,6 +11,7 @@
 //! ask for the rest of the others.
 
 use std::io::Read;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
@@ -37,6 +38,9 @@ impl Agent {
         self.drain = Some(Drain { until: self.now + limit, busy: self.now });
         tracing::info!(?limit, "draining: nothing new is begun; a second signal ends it at once");
         self.look_at_limits();
+        if let Some(store) = &self.store {
+            store.orders.close();
+        }
         self.is_drained()
     }
 
@@ -44,7 +48,9 @@ impl Agent {
     pub(crate) fn is_drained(&mut self) -> bool {
         let Some(Drain { until, busy }) = self.drain else { return false };
         let left = self.under_way();
-        if left == 0 && (self.servers.is_empty() || self.now >= busy + QUIET) {
+        let programs = self.store.as_ref().map_or(0, |store| store.counters.programs.load(Ordering::Relaxed));
+        let is_alone = self.servers.is_empty() && programs == 0;
+        if left == 0 && (is_alone || self.now >= busy + QUIET) {
             return true;
         }
         if self.now < until {
@@ -57,17 +63,17 @@ impl Agent {
         true
     }
 
-    /// Handoffs, offers, payloads and fetches that have not ended.
+    /// Handoffs, offers, payloads and fetches that have not ended, and what programs may still ask the store for.
     fn under_way(&self) -> u64 {
         let sending = self.senders.as_ref().map_or(0, |senders| senders.busy());
         let here = sending + self.offers.len() + self.waiting.len() + self.fetches_in.len() + self.fetches_out.len();
         let left = here as u64 + self.pressure.total.handoffs;
         // Of programs, and of servers that are gone. A look at all flows: only where nothing else is left.
         if left > 0 {
-            left
-        } else {
-            self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
+            return left;
         }
+        let regions = self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64);
+        regions + self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
     }
 
     /// Frontends hear of each payload that has not left yet.

@@ -261,6 +261,7 @@ impl Agent {
             "bytes": value(&counters.bytes),
             "bytes_limit": store.config.memory_bytes,
             "segments": value(&counters.segments),
+            "payloads": value(&counters.payloads),
             "files": value(&counters.files),
             "programs": value(&counters.programs),
             "readers": value(&counters.readers),

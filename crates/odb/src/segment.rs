@@ -1,7 +1,7 @@
 //! A segment: memory of the store that one program writes payloads into (the paper's odb_buff).
 //!
 //! ```text
-//!   head      one page: whether the store that leased it is still there, and which files it has open
+//!   head      one page: whether the store that leased it is still there, its lease, and which files it has open
 //!   slots     SLOTS times 64 bytes: which payloads there are
 //!   data      their bytes, each payload from a page's start on
 //! ```
@@ -19,6 +19,7 @@
 //! soon writes no more payloads that nobody could have.
 
 mod files;
+mod windows;
 mod writer;
 
 use std::ops::Range;
@@ -46,6 +47,8 @@ pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
 /// In the head: when the store was last there ([`now_ms`]); [`ENDED`] once it is not.
 const SEEN_MS: usize = 0;
 const ENDED: u64 = 0;
+/// In the head: how long a payload waits for those who have references to it, at least.
+const LEASE_MS: usize = 8;
 /// A store that was not seen for so long is taken for lost. It says that it is there four times a second.
 const LOST_AFTER_MS: u64 = 2_000;
 
@@ -107,6 +110,30 @@ pub struct Used {
     pub born_ms: u64,
     /// The file that the payload is in.
     pub file: Option<u32>,
+    /// What it takes of the data, as its program says.
+    pub bytes: u64,
+}
+
+/// How much of a segment is in use, as its program says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    slots: usize,
+    bytes: u64,
+    room: u64,
+}
+
+impl Usage {
+    /// Whether new payloads may soon find no place.
+    #[must_use]
+    pub fn is_over_half(&self) -> bool {
+        self.slots > SLOTS / 2 || self.bytes > self.room / 2
+    }
+
+    /// The same when one has come to its end.
+    pub fn without(&mut self, used: &Used) {
+        self.slots -= 1;
+        self.bytes = self.bytes.saturating_sub(used.bytes);
+    }
 }
 
 /// The store's end of a segment.
@@ -152,7 +179,8 @@ impl Reader {
         let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
         let file = self.0.word(at + FILE).load(Ordering::Relaxed);
         let file = (file != NO_FILE).then_some(file);
-        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file })
+        let bytes = if file.is_none() { field(LENGTH) } else { 0 };
+        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, bytes })
     }
 
     /// When the payload of a reference came into use.
@@ -177,6 +205,12 @@ impl Reader {
             word.store(number, Ordering::SeqCst);
         }
         !is_used
+    }
+
+    /// The program may begin: what it puts here waits for `lease_ms` at least.
+    pub fn begin(&self, lease_ms: u64, now_ms: u64) {
+        self.0.long(LEASE_MS).store(lease_ms, Ordering::Relaxed);
+        self.seen(now_ms);
     }
 
     /// The store is there, at `now_ms`, and the program may go on.
@@ -204,6 +238,17 @@ impl Reader {
         if slot < SLOTS {
             self.0.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
+    }
+
+    /// How much is in use.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let room = self.0.len().saturating_sub(DATA_BYTES_FROM) as u64;
+        self.used().fold(Usage { room, ..Usage::default() }, |Usage { slots, bytes, .. }, used| Usage {
+            slots: slots + 1,
+            bytes: bytes.saturating_add(used.bytes),
+            room,
+        })
     }
 
     /// Slots in use.

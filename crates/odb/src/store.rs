@@ -21,12 +21,15 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::place::{Place, SentFile};
 use crate::reference::{PayloadId, Reference, Weight};
-use crate::segment::{DATA_BYTES_FROM, Found, Reader, now_ms};
+use crate::segment::{DATA_BYTES_FROM, Found, Reader, Used, now_ms};
 use crate::touched::Touched;
 use files::Files;
 
 /// Where programs find the store of their machine, if it is not elsewhere.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
+
+/// What waits longer than a lease does not wait for more than so many.
+const LEASES: u64 = 60;
 
 /// How much there may be, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,8 @@ pub struct Limits {
     pub bytes: usize,
     /// Of one segment: the most that is leased at a time.
     pub segment_bytes: usize,
-    /// How long a payload waits for those who have references to it; after that nobody gets it any more.
+    /// How long a payload waits for those who have references to it, at least. A copy waits longer while there is room: see
+    /// [`Store::expire`].
     pub lease_ms: u64,
     /// Connections of readers, each of which may have a few answers under way.
     pub readers: usize,
@@ -47,17 +51,22 @@ pub struct Limits {
     pub files_of_a_user: usize,
 }
 
+impl Limits {
+    /// Those of a machine of no special size.
+    pub const DEFAULT: Self = Self {
+        bytes: 256 << 20,
+        segment_bytes: 32 << 20,
+        lease_ms: 120_000,
+        readers: 1024,
+        programs_of_a_user: 1024,
+        files: 2048,
+        files_of_a_user: 1024,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            bytes: 256 << 20,
-            segment_bytes: 32 << 20,
-            lease_ms: 120_000,
-            readers: 1024,
-            programs_of_a_user: 1024,
-            files: 2048,
-            files_of_a_user: 1024,
-        }
+        Self::DEFAULT
     }
 }
 
@@ -89,6 +98,7 @@ pub struct Store {
     segments: BTreeMap<u32, Leased>,
     next: u32,
     bytes: usize,
+    is_closed: bool,
 }
 
 impl Store {
@@ -98,7 +108,8 @@ impl Store {
         let mut first = [0; 4];
         // A number that can be guessed does no harm: it is not what keeps payloads apart.
         let _ = rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty());
-        Self { limits, segments: BTreeMap::new(), next: u32::from_ne_bytes(first), bytes: 0 }
+        let next = u32::from_ne_bytes(first);
+        Self { limits, segments: BTreeMap::new(), next, bytes: 0, is_closed: false }
     }
 
     /// Bytes of all segments.
@@ -120,17 +131,34 @@ impl Store {
     pub fn lease(&mut self, user: u32) -> io::Result<Option<u32>> {
         self.sweep();
         let bytes = DATA_BYTES_FROM + self.limits.segment_bytes;
-        if self.bytes + bytes > self.limits.bytes {
+        if self.is_closed || !self.has_room() {
             return Ok(None);
         }
         let reader = Reader::new(SharedMemory::create("shunt-segment", bytes)?);
-        reader.seen(now_ms());
+        reader.begin(self.limits.lease_ms, now_ms());
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.bytes += bytes;
         let (returned, pins, files) = (HashMap::new(), HashMap::new(), Files::default());
         self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true, files });
         Ok(Some(id))
+    }
+
+    /// Whether another segment could be leased.
+    fn has_room(&self) -> bool {
+        self.bytes + DATA_BYTES_FROM + self.limits.segment_bytes <= self.limits.bytes
+    }
+
+    /// Takes nothing more, so that what it has comes to its end: programs learn that nobody would get what they write.
+    pub fn close(&mut self) {
+        self.is_closed = true;
+        self.segments.values().for_each(|leased| leased.reader.end());
+    }
+
+    /// Payloads that somebody may still ask for.
+    #[must_use]
+    pub fn payloads(&self) -> usize {
+        self.segments.values().map(|leased| leased.reader.used().count()).sum()
     }
 
     /// The memory of a segment.
@@ -233,20 +261,31 @@ impl Store {
         self.sweep();
     }
 
-    /// Says that the store is there, and ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
+    /// Says that the store is there, and ends what has waited too long, at `now_ms` of [`crate::segment::now_ms`].
+    ///
+    /// References wait in sockets for as long as a slow client takes. So a copy that is older than a lease ends only where its
+    /// room is needed, the oldest first, or after [`LEASES`] leases: whoever crashed does not give back what it had.
+    /// What is in a file ends a lease after somebody has last asked for some of that file.
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
+        let (has_room, is_closed) = (self.has_room(), self.is_closed);
         for leased in self.segments.values_mut() {
-            leased.reader.seen(now_ms);
-            let Leased { reader, pins, files, .. } = leased;
-            let ended = reader.used().filter(|used| {
-                let since_ms = files.last_of_use(used, lease_ms);
-                now_ms.saturating_sub(since_ms) > lease_ms && !pins.contains_key(&used.slot)
-            });
-            let ended: Vec<u32> = ended.map(|used| used.slot).collect();
-            for slot in ended {
-                leased.returned.remove(&slot);
-                leased.reader.free(slot);
+            if !is_closed {
+                leased.reader.seen(now_ms);
+            }
+            let Leased { reader, pins, files, writer_lives, .. } = leased;
+            let age_ms = |used: &Used| now_ms.saturating_sub(files.last_of_use(used, lease_ms));
+            let mut old: Vec<Used> = reader.used().filter(|used| age_ms(used) > lease_ms).collect();
+            old.retain(|used| !pins.contains_key(&used.slot));
+            old.sort_unstable_by_key(|used| used.born_ms);
+            let mut usage = reader.usage();
+            for used in old {
+                let is_needed = if *writer_lives { usage.is_over_half() } else { !has_room };
+                if used.file.is_some() || is_needed || age_ms(&used) > lease_ms.saturating_mul(LEASES) {
+                    usage.without(&used);
+                    leased.returned.remove(&used.slot);
+                    reader.free(used.slot);
+                }
             }
             leased.files.close_idle(&leased.reader, now_ms);
         }

@@ -290,6 +290,11 @@ fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
 }
 
 impl<'a> Connection<'a> {
+    /// Where its state is.
+    pub fn place(&self) -> u32 {
+        (self.at / STATE_BYTES) as u32
+    }
+
     /// The lock of what comes in, with the state here ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(RECEIVE_LOCK, Self::break_receiving, all, fd)
@@ -312,7 +317,7 @@ impl<'a> Connection<'a> {
                 return locked;
             }
             drop(locked);
-            all.take_back(borrow(fd), (self.at / STATE_BYTES) as u32);
+            all.take_back(borrow(fd), self.place());
         }
     }
 

@@ -49,6 +49,11 @@ pub struct Telling {
 }
 
 impl<'a> Message<'a> {
+    /// Where the state of its connection is.
+    pub fn place(&self) -> u32 {
+        self.connection.place()
+    }
+
     /// A write of a connection begins, with its lock held.
     pub fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd) -> Self {
         Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }

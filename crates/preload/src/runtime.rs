@@ -71,6 +71,20 @@ extern "C" fn at_load() {
     }
 }
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// A process that ends gives back what it has let go of.
+extern "C" fn at_exit() {
+    // Not where a signal's handler ends the process in the middle of the library.
+    if let Some(Some(runtime)) = RUNTIME.get()
+        && let Some(_inside) = Inside::enter()
+    {
+        runtime.memory.holders.send_returns(&runtime.memory.returns);
+    }
+}
+
 /// A field of [`ENVIRONMENT`].
 fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)

@@ -85,7 +85,8 @@ pub const CALLS: &[(Class, &[&str])] = &[
     (Memory, &["malloc", "calloc", "realloc", "reallocarray", "free", "cfree", "malloc_usable_size"]),
     (Memory, &["memalign", "aligned_alloc", "posix_memalign", "valloc", "pvalloc", "madvise", "mremap"]),
     (Copies, &["memcpy", "__memcpy_chk", "memmove", "__memmove_chk"]),
-    (Copies, &["mempcpy", "__mempcpy", "__mempcpy_chk"]),
+    (Copies, &["mempcpy", "__mempcpy", "__mempcpy_chk", "memset", "__memset_chk"]),
+    (Copies, &["bzero", "__bzero"]),
     // The kernel tells what is unmapped; it fetches what is read.
     (Kernels, &["munmap", "mmap", "mmap64", "brk", "sbrk", "__sbrk", "mlock", "mlock2", "mlockall"]),
     (Kernels, &["process_vm_readv", "process_vm_writev", "process_madvise", "posix_madvise"]),

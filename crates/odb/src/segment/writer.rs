@@ -10,13 +10,15 @@ use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 
 use super::files::{Files, Way};
+use super::windows::Windows;
 use super::{
-    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET,
-    SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
+    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LEASE_MS, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES,
+    RETURNED, SECRET, SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
 };
 use crate::learnt::{Note, Report};
 use crate::place::Version;
 use crate::reference::{Holder, PayloadId, Reference, Weight};
+use crate::store::Limits;
 use crate::touched::Touched;
 
 /// How often to look which files have no slot any more.
@@ -37,6 +39,7 @@ pub struct Writer {
     taken: Vec<Taken>,
     next_slot: usize,
     files: Files,
+    windows: Windows,
     reclaimed_ms: u64,
     /// Of each slot's payload: its bytes, and what to tell with what has become of it.
     notes: Vec<Option<(u32, Note)>>,
@@ -50,8 +53,11 @@ pub struct Writer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Taken {
     Nothing,
-    /// Of data.
-    Pages(Range<usize>),
+    /// Of data, for a connection.
+    Pages {
+        run: Range<usize>,
+        connection: u32,
+    },
     /// By its number.
     File(u32),
 }
@@ -69,6 +75,11 @@ impl Writer {
         rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
         let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
         let free = BTreeMap::from([(0, pages)]);
+        let lease_ms = match memory.long(LEASE_MS).load(Ordering::Relaxed) {
+            0 => Limits::DEFAULT.lease_ms, // an older agent's
+            lease_ms => lease_ms,
+        };
+        let windows = Windows::new((pages * PAGE_BYTES) as u64, lease_ms);
         let (taken, notes) = (vec![Taken::Nothing; SLOTS], vec![None; SLOTS]);
         Ok(Self {
             memory,
@@ -80,6 +91,7 @@ impl Writer {
             taken,
             next_slot: 0,
             files: Files::default(),
+            windows,
             reclaimed_ms: 0,
             notes,
             noted: VecDeque::new(),
@@ -100,10 +112,11 @@ impl Writer {
         seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
     }
 
-    /// Keeps a copy of some bytes. `None`: there is no room now.
-    pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+    /// Keeps a copy of some bytes, for a connection that the program knows by that number. `None`: there is no room now, or
+    /// that connection has enough here.
+    pub fn put(&mut self, connection: u32, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let length = bytes.iter().map(|slice| slice.len()).sum();
-        self.place(length, |memory, mut at| {
+        self.place(connection, length, |memory, mut at| {
             for slice in bytes {
                 memory.write(at, slice);
                 at += slice.len();
@@ -112,10 +125,10 @@ impl Writer {
         })
     }
 
-    /// Keeps a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
-    /// nothing there.
-    pub fn put_file(&mut self, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
-        self.place(length, |memory, at| {
+    /// Keeps a copy of a file's bytes from `from` on, at most `length`; otherwise as [`Self::put`]. `None` also where the file
+    /// has nothing there.
+    pub fn put_file(&mut self, connection: u32, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
+        self.place(connection, length, |memory, at| {
             let mut got = 0;
             while got < length {
                 match memory.read_file(at + got, length - got, file, from + got as u64) {
@@ -128,8 +141,13 @@ impl Writer {
     }
 
     /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
-    fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
-        if room == 0 {
+    fn place(
+        &mut self,
+        connection: u32,
+        room: usize,
+        fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>,
+    ) -> Option<Reference> {
+        if room == 0 || !self.may_leave(connection, room as u64) {
             return None;
         }
         let slot = self.free_slot()?;
@@ -139,7 +157,16 @@ impl Writer {
             self.give_pages(run);
             return None;
         };
-        self.fill_slot(slot, Taken::Pages(run), at as u64, length as u64)
+        self.windows.leaves(connection, length as u64);
+        self.fill_slot(slot, Taken::Pages { run, connection }, at as u64, length as u64)
+    }
+
+    /// Whether a connection may have so many bytes more here, in view of what has come back by now.
+    fn may_leave(&mut self, connection: u32, bytes: u64) -> bool {
+        if !self.windows.has_room(connection, bytes) && self.reclaimed_ms != now_ms() {
+            self.reclaim();
+        }
+        self.windows.has_room(connection, bytes)
     }
 
     fn fill_slot(&mut self, slot: usize, taken: Taken, place: u64, length: u64) -> Option<Reference> {
@@ -284,7 +311,12 @@ impl Writer {
         fence(Ordering::Release);
         match std::mem::replace(&mut self.taken[slot], Taken::Nothing) {
             Taken::Nothing => {}
-            Taken::Pages(run) => self.give_pages(run),
+            Taken::Pages { run, connection } => {
+                self.give_pages(run);
+                let long = |field: usize| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed);
+                let age_ms = now_ms().saturating_sub(long(BORN_MS));
+                self.windows.returns(connection, long(LENGTH), age_ms);
+            }
             Taken::File(number) => self.files.refers_no_more(number),
         }
         true

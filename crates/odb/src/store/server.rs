@@ -60,6 +60,7 @@ enum Order {
     Reached(u64, Holder, Option<(OwnedFd, Box<Sealing>)>),
     LetsHandOff(u64, Option<OwnedFd>),
     EndConnections,
+    Close,
     Stop,
 }
 
@@ -97,6 +98,11 @@ impl Orders {
     /// Ends all connections between machines: who still may begins others.
     pub fn end_connections(&self) {
         self.give(Order::EndConnections);
+    }
+
+    /// Has it take nothing more; what it has, readers still get.
+    pub fn close(&self) {
+        self.give(Order::Close);
     }
 
     /// Ends the store, and tells programs so.
@@ -309,6 +315,7 @@ impl<A: Agent> Server<A> {
                     }
                 }
                 Order::EndConnections => self.end_connections(),
+                Order::Close => self.shelf.lock().close(),
                 Order::Stop => return false,
             }
         }

@@ -38,8 +38,9 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Segments that programs asked for when there was no room.
     pub full: AtomicU64,
-    /// Now: bytes of all segments, and how many segments, files, programs' connections and readers there are.
+    /// Now: bytes of all segments, and how many payloads, segments, files, programs' connections and readers there are.
     pub bytes: AtomicU64,
+    pub payloads: AtomicU64,
     pub segments: AtomicU64,
     pub files: AtomicU64,
     pub programs: AtomicU64,
@@ -65,7 +66,7 @@ impl Counters {
 
     pub(crate) fn publish(&self, store: &Store, readers: usize, programs: usize) {
         let now = [(&self.bytes, store.bytes()), (&self.segments, store.segments()), (&self.files, store.files())];
-        let peers = [(&self.readers, readers), (&self.programs, programs)];
+        let peers = [(&self.readers, readers), (&self.programs, programs), (&self.payloads, store.payloads())];
         now.iter().chain(&peers).for_each(|(counter, value)| counter.store(*value as u64, Ordering::Relaxed));
     }
 }

@@ -8,6 +8,7 @@ use std::io::{IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -152,7 +153,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn whole_and_in_parts(writer: &mut Writer, holders: &Holders) {
     for (seed, length) in [(1, 1), (2, 4095), (3, 4096), (4, 4097), (5, 65_536), (6, 3_000_001)] {
         let body = bytes(seed, length);
-        let reference = writer.put(&[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
+        let reference = writer.put(0, &[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
         assert!(fetch(holders, &reference).unwrap() == body, "{length} bytes");
         let part = Reference { offset: (length / 2) as u64, length: (length - length / 2) as u64, ..reference };
         assert!(fetch(holders, &part).unwrap() == body[length / 2..], "half of {length} bytes");
@@ -171,7 +172,7 @@ fn programs_of_one_user_map_each_others_payloads() {
 fn with_secret(bed: &Bed) -> (Connection, Writer, Reference) {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(b"a secret of user 1000")]).unwrap();
     (program, writer, reference)
 }
 
@@ -223,7 +224,7 @@ fn a_mapped_segment_is_only_to_be_read() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(&[IoSlice::new(&bytes(1, 5000))]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(&bytes(1, 5000))]).unwrap();
     let mapped = program.map(reference.payload.segment).unwrap().unwrap();
     assert!(mapped.as_fd().try_clone_to_owned().map(std::fs::File::from).unwrap().write_all(b"x").is_err());
     let mut got = vec![0; 5000];
@@ -273,7 +274,7 @@ fn many_payloads_come_together() {
     let program = there.program();
     let mut writer = program.lease().unwrap().unwrap();
     let bodies: Vec<Vec<u8>> = (0..100).map(|seed| bytes(seed, 1 + 777 * seed as usize)).collect();
-    let references: Vec<Reference> = bodies.iter().map(|body| writer.put(&[IoSlice::new(body)]).unwrap()).collect();
+    let references: Vec<Reference> = bodies.iter().map(|body| writer.put(0, &[IoSlice::new(body)]).unwrap()).collect();
     let holders = here.holders();
     let mut places: Vec<Vec<u8>> = bodies.iter().map(|body| vec![0; body.len()]).collect();
     std::thread::scope(|scope| {
@@ -298,7 +299,7 @@ fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference)
 
 /// Leaves 50,000 bytes in a store.
 fn kept(program: &Connection) -> Reference {
-    program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap()
+    program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(3, 50_000))]).unwrap()
 }
 
 /// Certificates are read again, or the other agent was: what has ended is made again, and what was asked for comes.
@@ -358,7 +359,7 @@ fn a_fetch_outlives_many_connections() {
 #[test]
 fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
     let (here, there) = two_machines();
-    let reference = there.program().lease().unwrap().unwrap().put(&[IoSlice::new(b"x")]).unwrap();
+    let reference = there.program().lease().unwrap().unwrap().put(0, &[IoSlice::new(b"x")]).unwrap();
     let holders = here.holders();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -405,7 +406,7 @@ fn a_program_whose_store_has_ended_puts_nothing_there_any_more() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    assert!(writer.is_served() && writer.put(&[IoSlice::new(b"x")]).is_some());
+    assert!(writer.is_served() && writer.put(0, &[IoSlice::new(b"x")]).is_some());
     bed.orders.stop();
     until("it has ended", || !writer.is_served());
 }
@@ -418,10 +419,10 @@ fn a_files_bytes_are_those_of_when_it_was_put() {
     let mut file = tempfile::tempfile().unwrap();
     let body = bytes(7, 200_000);
     file.write_all(&body).unwrap();
-    let reference = writer.put_file(file.as_fd(), 1000, 150_000).unwrap();
+    let reference = writer.put_file(0, file.as_fd(), 1000, 150_000).unwrap();
     file.set_len(0).unwrap();
     assert_eq!(fetch(&bed.holders(), &reference).unwrap(), body[1000..151_000]);
-    assert!(writer.put_file(file.as_fd(), 0, 10).is_none(), "nothing is there any more");
+    assert!(writer.put_file(0, file.as_fd(), 0, 10).is_none(), "nothing is there any more");
 }
 
 #[test]
@@ -432,7 +433,7 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     let mut writer = program.lease().unwrap().unwrap();
     assert!(bed.program().lease().unwrap().is_none(), "there is room for one segment only");
     let body = bytes(8, 100_000);
-    let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
     drop((writer, program));
     let holders = bed.holders();
     assert_eq!(fetch(&holders, &reference).unwrap(), body);
@@ -468,7 +469,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let length = 1 + (random >> 33) as usize % 90_000;
         let body = bytes(round, length);
-        if let Some(reference) = writer.put(&[IoSlice::new(&body)]) {
+        if let Some(reference) = writer.put(round as u32, &[IoSlice::new(&body)]) {
             out.push((reference, body));
             continue;
         }
@@ -491,7 +492,7 @@ fn nobody_gets_a_byte_without_the_secret_or_beyond_the_end() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(&[IoSlice::new(&bytes(9, 5000))]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(&bytes(9, 5000))]).unwrap();
     for holders in [bed.holders(), bed.strange_holders()] {
         guess(&reference, &holders);
     }
@@ -516,14 +517,55 @@ fn guess(reference: &Reference, holders: &Holders) {
 }
 
 #[test]
-fn a_lease_ends_and_then_a_fetch_says_so() {
-    let bed = Bed::new(Limits { lease_ms: 200, ..Limits::default() });
+fn what_nobody_gives_back_ends_and_then_a_fetch_says_so() {
+    // It may wait for sixty times as long.
+    let bed = Bed::new(Limits { lease_ms: 5, ..Limits::default() });
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(&[IoSlice::new(&bytes(10, 5000))]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(&bytes(10, 5000))]).unwrap();
     let holders = bed.holders();
-    until("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
+    until("it has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
     assert_eq!(writer.payloads(), 0);
+}
+
+#[test]
+fn what_is_older_than_a_lease_waits_while_there_is_room_and_then_the_oldest_ends() {
+    let lease_ms = 500;
+    let bed = Bed::new(Limits { segment_bytes: 1 << 20, lease_ms, ..Limits::default() });
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let holders = bed.strange_holders();
+    let bodies: Vec<Vec<u8>> = (0..9).map(|seed| bytes(seed, 100_000)).collect();
+    // Each for a connection of its own.
+    let mut put = |at: usize| writer.put(at as u32, &[IoSlice::new(&bodies[at])]).unwrap();
+    let mut out: Vec<Reference> = (0..4).map(&mut put).collect();
+    std::thread::sleep(3 * Duration::from_millis(lease_ms));
+    assert!((0..4).all(|at| fetch(&holders, &out[at]).is_ok_and(|body| body == bodies[at])), "there is room");
+    out.extend((4..9).map(&mut put));
+    let gone = |reference: &Reference| matches!(fetch(&holders, reference), Err(FetchError::Gone(_)));
+    until("half of the segment is free", || gone(&out[3]));
+    assert!((0..4).all(|at| gone(&out[at])), "those are older");
+    assert!((5..9).all(|at| fetch(&holders, &out[at]).is_ok_and(|body| body == bodies[at])), "five fill no half");
+}
+
+#[test]
+fn a_store_that_takes_nothing_more_gives_what_it_has() {
+    let bed = Bed::new(Limits::default());
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let body = bytes(12, 5000);
+    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
+    let counters = Arc::clone(&bed.counters);
+    let payloads = || counters.payloads.load(Ordering::Relaxed);
+    until("it is counted", || payloads() == 1);
+    bed.orders.close();
+    until("its program knows", || !writer.is_served());
+    assert!(bed.program().lease().unwrap().is_none(), "no other is let begin");
+    let holders = bed.strange_holders();
+    assert_eq!(fetch(&holders, &reference).unwrap(), body);
+    let returns = Returns::default();
+    returns.give(reference.payload, reference.weight);
+    until("nothing is left", || !holders.send_returns(&returns) && payloads() == 0);
 }
 
 #[test]
@@ -532,7 +574,7 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let body = bytes(11, 4 << 20);
-    let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
+    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
     let (mut idle, theirs) = UnixStream::pair().unwrap();
     bed.orders.serve(theirs.into(), Sealing::new_zeroed(), bed.orders.places().take(1).unwrap());
     let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit(), &[0; 16]].concat();

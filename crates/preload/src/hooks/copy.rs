@@ -1,10 +1,12 @@
 //! Copies: a program that copies absent memory gets all of it with one question, and what follows it, not page by page.
 //!
 //! So nginx writes over TLS: 16 KiB at a time, by way of a buffer of its own. And so does OpenSSL 3.0 with what it is given.
+//!
+//! And what a program writes over is not fetched first: buffers that are used again still stand for what they had.
 
 use std::ops::Range;
 
-use libc::{c_void, size_t};
+use libc::{c_int, c_void, size_t};
 
 use super::socket::checked;
 use super::{errno, real, set_errno};
@@ -34,8 +36,8 @@ fn copy(to: usize, from: usize, bytes: usize) -> bool {
     let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
     let is_missing =
         |range: &Range<usize>| blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing);
-    let is_ours = is_missing(&source) || tls::watches() && is_missing(&target);
-    if !is_ours {
+    let overwrites = bytes >= COPY_MIN || tls::watches();
+    if !(is_missing(&source) || overwrites && is_missing(&target)) {
         return false;
     }
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
@@ -57,20 +59,69 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
         if source.len() < COPY_MIN {
             return false;
         }
-        let ahead = source.end.saturating_add(AHEAD_BYTES).min(blocks::around(source.start).end);
+        let is_block = blocks::contains(source.start);
+        let block_end = if is_block { blocks::around(source.start).end } else { source.end };
+        let ahead = source.end.saturating_add(AHEAD_BYTES).min(block_end);
         // Where it cannot be had, the copy itself ends the process, with a sentence.
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
-    // What is real beside what is absent.
+    // What is real beside what is absent, or over it.
+    let keeps = tls::watches() || !memory.absent_within(target).is_empty();
     // SAFETY: as above.
-    tls::watches() && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
+    keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
+}
+
+/// Fills memory that may be absent. True: it is done.
+#[cold]
+fn fills(to: usize, value: u8, bytes: usize) -> bool {
+    const AT_ONCE: usize = 64 << 10;
+    let target = to..to.saturating_add(bytes);
+    if !blocks::any(&pages_around(&target), PageState::Missing) {
+        return false;
+    }
+    let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
+    let before = errno();
+    let is_over = !runtime.memory.absent_within(&target).is_empty();
+    if is_over {
+        let with = vec![value; AT_ONCE.min(bytes)];
+        for at in target.clone().step_by(AT_ONCE) {
+            // SAFETY: the program's own call.
+            unsafe { runtime.memory.write(at, &with[..AT_ONCE.min(target.end - at)]) };
+        }
+        runtime.memory.return_shares();
+    }
+    set_errno(before);
+    is_over
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn memset(to: *mut c_void, value: c_int, bytes: size_t) -> *mut c_void {
+    let is_large = bytes >= COPY_MIN && blocks::contains(to as usize) && any_absent();
+    if !(is_large && fills(to as usize, value as u8, bytes)) {
+        // SAFETY: the program's own call.
+        unsafe { real::memset(to, value, bytes) };
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __memset_chk(to: *mut c_void, value: c_int, bytes: size_t, room: size_t) -> *mut c_void {
+    checked(bytes, room);
+    // SAFETY: as above.
+    unsafe { memset(to, value, bytes) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn bzero(to: *mut c_void, bytes: size_t) {
+    // SAFETY: as above.
+    unsafe { memset(to, 0, bytes) };
 }
 
 /// What memcpy(3) of programs that were linked before glibc 2.14 allows, too: overlapping memory. To glibc it is the same.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn memcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     let reads = bytes >= COPY_MIN && blocks::contains(from as usize);
-    let writes = tls::watches() && blocks::contains(to as usize) && bytes > 0;
+    let writes = bytes > 0 && (bytes >= COPY_MIN || tls::watches()) && blocks::contains(to as usize);
     if (reads || writes) && any_absent() {
         return copies(to, from, bytes);
     }
@@ -111,5 +162,6 @@ unsafe extern "C-unwind" fn __mempcpy_chk(
 same! {
     memmove is memcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
     __mempcpy is mempcpy(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
+    __bzero is bzero(to: *mut c_void, bytes: size_t) -> ();
     __memmove_chk is __memcpy_chk(to: *mut c_void, from: *const c_void, bytes: size_t, room: size_t) -> *mut c_void;
 }

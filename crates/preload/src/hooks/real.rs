@@ -91,6 +91,7 @@ real! {
     posix_spawn(child: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     memmove(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
+    memset(to: *mut c_void, value: c_int, bytes: size_t) -> *mut c_void;
     mremap(at: *mut c_void, bytes: size_t, wanted: size_t, flags: c_int, address: *mut c_void) -> *mut c_void;
     madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
     epoll_wait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;

@@ -90,6 +90,11 @@ impl Bed {
         Self::made(machines, limits, &format!("user = {user:?}\n"), "")
     }
 
+    /// The same, with agents that let what is under way end when they are told to stop.
+    pub fn draining(machines: usize, limits: Limits) -> Option<Self> {
+        Self::made(machines, limits, "drain = \"1h\"\n", "")
+    }
+
     /// With something more in each configuration, and in each `[store]`.
     fn made(machines: usize, limits: Limits, agent: &str, more: &str) -> Option<Self> {
         if !shunt_testbed::root() {
@@ -161,10 +166,9 @@ impl Machine {
         let files = authority.issue(&Request { name: name.clone(), addresses: Vec::new(), days: 1 }).unwrap();
         let socket = dir.join(format!("{name}.sock"));
         let store = dir.join(format!("{name}.store"));
-        let mut text = format!(
-            "drain = \"0s\"\nname = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n",
-            all[index]
-        );
+        let drain = if more.contains("drain") { "" } else { "drain = \"0s\"\n" };
+        let mut text =
+            format!("{drain}name = {name:?}\nlisten = \"{}\"\nsocket = {socket:?}\ncgroup = {group:?}\n", all[index]);
         let pins = id.pins_prefix() + &name;
         writeln!(text, "pins = {pins:?}\n{more}").unwrap();
         writeln!(text, "[tls]\ncertificate = {:?}\nkey = {:?}", files.certificate, files.key).unwrap();
@@ -224,6 +228,11 @@ impl Machine {
         if signal == Signal::STOP {
             shunt_testbed::until_stopped(agent.id()).unwrap();
         }
+    }
+
+    /// Whether its agent runs.
+    pub fn has_agent(&mut self) -> bool {
+        self.agent.as_mut().is_some_and(|agent| agent.0.try_wait().unwrap().is_none())
     }
 
     /// Has its agent end, by a signal.

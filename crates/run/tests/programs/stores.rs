@@ -3,11 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
-use shunt_testbed::PATIENCE;
+use shunt_testbed::{PATIENCE, eventually};
 
 use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
@@ -137,6 +138,23 @@ fn what_is_looked_at_comes_from_the_other_machine() {
     looks.looks_at_all();
     let fetched = bed.machine(1).counted("fetched_bytes");
     assert!((380_000..=410_000).contains(&fetched), "{fetched}");
+}
+
+#[test]
+fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
+    let Some(mut bed) = Bed::draining(2, Limits::default()) else { return };
+    let (_sends, mut looks) = sent(&bed, &[]);
+    let sender = bed.machine_mut(1);
+    sender.signal_agent(Signal::TERM);
+    // One that has nothing left takes a moment to end.
+    let began = Instant::now();
+    while sender.has_agent() && began.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    looks.looks_at_all();
+    assert!(sender.has_agent(), "some of it may still be asked for");
+    let ended = eventually(|| if sender.has_agent() { Err("it runs") } else { Ok(()) });
+    ended.expect("nothing is left when all has been looked at");
 }
 
 #[test]
