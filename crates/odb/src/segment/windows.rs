@@ -2,7 +2,8 @@
 //!
 //! References take no room in a socket, so that a socket stands for as much as a segment holds, for a client that may take
 //! hours. What a connection may not leave here now, it carries for real, and that is as slow as the client. A connection that begins is
-//! given what others have had of late; what comes back soon lets it have more, and what comes back late, less.
+//! given what others have had of late; what comes back soon lets it have more, and what comes back late, less. And while
+//! something waits that is late, half of the segment stays free: then nothing has to end ([`crate::store::Store::expire`]).
 
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ pub(super) struct Windows {
     lease_ms: u64,
     /// Of a connection that begins.
     first: u64,
-    /// Of any: no connection has all of a segment.
+    /// Of any, and of all together while something is late: half of the segment.
     most: u64,
     windows: HashMap<u32, Window>,
 }
@@ -34,18 +35,20 @@ pub(super) struct Windows {
 impl Windows {
     /// For a segment of so many bytes of data.
     pub(super) fn new(room: u64, lease_ms: u64) -> Self {
-        let most = (room / 4).max(LEAST);
-        Self { lease_ms, first: most / 2, most, windows: HashMap::new() }
+        let most = (room / 2).max(LEAST);
+        Self { lease_ms, first: most, most, windows: HashMap::new() }
     }
 
     fn window(&self, connection: u32) -> Window {
         self.windows.get(&connection).copied().unwrap_or(Window { out: 0, most: self.first })
     }
 
-    /// Whether a connection may leave `bytes` more. One payload it may always have.
-    pub(super) fn has_room(&self, connection: u32, bytes: u64) -> bool {
+    /// Whether a connection may leave `bytes` more, where `all` have so many out, the oldest for `age_ms`. One payload it may
+    /// always have.
+    pub(super) fn has_room(&self, connection: u32, bytes: u64, all: u64, age_ms: impl FnOnce() -> u64) -> bool {
         let Window { out, most } = self.window(connection);
-        out == 0 || out.saturating_add(bytes) <= most
+        let fits = |out: u64, most: u64| out.saturating_add(bytes) <= most;
+        out == 0 || fits(out, most) && (fits(all, self.most) || age_ms() <= self.lease_ms / LATE)
     }
 
     /// It has left some.
@@ -75,56 +78,103 @@ impl Windows {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     const LEASE_MS: u64 = 120_000;
     const MIB: u64 = 1 << 20;
 
-    /// A client that takes `rate` bytes a second of what a program has at once: the age of what it takes last.
-    fn oldest(windows: &mut Windows, connection: u32, rate: u64) -> u64 {
-        let (mut left, mut now_ms, mut oldest) = (64 * MIB, 0, 0);
-        let mut out = std::collections::VecDeque::new();
-        while left > 0 || !out.is_empty() {
-            while left > 0 && windows.has_room(connection, 64 << 10) {
-                windows.leaves(connection, 64 << 10);
-                out.push_back(now_ms);
-                left -= 64 << 10;
+    /// What clients of some rates, in bytes a second, have out for how long, of 64 MiB that a program has for each at once.
+    struct Clients {
+        windows: Windows,
+        now_ms: u64,
+        /// Of each: its rate, what it is still to be sent, and when each 64 KiB that it has not taken were left.
+        clients: Vec<(u64, u64, VecDeque<u64>)>,
+    }
+
+    impl Clients {
+        const PIECE: u64 = 64 << 10;
+
+        fn new(room: u64) -> Self {
+            Self { windows: Windows::new(room, LEASE_MS), now_ms: 0, clients: Vec::new() }
+        }
+
+        fn out(&self) -> u64 {
+            self.clients.iter().map(|(_, _, out)| out.len() as u64 * Self::PIECE).sum()
+        }
+
+        fn oldest(&self) -> u64 {
+            let born = self.clients.iter().filter_map(|(_, _, out)| out.front()).min();
+            self.now_ms - born.copied().unwrap_or(self.now_ms)
+        }
+
+        fn begin(&mut self, rate: u64) {
+            self.clients.push((rate, 64 * MIB, VecDeque::new()));
+            self.fill(self.clients.len() - 1);
+        }
+
+        fn fill(&mut self, at: usize) {
+            while self.clients[at].1 > 0 && self.windows.has_room(at as u32, Self::PIECE, self.out(), || self.oldest())
+            {
+                self.windows.leaves(at as u32, Self::PIECE);
+                self.clients[at].1 -= Self::PIECE;
+                self.clients[at].2.push_back(self.now_ms);
             }
-            // What had no room goes for real.
-            left = left.saturating_sub(256 << 10);
-            let Some(born_ms) = out.pop_front() else { continue };
-            now_ms += (64 << 10) * 1000 / rate;
-            windows.returns(connection, 64 << 10, now_ms - born_ms);
-            oldest = oldest.max(now_ms - born_ms);
+            // What has no room goes for real, as much as a socket takes.
+            self.clients[at].1 = self.clients[at].1.saturating_sub(4 * Self::PIECE);
         }
-        oldest
+
+        /// For so long: the greatest age of what was out while more than half of the segment was.
+        fn pass(&mut self, seconds: u64) -> u64 {
+            let mut oldest = 0;
+            for _ in 0..seconds {
+                self.now_ms += 1000;
+                for at in 0..self.clients.len() {
+                    for _ in 0..self.clients[at].0 / Self::PIECE {
+                        let Some(born_ms) = self.clients[at].2.pop_front() else { break };
+                        self.windows.returns(at as u32, Self::PIECE, self.now_ms - born_ms);
+                    }
+                    self.fill(at);
+                }
+                if self.out() > self.windows.most {
+                    oldest = oldest.max(self.oldest());
+                }
+            }
+            oldest
+        }
     }
 
     #[test]
-    fn what_a_slow_client_takes_comes_back_within_a_lease() {
-        let mut windows = Windows::new(32 * MIB, LEASE_MS);
-        assert!(oldest(&mut windows, 1, 64 << 10) < LEASE_MS);
-        // The next ones begin with what that one has taught.
-        for connection in 2..8 {
-            assert!(oldest(&mut windows, connection, 4 << 10) < LEASE_MS, "connection {connection}");
+    fn slow_clients_that_come_one_after_the_other_leave_half_of_the_segment_free() {
+        let mut clients = Clients::new(32 * MIB);
+        let mut oldest = 0;
+        for _ in 0..20 {
+            clients.begin(64 << 10);
+            oldest = oldest.max(clients.pass(20));
         }
+        oldest = oldest.max(clients.pass(2000));
+        assert!(oldest < LEASE_MS, "{oldest} ms");
+        assert_eq!(clients.out(), 0);
     }
 
     #[test]
-    fn a_fast_client_has_a_quarter_of_the_segment() {
-        let mut windows = Windows::new(32 * MIB, LEASE_MS);
-        oldest(&mut windows, 1, 100 * MIB);
-        assert!(windows.has_room(1, 8 * MIB) && windows.has_room(2, 8 * MIB));
-        windows.leaves(1, MIB);
-        assert!(!windows.has_room(1, 8 * MIB) && windows.has_room(2, 8 * MIB));
+    fn fast_clients_have_all_of_the_segment() {
+        let mut clients = Clients::new(32 * MIB);
+        clients.begin(100 * MIB);
+        clients.begin(100 * MIB);
+        assert_eq!(clients.out(), 32 * MIB);
+        assert!(clients.pass(10) <= 1000);
+        clients.begin(MIB);
+        assert_eq!(clients.out(), 16 * MIB, "others have taught that clients are fast");
     }
 
     #[test]
     fn one_payload_has_room_whatever_its_length() {
         let mut windows = Windows::new(0, LEASE_MS);
-        assert!(windows.has_room(1, MIB));
+        assert!(windows.has_room(1, MIB, 0, || 0));
         windows.leaves(1, MIB);
-        assert!(!windows.has_room(1, 1 << 10));
+        assert!(!windows.has_room(1, 1 << 10, MIB, || 0));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct Writer {
     next_slot: usize,
     files: Files,
     windows: Windows,
+    /// Bytes of all copies that somebody may still ask for.
+    out: u64,
     reclaimed_ms: u64,
     /// Of each slot's payload: its bytes, and what to tell with what has become of it.
     notes: Vec<Option<(u32, Note)>>,
@@ -92,6 +94,7 @@ impl Writer {
             next_slot: 0,
             files: Files::default(),
             windows,
+            out: 0,
             reclaimed_ms: 0,
             notes,
             noted: VecDeque::new(),
@@ -158,15 +161,28 @@ impl Writer {
             return None;
         };
         self.windows.leaves(connection, length as u64);
+        self.out += length as u64;
         self.fill_slot(slot, Taken::Pages { run, connection }, at as u64, length as u64)
     }
 
     /// Whether a connection may have so many bytes more here, in view of what has come back by now.
     fn may_leave(&mut self, connection: u32, bytes: u64) -> bool {
-        if !self.windows.has_room(connection, bytes) && self.reclaimed_ms != now_ms() {
+        let has_room = |writer: &Self| writer.windows.has_room(connection, bytes, writer.out, || writer.oldest_ms());
+        if has_room(self) {
+            return true;
+        }
+        if self.reclaimed_ms != now_ms() {
             self.reclaim();
         }
-        self.windows.has_room(connection, bytes)
+        has_room(self)
+    }
+
+    /// For how long the oldest copy has been out.
+    fn oldest_ms(&self) -> u64 {
+        let copies = self.taken.iter().enumerate().filter(|(_, taken)| matches!(taken, Taken::Pages { .. }));
+        let born_ms = |slot: usize| self.memory.long(slot_at(slot) + BORN_MS).load(Ordering::Relaxed);
+        let now = now_ms();
+        now.saturating_sub(copies.map(|(slot, _)| born_ms(slot)).min().unwrap_or(now))
     }
 
     fn fill_slot(&mut self, slot: usize, taken: Taken, place: u64, length: u64) -> Option<Reference> {
@@ -314,8 +330,9 @@ impl Writer {
             Taken::Pages { run, connection } => {
                 self.give_pages(run);
                 let long = |field: usize| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed);
-                let age_ms = now_ms().saturating_sub(long(BORN_MS));
-                self.windows.returns(connection, long(LENGTH), age_ms);
+                let (bytes, age_ms) = (long(LENGTH), now_ms().saturating_sub(long(BORN_MS)));
+                self.windows.returns(connection, bytes, age_ms);
+                self.out = self.out.saturating_sub(bytes);
             }
             Taken::File(number) => self.files.refers_no_more(number),
         }
