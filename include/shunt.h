@@ -89,8 +89,8 @@ typedef __s64 shunt_s64;
  * ENOPROTOOPT. */
 #define SHUNT_SPEAKS 17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
- * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it; once more
- * for each SHUNT_CARRY. */
+ * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it, and the
+ * caller's user has an account of it: once for each SHUNT_ADOPT, and for each that was taken. */
 #define SHUNT_ENDED  18
 /* setsockopt(SHUNT_ADOPT, any u32) on such a connection: 0, once, to whoever begins to keep account
  * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. */

@@ -47,23 +47,38 @@ impl Agent {
     /// Whether it is time to end, in a turn that has read all offers.
     pub(crate) fn is_drained(&mut self) -> bool {
         let Some(Drain { until, busy }) = self.drain else { return false };
-        let left = self.under_way();
-        let programs = self.store.as_ref().map_or(0, |store| store.counters.programs.load(Ordering::Relaxed));
-        let is_alone = self.servers.is_empty() && programs == 0;
-        if left == 0 && (is_alone || self.now >= busy + QUIET) {
+        let (left, payloads) = (self.under_way(), self.payloads());
+        let is_busy = left + payloads > 0;
+        if !is_busy && (self.is_alone() || self.now >= busy + QUIET) {
             return true;
         }
         if self.now < until {
-            let busy = if left > 0 { self.now } else { busy };
+            let busy = if is_busy { self.now } else { busy };
             self.drain = Some(Drain { until, busy });
             return false;
         }
-        tracing::warn!(left, "draining took too long: others go on with what is left; `drain` gives more time");
+        if left > 0 {
+            tracing::warn!(left, "draining took too long: others go on with what is left; `drain` gives more time");
+        }
+        if payloads > 0 {
+            tracing::info!(payloads, "the store ends, though programs of `shunt run` may still need what it has");
+        }
         self.give_up_rest();
         true
     }
 
-    /// Handoffs, offers, payloads and fetches that have not ended, and what programs may still ask the store for.
+    /// Whether nobody uses this agent.
+    fn is_alone(&self) -> bool {
+        let programs = self.store.as_ref().map_or(0, |store| store.counters.programs.load(Ordering::Relaxed));
+        self.servers.is_empty() && programs == 0
+    }
+
+    /// What programs may still ask the store for.
+    fn payloads(&self) -> u64 {
+        self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
+    }
+
+    /// Handoffs, offers, payloads and fetches that have not ended.
     fn under_way(&self) -> u64 {
         let sending = self.senders.as_ref().map_or(0, |senders| senders.busy());
         let here = sending + self.offers.len() + self.waiting.len() + self.fetches_in.len() + self.fetches_out.len();
@@ -72,8 +87,7 @@ impl Agent {
         if left > 0 {
             return left;
         }
-        let regions = self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64);
-        regions + self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
+        self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
     }
 
     /// Frontends hear of each payload that has not left yet.

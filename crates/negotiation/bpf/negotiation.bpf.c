@@ -36,7 +36,7 @@
 
 #define MARKED  1 /* connect or listen with the option */
 #define AGREED  2 /* the other end has it too */
-#define ADOPTED 3 /* and a program keeps account of its frames; with each that may, one more */
+#define ADOPTED 3 /* and a program keeps account of its frames */
 
 /* A listener's children have its mark. */
 struct {
@@ -45,9 +45,6 @@ struct {
     __type(key, int);
     __type(value, __u32);
 } marks SEC(".maps");
-
-/* Of one connection. If there are more, some are forgotten late. */
-#define MORE_ACCOUNTS 100
 
 /* A program's account of a connection's frames, for one of another user (SHUNT_CARRY). */
 struct carried {
@@ -61,14 +58,37 @@ struct {
     __type(value, struct carried);
 } carried SEC(".maps");
 
-/* Cookies of agreed connections whose last descriptor is closed, until somebody asks: by how many
- * accounts of them there may be. */
+/* Whose programs keep account of a connection's frames, by user, and how many accounts there may
+ * be. Of more users than these, some keep theirs for good. */
+#define KEEPERS_MAX 4
+#define ANYBODY     0xffffffffu /* no user has that number */
+
+struct keepers {
+    __u32 users[KEEPERS_MAX];
+    __u32 accounts[KEEPERS_MAX];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct keepers);
+} keepers SEC(".maps");
+
+/* Connections whose last descriptor is closed, until programs of that user have asked: how often
+ * they may. Another user, who can guess cookies, could have states kept for good. */
+struct over {
+    __u64 cookie;
+    __u32 user;
+    __u32 zero;
+};
+
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
-    __type(key, __u64);
-    __type(value, __u8);
-} ended SEC(".maps");
+    __type(key, struct over);
+    __type(value, __u32);
+} over SEC(".maps");
 
 /*
  * Clients that a SYN-ACK has told that this end speaks. What was said once holds, though the key
@@ -122,6 +142,42 @@ static __always_inline __u32 *mark_of(struct bpf_sock *sk, bool create)
     return bpf_sk_storage_get(&marks, sk, 0, create ? BPF_SK_STORAGE_GET_F_CREATE : 0);
 }
 
+static __always_inline __u32 caller(void)
+{
+    return (__u32) bpf_get_current_uid_gid();
+}
+
+/* A program of the caller's begins to keep account of a connection, or goes on with one. */
+static __always_inline void keeps(struct bpf_sock *sk)
+{
+    struct keepers *all = bpf_sk_storage_get(&keepers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+    __u32 user = caller();
+
+    if (!all)
+        return;
+#pragma unroll
+    for (int i = 0; i < KEEPERS_MAX; i++) {
+        if (all->accounts[i] && all->users[i] != user)
+            continue;
+        all->users[i] = user;
+        all->accounts[i] += 1;
+        return;
+    }
+}
+
+/* One account fewer that has not heard of the end. */
+static __always_inline bool hears(__u64 cookie, __u32 user)
+{
+    struct over key = {cookie, user, 0};
+    __u32 *accounts = bpf_map_lookup_elem(&over, &key);
+
+    if (accounts && *accounts > 1) {
+        *accounts -= 1;
+        return true;
+    }
+    return !bpf_map_delete_elem(&over, &key);
+}
+
 /* The program that has a state for the connection may forget it. */
 static __always_inline int has_ended(struct bpf_sockopt *ctx)
 {
@@ -129,24 +185,35 @@ static __always_inline int has_ended(struct bpf_sockopt *ctx)
     if ((void *) (value + 1) > ctx->optval_end)
         return REFUSED;
     __u64 cookie = *value;
-    __u8 *accounts = bpf_map_lookup_elem(&ended, &cookie);
-    if (accounts && *accounts > 1)
-        *accounts -= 1;
-    else if (bpf_map_delete_elem(&ended, &cookie))
+    if (!hears(cookie, caller()) && !hears(cookie, ANYBODY))
         return REFUSED;
     ctx->optlen = -1;
     return ALLOWED;
+}
+
+static __always_inline void tell_of_end(__u64 cookie, __u32 user, __u32 accounts)
+{
+    struct over key = {cookie, user, 0};
+
+    bpf_map_update_elem(&over, &key, &accounts, BPF_ANY);
 }
 
 SEC("cgroup/sock_release")
 int odb_release(struct bpf_sock *ctx)
 {
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
-    if (mark && *mark >= AGREED) {
-        __u64 cookie = bpf_get_socket_cookie(ctx);
-        __u32 more = *mark > ADOPTED ? *mark - ADOPTED : 0;
-        __u8 accounts = 1 + (more < MORE_ACCOUNTS ? more : MORE_ACCOUNTS);
-        bpf_map_update_elem(&ended, &cookie, &accounts, BPF_ANY);
+    if (!mark || *mark < AGREED)
+        return ALLOWED;
+    __u64 cookie = bpf_get_socket_cookie(ctx);
+    struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
+    if (!all) { /* of a library that does not say whose it is */
+        tell_of_end(cookie, ANYBODY, 1);
+        return ALLOWED;
+    }
+#pragma unroll
+    for (int i = 0; i < KEEPERS_MAX; i++) {
+        if (all->accounts[i])
+            tell_of_end(cookie, all->users[i], all->accounts[i]);
     }
     return ALLOWED;
 }
@@ -176,14 +243,13 @@ static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *
 {
     if (*mark < AGREED)
         return false;
-    if (ctx->optname == SHUNT_ADOPT)
-        return __sync_val_compare_and_swap(mark, AGREED, ADOPTED) == AGREED;
-    if (ctx->optname != SHUNT_CARRY)
+    if (ctx->optname == SHUNT_ADOPT) {
+        if (__sync_val_compare_and_swap(mark, AGREED, ADOPTED) != AGREED)
+            return false;
+        keeps(sk);
         return true;
-    if (!carry(ctx, sk))
-        return false;
-    __sync_fetch_and_add(mark, 1);
-    return true;
+    }
+    return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 
 SEC("cgroup/setsockopt")
@@ -245,6 +311,7 @@ int odb_getsockopt(struct bpf_sockopt *ctx)
     __builtin_memcpy(to, from, sizeof(*to));
     if (bpf_sk_storage_delete(&carried, sk))
         return REFUSED;
+    keeps(sk);
     ctx->optlen = sizeof(*to);
     barrier(); /* the kernel takes no store of both as one */
     ctx->retval = 0;

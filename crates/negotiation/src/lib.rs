@@ -59,17 +59,21 @@ impl Speakers {
 }
 
 /// What there is under the pins.
-const PINNED: [&str; 9] = [
+const PINNED: [&str; 11] = [
     "odb_setsockopt",
     "odb_getsockopt",
     "odb_handshake",
     "odb_release",
     "answered",
     "carried",
-    "ended",
     "ends",
+    "keepers",
     "marks",
+    "over",
+    ENDED,
 ];
+/// In place of `over` at agents before: it did not say for whom.
+const ENDED: &str = "ended";
 
 /// The same as [`Negotiation::attach`], for good: what is pinned in the directory `pins` of a BPF file system outlives this
 /// process, and a later one takes it over. So connections never find only one of their ends' programs looking for
@@ -85,7 +89,8 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     open.maps.marks.set_pin_path(pins.join("marks")).map_err(failed("pin"))?;
     open.maps.answered.set_pin_path(pins.join("answered")).map_err(failed("pin"))?;
     open.maps.carried.set_pin_path(pins.join("carried")).map_err(failed("pin"))?;
-    open.maps.ended.set_pin_path(pins.join("ended")).map_err(failed("pin"))?;
+    open.maps.keepers.set_pin_path(pins.join("keepers")).map_err(failed("pin"))?;
+    open.maps.over.set_pin_path(pins.join("over")).map_err(failed("pin"))?;
     open.maps.ends.set_pin_path(pins.join("ends")).map_err(failed("pin"))?;
     let loaded = open.load().map_err(failed("load"))?;
     speakers.tell(&loaded.maps.speakers).map_err(failed("look into the maps of"))?;
@@ -93,6 +98,7 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     attach_cgroup(&loaded.progs.odb_getsockopt, "odb_getsockopt", cgroup, pins)?;
     attach_cgroup(&loaded.progs.odb_release, "odb_release", cgroup, pins)?;
     attach_cgroup(&loaded.progs.odb_handshake, "odb_handshake", cgroup, pins)?;
+    let _ = std::fs::remove_file(pins.join(ENDED));
     Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
 }
 

@@ -187,8 +187,18 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     // Each of the accounts that there may be hears of the end.
     let (asking, cookie) = (tcp(), rustix::net::sockopt::socket_cookie(&client).unwrap());
     drop((client, copy));
+    assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
-    assert_eq!(heard, 5, "who has begun it, and four to whom it was left");
+    assert_eq!(heard, 3, "who has begun it, and two who have taken it");
+    // One begins the account, and another user goes on with it.
+    let (client, other) = (speaking(address), accept(&listener).unwrap());
+    let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+    assert!(odb::adopt(&client));
+    odb::carry(&client, &[1; odb::CARRIED_BYTES]).unwrap();
+    let client = as_user(1234, 1234, || odb::take(&client).map(|_| client)).unwrap();
+    drop((client, other));
+    assert!(as_user(1234, 1234, || odb::ended(tcp(), cookie) && !odb::ended(tcp(), cookie)));
+    assert!(odb::ended(&asking, cookie) && !odb::ended(&asking, cookie));
 
     let plain = tcp();
     connect(&plain, &address).unwrap();
