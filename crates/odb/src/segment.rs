@@ -74,6 +74,8 @@ const BORN_MS: usize = 32;
 /// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
+/// When it came back ([`now_ms`]): written by the store before RETURNED. 0: not said.
+const BACK_MS: usize = 56;
 
 const FREE: u32 = 0;
 const USED: u32 = 1;
@@ -236,6 +238,7 @@ impl Reader {
     pub fn free(&self, slot: u32) {
         let slot = slot as usize;
         if slot < SLOTS {
+            self.0.long(slot_at(slot) + BACK_MS).store(now_ms(), Ordering::Relaxed);
             self.0.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
     }

@@ -57,12 +57,12 @@ impl Windows {
         self.windows.insert(connection, Window { out: out + bytes, most });
     }
 
-    /// They have come back, `age_ms` later.
-    pub(super) fn returns(&mut self, connection: u32, bytes: u64, age_ms: u64) {
+    /// They have come back, `age_ms` later, if that is known.
+    pub(super) fn returns(&mut self, connection: u32, bytes: u64, age_ms: Option<u64>) {
         let (lease_ms, top) = (self.lease_ms, self.most);
         let settle = |most: u64, part: u64| match age_ms {
-            late if late > lease_ms / LATE => (most - most / part).max(LEAST),
-            soon if soon < lease_ms / SOON => most.saturating_add(bytes).min(top),
+            Some(late) if late > lease_ms / LATE => (most - most / part).max(LEAST),
+            Some(soon) if soon < lease_ms / SOON => most.saturating_add(bytes).min(top),
             _ => most,
         };
         let Window { out, most } = self.window(connection);
@@ -133,7 +133,7 @@ mod tests {
                 for at in 0..self.clients.len() {
                     for _ in 0..self.clients[at].0 / Self::PIECE {
                         let Some(born_ms) = self.clients[at].2.pop_front() else { break };
-                        self.windows.returns(at as u32, Self::PIECE, self.now_ms - born_ms);
+                        self.windows.returns(at as u32, Self::PIECE, Some(self.now_ms - born_ms));
                     }
                     self.fill(at);
                 }
@@ -182,7 +182,7 @@ mod tests {
         let mut windows = Windows::new(32 * MIB, LEASE_MS);
         for connection in 0..5000 {
             windows.leaves(connection, 1);
-            windows.returns(connection, 1, 0);
+            windows.returns(connection, 1, Some(0));
         }
         assert_eq!(windows.windows.len(), REMEMBERED);
     }

@@ -12,7 +12,7 @@ use siphasher::sip::SipHasher24;
 use super::files::{Files, Way};
 use super::windows::Windows;
 use super::{
-    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LEASE_MS, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES,
+    BACK_MS, BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LEASE_MS, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES,
     RETURNED, SECRET, SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
 };
 use crate::learnt::{Note, Report};
@@ -192,7 +192,7 @@ impl Writer {
         self.made += 1;
         let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
         let slot_at = slot_at(slot);
-        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms())];
+        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms()), (BACK_MS, 0)];
         for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
             self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
         }
@@ -330,7 +330,8 @@ impl Writer {
             Taken::Pages { run, connection } => {
                 self.give_pages(run);
                 let long = |field: usize| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed);
-                let (bytes, age_ms) = (long(LENGTH), now_ms().saturating_sub(long(BORN_MS)));
+                let (bytes, back_ms) = (long(LENGTH), long(BACK_MS));
+                let age_ms = (back_ms != 0).then(|| back_ms.saturating_sub(long(BORN_MS)));
                 self.windows.returns(connection, bytes, age_ms);
                 self.out = self.out.saturating_sub(bytes);
             }

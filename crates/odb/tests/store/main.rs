@@ -548,6 +548,24 @@ fn what_is_older_than_a_lease_waits_while_there_is_room_and_then_the_oldest_ends
     assert!((5..9).all(|at| fetch(&holders, &out[at]).is_ok_and(|body| body == bodies[at])), "five fill no half");
 }
 
+/// A program that writes seldom sees late what has come back soon.
+#[test]
+fn what_has_come_back_soon_leaves_its_connection_all_its_room() {
+    let bed = Bed::new(Limits { segment_bytes: 1 << 20, lease_ms: 1000, ..Limits::default() });
+    let program = bed.program();
+    let mut writer = program.lease().unwrap().unwrap();
+    let (holders, returns) = (bed.strange_holders(), Returns::default());
+    let body = bytes(13, 100_000);
+    let mut put = || writer.put(7, &[IoSlice::new(&body)]);
+    for _ in 0..5 {
+        let reference = put().unwrap();
+        returns.give(reference.payload, reference.weight);
+        until("it has gone back", || !holders.send_returns(&returns));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!((0..4).all(|_| put().is_some()), "a connection has half of the segment");
+}
+
 #[test]
 fn a_store_that_takes_nothing_more_gives_what_it_has() {
     let bed = Bed::new(Limits::default());
