@@ -49,7 +49,8 @@ impl Agent {
         let Some(Drain { until, busy }) = self.drain else { return false };
         let (left, payloads) = (self.under_way(), self.payloads());
         let is_busy = left + payloads > 0;
-        if !is_busy && (self.is_alone() || self.now >= busy + QUIET) {
+        let is_alone = self.servers.is_empty() && self.store.is_none();
+        if !is_busy && (is_alone || self.now >= busy + QUIET) {
             return true;
         }
         if self.now < until {
@@ -65,12 +66,6 @@ impl Agent {
         }
         self.give_up_rest();
         true
-    }
-
-    /// Whether nobody uses this agent.
-    fn is_alone(&self) -> bool {
-        let programs = self.store.as_ref().map_or(0, |store| store.counters.programs.load(Ordering::Relaxed));
-        self.servers.is_empty() && programs == 0
     }
 
     /// What programs may still ask the store for.

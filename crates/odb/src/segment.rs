@@ -112,29 +112,32 @@ pub struct Used {
     pub born_ms: u64,
     /// The file that the payload is in.
     pub file: Option<u32>,
-    /// What it takes of the data, as its program says.
+    /// Its length, as its program says.
     pub bytes: u64,
 }
 
-/// How much of a segment is in use, as its program says.
-#[derive(Clone, Copy, Debug, Default)]
+/// How much of a segment copies have, as its program says.
+#[derive(Clone, Copy, Debug)]
 pub struct Usage {
-    slots: usize,
-    bytes: u64,
+    charged: u64,
     room: u64,
 }
 
 impl Usage {
-    /// Whether new payloads may soon find no place.
+    /// Whether new payloads may soon find no place. More than half is only what connections have that are quick, and one
+    /// payload of each ([`windows`]).
     #[must_use]
-    pub fn is_over_half(&self) -> bool {
-        self.slots > SLOTS / 2 || self.bytes > self.room / 2
+    pub fn is_nearly_full(&self) -> bool {
+        self.charged > self.room / 8 * 7
     }
 
     /// The same when one has come to its end.
     pub fn without(&mut self, used: &Used) {
-        self.slots -= 1;
-        self.bytes = self.bytes.saturating_sub(used.bytes);
+        self.charged = self.charged.saturating_sub(self.charge(used));
+    }
+
+    fn charge(&self, used: &Used) -> u64 {
+        if used.file.is_none() { windows::charge(self.room, used.bytes) } else { 0 }
     }
 }
 
@@ -181,8 +184,7 @@ impl Reader {
         let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
         let file = self.0.word(at + FILE).load(Ordering::Relaxed);
         let file = (file != NO_FILE).then_some(file);
-        let bytes = if file.is_none() { field(LENGTH) } else { 0 };
-        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, bytes })
+        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, bytes: field(LENGTH) })
     }
 
     /// When the payload of a reference came into use.
@@ -246,12 +248,11 @@ impl Reader {
     /// How much is in use.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        let room = self.0.len().saturating_sub(DATA_BYTES_FROM) as u64;
-        self.used().fold(Usage { room, ..Usage::default() }, |Usage { slots, bytes, .. }, used| Usage {
-            slots: slots + 1,
-            bytes: bytes.saturating_add(used.bytes),
-            room,
-        })
+        let mut usage = Usage { charged: 0, room: self.0.len().saturating_sub(DATA_BYTES_FROM) as u64 };
+        for used in self.used() {
+            usage.charged = usage.charged.saturating_add(usage.charge(&used));
+        }
+        usage
     }
 
     /// Slots in use.

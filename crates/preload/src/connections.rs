@@ -132,31 +132,43 @@ impl Connections {
     /// # Errors
     /// No place is left: there are too many connections.
     pub fn enter(&self, socket: BorrowedFd<'_>, frames: bool, waits: bool) -> io::Result<u32> {
-        let _alone = self.entering.lock();
-        if let Some(place) = self.find(socket) {
-            return Ok(place);
-        }
-        if odb::adopt(socket) {
-            return self.add(socket, frames);
-        }
-        // Somebody has: in this memory, a moment ago, or in another user's.
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Ok(account) = odb::take(socket) {
-                let place = self.add(socket, false)?;
-                self.at(place).restore(&account);
-                return Ok(place);
-            }
+        {
+            let _alone = self.entering.lock();
             if let Some(place) = self.find(socket) {
                 return Ok(place);
             }
-            if !waits || Instant::now() > until {
-                let place = self.add(socket, false)?;
-                self.at(place).break_off();
+            if odb::adopt(socket) {
+                return self.add(socket, frames);
+            }
+        }
+        // Somebody has: in this memory, a moment ago, or in another user's. Who sleeps holds no lock: a signal's handler may
+        // come by here.
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(place) = self.enter_again(socket, !waits || Instant::now() > until)? {
                 return Ok(place);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// What others may have done meanwhile. `gives_up`: else nobody knows where the connection is.
+    fn enter_again(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
+        let _alone = self.entering.lock();
+        if let Ok(account) = odb::take(socket) {
+            let place = self.add(socket, false)?;
+            self.at(place).restore(&account);
+            return Ok(Some(place));
+        }
+        if let Some(place) = self.find(socket) {
+            return Ok(Some(place));
+        }
+        if !gives_up {
+            return Ok(None);
+        }
+        let place = self.add(socket, false)?;
+        self.at(place).break_off();
+        Ok(Some(place))
     }
 
     /// Until the value is dropped no thread is about to enter a connection or to take one back: before a fork.
@@ -178,17 +190,23 @@ impl Connections {
     /// Takes a state back from its socket.
     #[cold]
     pub fn take_back(&self, socket: BorrowedFd<'_>, place: u32) {
-        let _alone = self.entering.lock();
         let until = Instant::now() + PATIENCE;
-        while self.is_away(place) {
-            if let Ok(account) = odb::take(socket) {
-                return self.at(place).restore(&account);
-            }
-            if Instant::now() > until {
-                return self.at(place).break_off();
-            }
+        while !self.is_back(socket, place, Instant::now() > until) {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn is_back(&self, socket: BorrowedFd<'_>, place: u32, gives_up: bool) -> bool {
+        let _alone = self.entering.lock();
+        if !self.is_away(place) {
+            return true;
+        }
+        match odb::take(socket) {
+            Ok(account) => self.at(place).restore(&account),
+            Err(_) if gives_up => self.at(place).break_off(),
+            Err(_) => return false,
+        }
+        true
     }
 
     /// Leaves a state with its socket, for whoever uses that next. Not while it is in use.
@@ -290,9 +308,13 @@ fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
 }
 
 impl<'a> Connection<'a> {
-    /// Where its state is.
-    pub fn place(&self) -> u32 {
+    fn place(&self) -> u32 {
         (self.at / STATE_BYTES) as u32
+    }
+
+    /// A number that no other connection of this machine has.
+    pub fn number(&self) -> u64 {
+        self.table.long(self.at + COOKIE).load(Ordering::Relaxed)
     }
 
     /// The lock of what comes in, with the state here ([`Self::lock`]).

@@ -49,9 +49,9 @@ pub struct Telling {
 }
 
 impl<'a> Message<'a> {
-    /// Where the state of its connection is.
-    pub fn place(&self) -> u32 {
-        self.connection.place()
+    /// The number of its connection.
+    pub fn connection(&self) -> u64 {
+        self.connection.number()
     }
 
     /// A write of a connection begins, with its lock held.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -63,6 +64,7 @@ extern "C" fn at_load() {
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+        begin_process();
         crate::scarce::begin();
         crate::hooks::heap::begin(value(&environment, "malloc") == Some("unaligned"));
         crate::hooks::exec::remember(&environment);
@@ -75,10 +77,19 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
+/// The process whose shares these are: one that came by _Fork(3) has its parent's.
+static OWN_PROCESS: AtomicI32 = AtomicI32::new(0);
+
+fn begin_process() {
+    OWN_PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+}
+
 /// A process that ends gives back what it has let go of.
 extern "C" fn at_exit() {
+    let is_own = OWN_PROCESS.load(Ordering::Relaxed) == rustix::process::getpid().as_raw_nonzero().get();
     // Not where a signal's handler ends the process in the middle of the library.
-    if let Some(Some(runtime)) = RUNTIME.get()
+    if is_own
+        && let Some(Some(runtime)) = RUNTIME.get()
         && let Some(_inside) = Inside::enter()
     {
         runtime.memory.holders.send_returns(&runtime.memory.returns);
@@ -126,6 +137,7 @@ pub extern "C" fn after_fork_in_child() {
         still.memory.forget();
         still.store.forget();
         still.bypass.forget();
+        begin_process();
     }
 }
 

@@ -77,7 +77,7 @@ pub fn speaks(socket: impl AsFd) -> bool {
 }
 
 /// Whether a connection on which both ends spoke has been closed by all processes that had it, asked through any TCP
-/// socket. Yes, once, to whoever asks first, and once more for each [`carry`].
+/// socket. Yes, once for each [`adopt`] and [`take`] of the caller's user.
 pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
     sockopt::set(asking, SHUNT_SOL, SHUNT_ENDED, &cookie).is_ok()
 }

@@ -78,7 +78,11 @@ impl Trial {
     /// A sentence.
     pub fn run(&self, config: &Config, times: usize) -> Result<u64, String> {
         let namespace = Netns::anonymous().map_err(|error| format!("no network namespace: {error}; run it as root"))?;
-        let joined = self.join(config, &namespace);
+        let path = namespace.path();
+        let path = path.to_str().ok_or("a path")?;
+        let far = ["peer", "name", FAR, "address", FAR_LINK, "netns", path];
+        ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
+        let joined = self.join(config, &namespace, path);
         let fetched = joined.and_then(|()| namespace.run(|| self.fetch(times)).map_err(|error| error.to_string())?);
         // They would go with the namespace, a moment later: until then the next trial could not have their addresses.
         let _ = ip(&["link", "del", NEAR]);
@@ -86,14 +90,10 @@ impl Trial {
         fetched
     }
 
-    /// Joins the namespace to this machine.
-    fn join(&self, config: &Config, namespace: &Netns) -> Result<(), String> {
+    /// Joins the namespace, which has the far end of a pair, to this machine.
+    fn join(&self, config: &Config, namespace: &Netns, path: &str) -> Result<(), String> {
         let port = self.port()?;
-        let path = namespace.path();
-        let path = path.to_str().ok_or("a path")?;
         let client = self.client.to_string();
-        let far = ["peer", "name", FAR, "address", FAR_LINK, "netns", path];
-        ip(&[&["link", "add", NEAR, "address", NEAR_LINK, "type", "veth"], &far[..]].concat())?;
         let own = link_address(self.client);
         let wire = ["link", "add", "link", &port, "name", WIRE, "address", &own, "netns", path];
         ip(&[&wire[..], &["type", "macvlan", "mode", "bridge"]].concat())?;

@@ -10,7 +10,7 @@ use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 
 use super::files::{Files, Way};
-use super::windows::Windows;
+use super::windows::{Windows, charge};
 use super::{
     BACK_MS, BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LEASE_MS, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES,
     RETURNED, SECRET, SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
@@ -40,8 +40,6 @@ pub struct Writer {
     next_slot: usize,
     files: Files,
     windows: Windows,
-    /// Bytes of all copies that somebody may still ask for.
-    out: u64,
     reclaimed_ms: u64,
     /// Of each slot's payload: its bytes, and what to tell with what has become of it.
     notes: Vec<Option<(u32, Note)>>,
@@ -58,7 +56,7 @@ enum Taken {
     /// Of data, for a connection.
     Pages {
         run: Range<usize>,
-        connection: u32,
+        connection: u64,
     },
     /// By its number.
     File(u32),
@@ -94,7 +92,6 @@ impl Writer {
             next_slot: 0,
             files: Files::default(),
             windows,
-            out: 0,
             reclaimed_ms: 0,
             notes,
             noted: VecDeque::new(),
@@ -117,7 +114,7 @@ impl Writer {
 
     /// Keeps a copy of some bytes, for a connection that the program knows by that number. `None`: there is no room now, or
     /// that connection has enough here.
-    pub fn put(&mut self, connection: u32, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+    pub fn put(&mut self, connection: u64, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let length = bytes.iter().map(|slice| slice.len()).sum();
         self.place(connection, length, |memory, mut at| {
             for slice in bytes {
@@ -130,7 +127,7 @@ impl Writer {
 
     /// Keeps a copy of a file's bytes from `from` on, at most `length`; otherwise as [`Self::put`]. `None` also where the file
     /// has nothing there.
-    pub fn put_file(&mut self, connection: u32, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
+    pub fn put_file(&mut self, connection: u64, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
         self.place(connection, length, |memory, at| {
             let mut got = 0;
             while got < length {
@@ -146,11 +143,11 @@ impl Writer {
     /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
     fn place(
         &mut self,
-        connection: u32,
+        connection: u64,
         room: usize,
         fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>,
     ) -> Option<Reference> {
-        if room == 0 || !self.may_leave(connection, room as u64) {
+        if room == 0 || !self.may_leave(connection, self.charge(room)) {
             return None;
         }
         let slot = self.free_slot()?;
@@ -160,20 +157,21 @@ impl Writer {
             self.give_pages(run);
             return None;
         };
-        self.windows.leaves(connection, length as u64);
-        self.out += length as u64;
+        self.windows.leaves(connection, self.charge(length));
         self.fill_slot(slot, Taken::Pages { run, connection }, at as u64, length as u64)
     }
 
+    fn charge(&self, bytes: usize) -> u64 {
+        charge((self.memory.len() - DATA_BYTES_FROM) as u64, bytes as u64)
+    }
+
     /// Whether a connection may have so many bytes more here, in view of what has come back by now.
-    fn may_leave(&mut self, connection: u32, bytes: u64) -> bool {
-        let has_room = |writer: &Self| writer.windows.has_room(connection, bytes, writer.out, || writer.oldest_ms());
+    fn may_leave(&mut self, connection: u64, bytes: u64) -> bool {
+        let has_room = |writer: &Self| writer.windows.has_room(connection, bytes, || writer.oldest_ms());
         if has_room(self) {
             return true;
         }
-        if self.reclaimed_ms != now_ms() {
-            self.reclaim();
-        }
+        self.reclaim();
         has_room(self)
     }
 
@@ -330,10 +328,9 @@ impl Writer {
             Taken::Pages { run, connection } => {
                 self.give_pages(run);
                 let long = |field: usize| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed);
-                let (bytes, back_ms) = (long(LENGTH), long(BACK_MS));
+                let (bytes, back_ms) = (long(LENGTH) as usize, long(BACK_MS));
                 let age_ms = (back_ms != 0).then(|| back_ms.saturating_sub(long(BORN_MS)));
-                self.windows.returns(connection, bytes, age_ms);
-                self.out = self.out.saturating_sub(bytes);
+                self.windows.returns(connection, self.charge(bytes), age_ms);
             }
             Taken::File(number) => self.files.refers_no_more(number),
         }

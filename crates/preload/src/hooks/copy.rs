@@ -66,9 +66,12 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
     // What is real beside what is absent, or over it.
-    let keeps = tls::watches() || !memory.absent_within(target).is_empty();
+    let is_over = !memory.absent_within(&pages_around(target)).is_empty();
+    let keeps = (tls::watches() || is_over) && memory.absent_within(source).is_empty();
     // SAFETY: as above.
-    keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
+    let copied = keeps && unsafe { memory.copy(source, target.start) };
+    memory.return_shares();
+    copied
 }
 
 /// Fills memory that may be absent. True: it is done.
@@ -81,7 +84,7 @@ fn fills(to: usize, value: u8, bytes: usize) -> bool {
     }
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
-    let is_over = !runtime.memory.absent_within(&target).is_empty();
+    let is_over = !runtime.memory.absent_within(&pages_around(&target)).is_empty();
     if is_over {
         let with = vec![value; AT_ONCE.min(bytes)];
         for at in target.clone().step_by(AT_ONCE) {

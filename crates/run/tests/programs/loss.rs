@@ -217,7 +217,7 @@ fn a_program_that_is_killed_has_sent_what_it_has_sent() {
     assert!(bed.counted("fetched_bytes") > 100_000, "most of it came from the store");
 }
 
-/// Sends more than a segment holds, by many writes, as a program does that makes up its body.
+/// Sends more than a segment holds, by writes of one length, as a program does that makes up its body.
 const SENDS_ALL: &str = "
 import socket, sys
 listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
