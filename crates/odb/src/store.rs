@@ -28,10 +28,10 @@ use files::Files;
 /// Where programs find the store of their machine, if it is not elsewhere.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
 
-/// What waits longer than a lease does not wait for more than so many; and what a program has left that has ended, not for more
-/// than so many where others have no room.
+/// What waits longer than a lease does not wait for more than so many: what is in a file, which takes no memory; and a copy,
+/// which nobody gives back where its client has left before its reader took it.
 const LEASES: u64 = 60;
-const LEASES_OF_ENDED: u64 = 5;
+const LEASES_OF_COPY: u64 = 5;
 /// A payload that will be older than it is was not written by this clock.
 const AHEAD_MS: u64 = 1000;
 
@@ -268,12 +268,11 @@ impl Store {
     /// Says that the store is there, and ends what has waited too long, at `now_ms` of [`crate::segment::now_ms`].
     ///
     /// References wait in sockets for as long as a slow client takes. So a copy that is older than a lease ends only where its
-    /// room is needed, the oldest first, or after [`LEASES`] leases: whoever crashed does not give back what it had. Those of a program
-    /// that has ended go together, after [`LEASES_OF_ENDED`]: their room is needed for other segments.
-    /// What is in a file ends a lease after somebody has last asked for some of that file.
+    /// room is needed, the oldest first, or after [`LEASES_OF_COPY`]. What is in a file ends a lease after somebody has last asked for
+    /// some of that file.
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
-        let (mut has_room, is_closed) = (self.has_room() || self.is_closed, self.is_closed);
+        let is_closed = self.is_closed;
         for leased in self.segments.values_mut() {
             if !is_closed {
                 leased.reader.seen(now_ms);
@@ -283,17 +282,14 @@ impl Store {
                 born_ms if born_ms > now_ms + AHEAD_MS => u64::MAX,
                 _ => now_ms.saturating_sub(files.last_of_use(used, lease_ms)),
             };
-            let is_older = |used: &Used, leases: u64| {
-                age_ms(used) > lease_ms.saturating_mul(leases) && !pins.contains_key(&used.slot)
-            };
-            let mut old: Vec<Used> = reader.used().filter(|used| is_older(used, 1)).collect();
+            let is_old = |used: &Used| age_ms(used) > lease_ms && !pins.contains_key(&used.slot);
+            let mut old: Vec<Used> = reader.used().filter(is_old).collect();
             old.sort_unstable_by_key(|used| used.born_ms);
-            let makes_room = !*writer_lives && !has_room && reader.used().all(|used| is_older(&used, LEASES_OF_ENDED));
-            has_room |= makes_room;
             let mut usage = reader.usage();
             for used in old {
-                let is_needed = makes_room || *writer_lives && !is_closed && usage.is_nearly_full();
-                if used.file.is_some() || is_needed || is_older(&used, LEASES) {
+                // A segment whose program has ended, or a store that is about to, needs no room.
+                let is_needed = *writer_lives && !is_closed && usage.is_nearly_full();
+                if used.file.is_some() || is_needed || age_ms(&used) > lease_ms.saturating_mul(LEASES_OF_COPY) {
                     usage.without(&used);
                     leased.returned.remove(&used.slot);
                     reader.free(used.slot);

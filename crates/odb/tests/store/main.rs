@@ -518,7 +518,7 @@ fn guess(reference: &Reference, holders: &Holders) {
 
 #[test]
 fn what_nobody_gives_back_ends_and_then_a_fetch_says_so() {
-    // It may wait for sixty times as long.
+    // It may wait for five times as long.
     let bed = Bed::new(Limits { lease_ms: 5, ..Limits::default() });
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();

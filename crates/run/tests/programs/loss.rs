@@ -14,7 +14,7 @@ use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// What nobody gives back is kept for sixty times as long.
+/// What nobody gives back is kept for five times as long.
 pub const SHORT: Limits = Limits { lease_ms: 10, ..Limits::DEFAULT };
 
 /// A client that lets the tiers wait for longer than payloads are kept gets a whole prefix, and then the end.
