@@ -216,8 +216,8 @@ impl StoreConfig {
         if self.memory_bytes < self.segment_bytes + DATA_BYTES_FROM {
             return Some("[store] memory_bytes has no room for one segment: make it at least 256 KiB more".into());
         }
-        if !(Duration::from_millis(10)..=Duration::from_secs(3600)).contains(&self.lease) {
-            return Some("[store] lease: 10ms to 1h".into());
+        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&self.lease) {
+            return Some("[store] lease: 100ms to 1h".into());
         }
         if let Some(address) = self.addresses.iter().find(|address| !is_usable(**address)) {
             return Some(format!("[store] addresses: no other machine can know programs by {address}"));
@@ -606,7 +606,7 @@ mod tests {
             (GOOD.replace("[backend]", "[store]\nreaders = [\"be7\"]\n[backend]"), "no [[peer]]"),
             (GOOD.replace("[backend]", "[store]\nmemory_bytes = 9999\n[backend]"), "no room for one segment"),
             (GOOD.replace("[backend]", "[store]\nsegment_bytes = 70000\n[backend]"), "a multiple of 4096"),
-            (GOOD.replace("[backend]", "[store]\nlease = \"2h\"\n[backend]"), "10ms to 1h"),
+            (GOOD.replace("[backend]", "[store]\nlease = \"2h\"\n[backend]"), "100ms to 1h"),
             (GOOD.replace("[backend]", "[store]\nsocket = \"/run/shunt/shuntd.sock\"\n[backend]"), "of its own"),
             (GOOD.replace("[backend]", "[limits]\nhandoffs = 0\n[backend]"), "handoffs = 0"),
             (GOOD.replace("[backend]", "[limits]\noffer = 1\n[backend]"), "offer"),

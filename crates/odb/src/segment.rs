@@ -1,7 +1,7 @@
 //! A segment: memory of the store that one program writes payloads into (the paper's odb_buff).
 //!
 //! ```text
-//!   head      one page: whether the store that leased it is still there, its lease, and which files it has open
+//!   head      one page: whether the store that leased it is still there, and which files it has open
 //!   slots     SLOTS times 64 bytes: which payloads there are
 //!   data      their bytes, each payload from a page's start on
 //! ```
@@ -19,7 +19,6 @@
 //! soon writes no more payloads that nobody could have.
 
 mod files;
-mod windows;
 mod writer;
 
 use std::ops::Range;
@@ -47,8 +46,6 @@ pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
 /// In the head: when the store was last there ([`now_ms`]); [`ENDED`] once it is not.
 const SEEN_MS: usize = 0;
 const ENDED: u64 = 0;
-/// In the head: how long a payload waits for those who have references to it, at least.
-const LEASE_MS: usize = 8;
 /// A store that was not seen for so long is taken for lost. It says that it is there four times a second.
 const LOST_AFTER_MS: u64 = 2_000;
 
@@ -74,8 +71,6 @@ const BORN_MS: usize = 32;
 /// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// When it came back ([`now_ms`]): written by the store before RETURNED. 0: not said.
-const BACK_MS: usize = 56;
 
 const FREE: u32 = 0;
 const USED: u32 = 1;
@@ -112,33 +107,6 @@ pub struct Used {
     pub born_ms: u64,
     /// The file that the payload is in.
     pub file: Option<u32>,
-    /// Its length, as its program says.
-    pub bytes: u64,
-}
-
-/// How much of a segment copies have, as its program says.
-#[derive(Clone, Copy, Debug)]
-pub struct Usage {
-    charged: u64,
-    room: u64,
-}
-
-impl Usage {
-    /// Whether new payloads may soon find no place. More than half is only what connections have that are quick, and one
-    /// payload of each ([`windows`]).
-    #[must_use]
-    pub fn is_nearly_full(&self) -> bool {
-        self.charged > self.room / 8 * 7
-    }
-
-    /// The same when one has come to its end.
-    pub fn without(&mut self, used: &Used) {
-        self.charged = self.charged.saturating_sub(self.charge(used));
-    }
-
-    fn charge(&self, used: &Used) -> u64 {
-        if used.file.is_none() { windows::charge(self.room, used.bytes) } else { 0 }
-    }
 }
 
 /// The store's end of a segment.
@@ -184,7 +152,7 @@ impl Reader {
         let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
         let file = self.0.word(at + FILE).load(Ordering::Relaxed);
         let file = (file != NO_FILE).then_some(file);
-        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, bytes: field(LENGTH) })
+        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file })
     }
 
     /// When the payload of a reference came into use.
@@ -211,12 +179,6 @@ impl Reader {
         !is_used
     }
 
-    /// The program may begin: what it puts here waits for `lease_ms` at least.
-    pub fn begin(&self, lease_ms: u64, now_ms: u64) {
-        self.0.long(LEASE_MS).store(lease_ms, Ordering::Relaxed);
-        self.seen(now_ms);
-    }
-
     /// The store is there, at `now_ms`, and the program may go on.
     pub fn seen(&self, now_ms: u64) {
         self.0.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
@@ -240,19 +202,8 @@ impl Reader {
     pub fn free(&self, slot: u32) {
         let slot = slot as usize;
         if slot < SLOTS {
-            self.0.long(slot_at(slot) + BACK_MS).store(now_ms(), Ordering::Relaxed);
             self.0.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
-    }
-
-    /// How much is in use.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage { charged: 0, room: self.0.len().saturating_sub(DATA_BYTES_FROM) as u64 };
-        for used in self.used() {
-            usage.charged = usage.charged.saturating_add(usage.charge(&used));
-        }
-        usage
     }
 
     /// Slots in use.

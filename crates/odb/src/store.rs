@@ -21,19 +21,12 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::place::{Place, SentFile};
 use crate::reference::{PayloadId, Reference, Weight};
-use crate::segment::{DATA_BYTES_FROM, Found, Reader, Used, now_ms};
+use crate::segment::{DATA_BYTES_FROM, Found, Reader, now_ms};
 use crate::touched::Touched;
 use files::Files;
 
 /// Where programs find the store of their machine, if it is not elsewhere.
 pub const STORE_SOCKET: &str = "/run/shunt/store";
-
-/// What waits longer than a lease does not wait for more than so many: what is in a file, which takes no memory; and a copy,
-/// which nobody gives back where its client has left before its reader took it.
-const LEASES: u64 = 60;
-const LEASES_OF_COPY: u64 = 5;
-/// A payload that will be older than it is was not written by this clock.
-const AHEAD_MS: u64 = 1000;
 
 /// How much there may be, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +35,7 @@ pub struct Limits {
     pub bytes: usize,
     /// Of one segment: the most that is leased at a time.
     pub segment_bytes: usize,
-    /// How long a payload waits for those who have references to it, at least. A copy waits longer while there is room: see
-    /// [`Store::expire`].
+    /// How long a payload waits for those who have references to it; after that nobody gets it any more.
     pub lease_ms: u64,
     /// Connections of readers, each of which may have a few answers under way.
     pub readers: usize,
@@ -55,22 +47,17 @@ pub struct Limits {
     pub files_of_a_user: usize,
 }
 
-impl Limits {
-    /// Those of a machine of no special size.
-    pub const DEFAULT: Self = Self {
-        bytes: 256 << 20,
-        segment_bytes: 32 << 20,
-        lease_ms: 120_000,
-        readers: 1024,
-        programs_of_a_user: 1024,
-        files: 2048,
-        files_of_a_user: 1024,
-    };
-}
-
 impl Default for Limits {
     fn default() -> Self {
-        Self::DEFAULT
+        Self {
+            bytes: 256 << 20,
+            segment_bytes: 32 << 20,
+            lease_ms: 120_000,
+            readers: 1024,
+            programs_of_a_user: 1024,
+            files: 2048,
+            files_of_a_user: 1024,
+        }
     }
 }
 
@@ -112,8 +99,7 @@ impl Store {
         let mut first = [0; 4];
         // A number that can be guessed does no harm: it is not what keeps payloads apart.
         let _ = rustix::rand::getrandom(&mut first, rustix::rand::GetRandomFlags::empty());
-        let next = u32::from_ne_bytes(first);
-        Self { limits, segments: BTreeMap::new(), next, bytes: 0, is_closed: false }
+        Self { limits, segments: BTreeMap::new(), next: u32::from_ne_bytes(first), bytes: 0, is_closed: false }
     }
 
     /// Bytes of all segments.
@@ -135,22 +121,17 @@ impl Store {
     pub fn lease(&mut self, user: u32) -> io::Result<Option<u32>> {
         self.sweep();
         let bytes = DATA_BYTES_FROM + self.limits.segment_bytes;
-        if self.is_closed || !self.has_room() {
+        if self.is_closed || self.bytes + bytes > self.limits.bytes {
             return Ok(None);
         }
         let reader = Reader::new(SharedMemory::create("shunt-segment", bytes)?);
-        reader.begin(self.limits.lease_ms, now_ms());
+        reader.seen(now_ms());
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.bytes += bytes;
         let (returned, pins, files) = (HashMap::new(), HashMap::new(), Files::default());
         self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true, files });
         Ok(Some(id))
-    }
-
-    /// Whether another segment could be leased.
-    fn has_room(&self) -> bool {
-        self.bytes + DATA_BYTES_FROM + self.limits.segment_bytes <= self.limits.bytes
     }
 
     /// Takes nothing more, so that what it has comes to its end: programs learn that nobody would get what they write.
@@ -265,35 +246,22 @@ impl Store {
         self.sweep();
     }
 
-    /// Says that the store is there, and ends what has waited too long, at `now_ms` of [`crate::segment::now_ms`].
-    ///
-    /// References wait in sockets for as long as a slow client takes. So a copy that is older than a lease ends only where its
-    /// room is needed, the oldest first, or after [`LEASES_OF_COPY`]. What is in a file ends a lease after somebody has last asked for
-    /// some of that file.
+    /// Says that the store is there, and ends what has waited longer than a lease, at `now_ms` of [`crate::segment::now_ms`].
     pub fn expire(&mut self, now_ms: u64) {
         let lease_ms = self.limits.lease_ms;
-        let is_closed = self.is_closed;
         for leased in self.segments.values_mut() {
-            if !is_closed {
+            if !self.is_closed {
                 leased.reader.seen(now_ms);
             }
-            let Leased { reader, pins, files, writer_lives, .. } = leased;
-            let age_ms = |used: &Used| match used.born_ms {
-                born_ms if born_ms > now_ms + AHEAD_MS => u64::MAX,
-                _ => now_ms.saturating_sub(files.last_of_use(used, lease_ms)),
-            };
-            let is_old = |used: &Used| age_ms(used) > lease_ms && !pins.contains_key(&used.slot);
-            let mut old: Vec<Used> = reader.used().filter(is_old).collect();
-            old.sort_unstable_by_key(|used| used.born_ms);
-            let mut usage = reader.usage();
-            for used in old {
-                // A segment whose program has ended, or a store that is about to, needs no room.
-                let is_needed = *writer_lives && !is_closed && usage.is_nearly_full();
-                if used.file.is_some() || is_needed || age_ms(&used) > lease_ms.saturating_mul(LEASES_OF_COPY) {
-                    usage.without(&used);
-                    leased.returned.remove(&used.slot);
-                    reader.free(used.slot);
-                }
+            let Leased { reader, pins, files, .. } = leased;
+            let ended = reader.used().filter(|used| {
+                let since_ms = files.last_of_use(used, lease_ms);
+                now_ms.saturating_sub(since_ms) > lease_ms && !pins.contains_key(&used.slot)
+            });
+            let ended: Vec<u32> = ended.map(|used| used.slot).collect();
+            for slot in ended {
+                leased.returned.remove(&slot);
+                leased.reader.free(slot);
             }
             leased.files.close_idle(&leased.reader, now_ms);
         }

@@ -312,11 +312,6 @@ impl<'a> Connection<'a> {
         (self.at / STATE_BYTES) as u32
     }
 
-    /// A number that no other connection of this machine has.
-    pub fn number(&self) -> u64 {
-        self.table.long(self.at + COOKIE).load(Ordering::Relaxed)
-    }
-
     /// The lock of what comes in, with the state here ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(RECEIVE_LOCK, Self::break_receiving, all, fd)

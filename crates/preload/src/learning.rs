@@ -49,11 +49,6 @@ pub struct Telling {
 }
 
 impl<'a> Message<'a> {
-    /// The number of its connection.
-    pub fn connection(&self) -> u64 {
-        self.connection.number()
-    }
-
     /// A write of a connection begins, with its lock held.
     pub fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd) -> Self {
         Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }

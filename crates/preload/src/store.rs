@@ -38,21 +38,21 @@ impl Store {
         Self { path, leased: Lock::default() }
     }
 
-    /// Keeps a copy of some bytes, for a connection. `None`: there is no room now; send them.
-    pub fn put(&self, connection: u64, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+    /// Keeps a copy of some bytes. `None`: there is no room now; send them.
+    pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let mut leased = self.leased.lock();
-        leased.writer(&self.path)?.put(connection, bytes)
+        leased.writer(&self.path)?.put(bytes)
     }
 
-    /// Keeps a file's bytes from `from` on, likewise: by reference to the file, or a copy of some. `None` also where the file
-    /// has nothing there.
-    pub fn put_file(&self, connection: u64, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
+    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of some. `None`: there is no room now, or
+    /// the file has nothing there.
+    pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock();
         leased.writer(&self.path)?;
         version
             .and_then(|version| leased.refer_to_file(file, &version, from, bytes.min(REFERRED_MAX)))
-            .or_else(|| leased.writer.as_mut()?.put_file(connection, file, from, bytes.min(COPIED_MAX)))
+            .or_else(|| leased.writer.as_mut()?.put_file(file, from, bytes.min(COPIED_MAX)))
     }
 
     /// Asks to be told what becomes of a payload.

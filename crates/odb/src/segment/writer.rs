@@ -10,15 +10,13 @@ use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 
 use super::files::{Files, Way};
-use super::windows::{Windows, charge};
 use super::{
-    BACK_MS, BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LEASE_MS, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES,
-    RETURNED, SECRET, SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
+    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET,
+    SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
 };
 use crate::learnt::{Note, Report};
 use crate::place::Version;
 use crate::reference::{Holder, PayloadId, Reference, Weight};
-use crate::store::Limits;
 use crate::touched::Touched;
 
 /// How often to look which files have no slot any more.
@@ -39,7 +37,6 @@ pub struct Writer {
     taken: Vec<Taken>,
     next_slot: usize,
     files: Files,
-    windows: Windows,
     reclaimed_ms: u64,
     /// Of each slot's payload: its bytes, and what to tell with what has become of it.
     notes: Vec<Option<(u32, Note)>>,
@@ -53,11 +50,8 @@ pub struct Writer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Taken {
     Nothing,
-    /// Of data, for a connection.
-    Pages {
-        run: Range<usize>,
-        connection: u64,
-    },
+    /// Of data.
+    Pages(Range<usize>),
     /// By its number.
     File(u32),
 }
@@ -75,11 +69,6 @@ impl Writer {
         rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
         let pages = (memory.len() - DATA_BYTES_FROM) / PAGE_BYTES;
         let free = BTreeMap::from([(0, pages)]);
-        let lease_ms = match memory.long(LEASE_MS).load(Ordering::Relaxed) {
-            0 => Limits::DEFAULT.lease_ms, // an older agent's
-            lease_ms => lease_ms,
-        };
-        let windows = Windows::new((pages * PAGE_BYTES) as u64, lease_ms);
         let (taken, notes) = (vec![Taken::Nothing; SLOTS], vec![None; SLOTS]);
         Ok(Self {
             memory,
@@ -91,7 +80,6 @@ impl Writer {
             taken,
             next_slot: 0,
             files: Files::default(),
-            windows,
             reclaimed_ms: 0,
             notes,
             noted: VecDeque::new(),
@@ -112,11 +100,10 @@ impl Writer {
         seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
     }
 
-    /// Keeps a copy of some bytes, for a connection that the program knows by that number. `None`: there is no room now, or
-    /// that connection has enough here.
-    pub fn put(&mut self, connection: u64, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+    /// Keeps a copy of some bytes. `None`: there is no room now.
+    pub fn put(&mut self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
         let length = bytes.iter().map(|slice| slice.len()).sum();
-        self.place(connection, length, |memory, mut at| {
+        self.place(length, |memory, mut at| {
             for slice in bytes {
                 memory.write(at, slice);
                 at += slice.len();
@@ -125,10 +112,10 @@ impl Writer {
         })
     }
 
-    /// Keeps a copy of a file's bytes from `from` on, at most `length`; otherwise as [`Self::put`]. `None` also where the file
-    /// has nothing there.
-    pub fn put_file(&mut self, connection: u64, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
-        self.place(connection, length, |memory, at| {
+    /// Keeps a copy of a file's bytes from `from` on, at most `length`. `None`: there is no room now, or the file has
+    /// nothing there.
+    pub fn put_file(&mut self, file: BorrowedFd<'_>, from: u64, length: usize) -> Option<Reference> {
+        self.place(length, |memory, at| {
             let mut got = 0;
             while got < length {
                 match memory.read_file(at + got, length - got, file, from + got as u64) {
@@ -141,13 +128,8 @@ impl Writer {
     }
 
     /// Takes a slot and pages and has `fill` write there; it returns how many bytes there are.
-    fn place(
-        &mut self,
-        connection: u64,
-        room: usize,
-        fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>,
-    ) -> Option<Reference> {
-        if room == 0 || !self.may_leave(connection, self.charge(room)) {
+    fn place(&mut self, room: usize, fill: impl FnOnce(&SharedMemory, usize) -> Option<usize>) -> Option<Reference> {
+        if room == 0 {
             return None;
         }
         let slot = self.free_slot()?;
@@ -157,30 +139,7 @@ impl Writer {
             self.give_pages(run);
             return None;
         };
-        self.windows.leaves(connection, self.charge(length));
-        self.fill_slot(slot, Taken::Pages { run, connection }, at as u64, length as u64)
-    }
-
-    fn charge(&self, bytes: usize) -> u64 {
-        charge((self.memory.len() - DATA_BYTES_FROM) as u64, bytes as u64)
-    }
-
-    /// Whether a connection may have so many bytes more here, in view of what has come back by now.
-    fn may_leave(&mut self, connection: u64, bytes: u64) -> bool {
-        let has_room = |writer: &Self| writer.windows.has_room(connection, bytes, || writer.oldest_ms());
-        if has_room(self) {
-            return true;
-        }
-        self.reclaim();
-        has_room(self)
-    }
-
-    /// For how long the oldest copy has been out.
-    fn oldest_ms(&self) -> u64 {
-        let copies = self.taken.iter().enumerate().filter(|(_, taken)| matches!(taken, Taken::Pages { .. }));
-        let born_ms = |slot: usize| self.memory.long(slot_at(slot) + BORN_MS).load(Ordering::Relaxed);
-        let now = now_ms();
-        now.saturating_sub(copies.map(|(slot, _)| born_ms(slot)).min().unwrap_or(now))
+        self.fill_slot(slot, Taken::Pages(run), at as u64, length as u64)
     }
 
     fn fill_slot(&mut self, slot: usize, taken: Taken, place: u64, length: u64) -> Option<Reference> {
@@ -190,7 +149,7 @@ impl Writer {
         self.made += 1;
         let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
         let slot_at = slot_at(slot);
-        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms()), (BACK_MS, 0)];
+        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms())];
         for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
             self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
         }
@@ -325,13 +284,7 @@ impl Writer {
         fence(Ordering::Release);
         match std::mem::replace(&mut self.taken[slot], Taken::Nothing) {
             Taken::Nothing => {}
-            Taken::Pages { run, connection } => {
-                self.give_pages(run);
-                let long = |field: usize| self.memory.long(slot_at(slot) + field).load(Ordering::Relaxed);
-                let (bytes, back_ms) = (long(LENGTH) as usize, long(BACK_MS));
-                let age_ms = (back_ms != 0).then(|| back_ms.saturating_sub(long(BORN_MS)));
-                self.windows.returns(connection, self.charge(bytes), age_ms);
-            }
+            Taken::Pages(run) => self.give_pages(run),
             Taken::File(number) => self.files.refers_no_more(number),
         }
         true

@@ -153,7 +153,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn whole_and_in_parts(writer: &mut Writer, holders: &Holders) {
     for (seed, length) in [(1, 1), (2, 4095), (3, 4096), (4, 4097), (5, 65_536), (6, 3_000_001)] {
         let body = bytes(seed, length);
-        let reference = writer.put(0, &[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
+        let reference = writer.put(&[IoSlice::new(&body[..length / 3]), IoSlice::new(&body[length / 3..])]).unwrap();
         assert!(fetch(holders, &reference).unwrap() == body, "{length} bytes");
         let part = Reference { offset: (length / 2) as u64, length: (length - length / 2) as u64, ..reference };
         assert!(fetch(holders, &part).unwrap() == body[length / 2..], "half of {length} bytes");
@@ -172,7 +172,7 @@ fn programs_of_one_user_map_each_others_payloads() {
 fn with_secret(bed: &Bed) -> (Connection, Writer, Reference) {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(0, &[IoSlice::new(b"a secret of user 1000")]).unwrap();
+    let reference = writer.put(&[IoSlice::new(b"a secret of user 1000")]).unwrap();
     (program, writer, reference)
 }
 
@@ -224,7 +224,7 @@ fn a_mapped_segment_is_only_to_be_read() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(0, &[IoSlice::new(&bytes(1, 5000))]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&bytes(1, 5000))]).unwrap();
     let mapped = program.map(reference.payload.segment).unwrap().unwrap();
     assert!(mapped.as_fd().try_clone_to_owned().map(std::fs::File::from).unwrap().write_all(b"x").is_err());
     let mut got = vec![0; 5000];
@@ -274,7 +274,7 @@ fn many_payloads_come_together() {
     let program = there.program();
     let mut writer = program.lease().unwrap().unwrap();
     let bodies: Vec<Vec<u8>> = (0..100).map(|seed| bytes(seed, 1 + 777 * seed as usize)).collect();
-    let references: Vec<Reference> = bodies.iter().map(|body| writer.put(0, &[IoSlice::new(body)]).unwrap()).collect();
+    let references: Vec<Reference> = bodies.iter().map(|body| writer.put(&[IoSlice::new(body)]).unwrap()).collect();
     let holders = here.holders();
     let mut places: Vec<Vec<u8>> = bodies.iter().map(|body| vec![0; body.len()]).collect();
     std::thread::scope(|scope| {
@@ -299,7 +299,7 @@ fn fetch_anew(here: &Bed, there: &Bed, holders: &Holders, reference: &Reference)
 
 /// Leaves 50,000 bytes in a store.
 fn kept(program: &Connection) -> Reference {
-    program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(3, 50_000))]).unwrap()
+    program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 50_000))]).unwrap()
 }
 
 /// Certificates are read again, or the other agent was: what has ended is made again, and what was asked for comes.
@@ -359,7 +359,7 @@ fn a_fetch_outlives_many_connections() {
 #[test]
 fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
     let (here, there) = two_machines();
-    let reference = there.program().lease().unwrap().unwrap().put(0, &[IoSlice::new(b"x")]).unwrap();
+    let reference = there.program().lease().unwrap().unwrap().put(&[IoSlice::new(b"x")]).unwrap();
     let holders = here.holders();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -406,7 +406,7 @@ fn a_program_whose_store_has_ended_puts_nothing_there_any_more() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    assert!(writer.is_served() && writer.put(0, &[IoSlice::new(b"x")]).is_some());
+    assert!(writer.is_served() && writer.put(&[IoSlice::new(b"x")]).is_some());
     bed.orders.stop();
     until("it has ended", || !writer.is_served());
 }
@@ -419,10 +419,10 @@ fn a_files_bytes_are_those_of_when_it_was_put() {
     let mut file = tempfile::tempfile().unwrap();
     let body = bytes(7, 200_000);
     file.write_all(&body).unwrap();
-    let reference = writer.put_file(0, file.as_fd(), 1000, 150_000).unwrap();
+    let reference = writer.put_file(file.as_fd(), 1000, 150_000).unwrap();
     file.set_len(0).unwrap();
     assert_eq!(fetch(&bed.holders(), &reference).unwrap(), body[1000..151_000]);
-    assert!(writer.put_file(0, file.as_fd(), 0, 10).is_none(), "nothing is there any more");
+    assert!(writer.put_file(file.as_fd(), 0, 10).is_none(), "nothing is there any more");
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn payloads_outlive_their_program_and_go_with_the_last_share() {
     let mut writer = program.lease().unwrap().unwrap();
     assert!(bed.program().lease().unwrap().is_none(), "there is room for one segment only");
     let body = bytes(8, 100_000);
-    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     drop((writer, program));
     let holders = bed.holders();
     assert_eq!(fetch(&holders, &reference).unwrap(), body);
@@ -469,7 +469,7 @@ fn pages_are_used_again_when_the_shares_are_back_and_never_before() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let length = 1 + (random >> 33) as usize % 90_000;
         let body = bytes(round, length);
-        if let Some(reference) = writer.put(round, &[IoSlice::new(&body)]) {
+        if let Some(reference) = writer.put(&[IoSlice::new(&body)]) {
             out.push((reference, body));
             continue;
         }
@@ -492,7 +492,7 @@ fn nobody_gets_a_byte_without_the_secret_or_beyond_the_end() {
     let bed = Bed::new(Limits::default());
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(0, &[IoSlice::new(&bytes(9, 5000))]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&bytes(9, 5000))]).unwrap();
     for holders in [bed.holders(), bed.strange_holders()] {
         guess(&reference, &holders);
     }
@@ -517,69 +517,14 @@ fn guess(reference: &Reference, holders: &Holders) {
 }
 
 #[test]
-fn what_nobody_gives_back_ends_and_then_a_fetch_says_so() {
-    // It may wait for five times as long.
-    let bed = Bed::new(Limits { lease_ms: 5, ..Limits::default() });
+fn a_lease_ends_and_then_a_fetch_says_so() {
+    let bed = Bed::new(Limits { lease_ms: 200, ..Limits::default() });
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
-    let reference = writer.put(0, &[IoSlice::new(&bytes(10, 5000))]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&bytes(10, 5000))]).unwrap();
     let holders = bed.holders();
-    until("it has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
+    until("the lease has ended", || matches!(fetch(&holders, &reference), Err(FetchError::Gone(_))));
     assert_eq!(writer.payloads(), 0);
-}
-
-#[test]
-fn what_is_older_than_a_lease_waits_while_there_is_room_and_then_the_oldest_ends() {
-    let lease_ms = 8000;
-    let bed = Bed::new(Limits { segment_bytes: 1 << 20, lease_ms, ..Limits::default() });
-    let program = bed.program();
-    let mut writer = program.lease().unwrap().unwrap();
-    let (holders, returns) = (bed.strange_holders(), Returns::default());
-    let bodies: Vec<Vec<u8>> = (0..10).map(|seed| bytes(seed, 100_000)).collect();
-    let put =
-        |writer: &mut Writer, at: usize, connection: u64| writer.put(connection, &[IoSlice::new(&bodies[at])]).unwrap();
-    // Two that are quick, so that they may have what others leave free.
-    for connection in [7, 8].repeat(5) {
-        let reference = put(&mut writer, 0, connection);
-        returns.give(reference.payload, reference.weight);
-        until("it has come back", || !holders.send_returns(&returns) && writer.payloads() == 0);
-    }
-    let connections = [0, 1, 2, 3, 7, 7, 7, 7];
-    let mut out: Vec<Reference> = (0..8).map(|at| put(&mut writer, at, connections[at])).collect();
-    let is_there = |out: &[Reference], at: usize| fetch(&holders, &out[at]).is_ok_and(|body| body == bodies[at]);
-    out.extend([8, 9].map(|at| put(&mut writer, at, 8)));
-    until("it is nearly full", || matches!(fetch(&holders, &out[0]), Err(FetchError::Gone(_))));
-    assert!((1..10).all(|at| is_there(&out, at)), "that one was the oldest, and no other has to end");
-}
-
-/// Slots are scarce, too: a program may write little at a time.
-#[test]
-fn a_connection_has_a_quarter_of_the_slots() {
-    let bed = Bed::new(Limits::default());
-    let program = bed.program();
-    let mut writer = program.lease().unwrap().unwrap();
-    let body = bytes(14, 8 << 10);
-    let put = (0..1024).take_while(|_| writer.put(7, &[IoSlice::new(&body)]).is_some()).count();
-    assert_eq!(put, 256);
-    assert!(writer.put(8, &[IoSlice::new(&body)]).is_some(), "others have theirs");
-}
-
-/// A program that writes seldom sees late what has come back soon.
-#[test]
-fn what_has_come_back_soon_leaves_its_connection_all_its_room() {
-    let bed = Bed::new(Limits { segment_bytes: 1 << 20, lease_ms: 8000, ..Limits::default() });
-    let program = bed.program();
-    let mut writer = program.lease().unwrap().unwrap();
-    let (holders, returns) = (bed.strange_holders(), Returns::default());
-    let body = bytes(13, 100_000);
-    let mut put = || writer.put(7, &[IoSlice::new(&body)]);
-    for _ in 0..5 {
-        let reference = put().unwrap();
-        returns.give(reference.payload, reference.weight);
-        until("it has gone back", || !holders.send_returns(&returns));
-        std::thread::sleep(Duration::from_millis(400));
-    }
-    assert!((0..4).all(|_| put().is_some()), "one that is quick has half of the segment");
 }
 
 #[test]
@@ -588,7 +533,7 @@ fn a_store_that_takes_nothing_more_gives_what_it_has() {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let body = bytes(12, 5000);
-    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let counters = Arc::clone(&bed.counters);
     let payloads = || counters.payloads.load(Ordering::Relaxed);
     until("it is counted", || payloads() == 1);
@@ -608,7 +553,7 @@ fn a_reader_that_reads_nothing_or_talks_nonsense_stops_nobody_else() {
     let program = bed.program();
     let mut writer = program.lease().unwrap().unwrap();
     let body = bytes(11, 4 << 20);
-    let reference = writer.put(0, &[IoSlice::new(&body)]).unwrap();
+    let reference = writer.put(&[IoSlice::new(&body)]).unwrap();
     let (mut idle, theirs) = UnixStream::pair().unwrap();
     bed.orders.serve(theirs.into(), Sealing::new_zeroed(), bed.orders.places().take(1).unwrap());
     let request = [&[1, 0, 0, 0, 0, 0, 0, 0][..], &reference.emit(), &[0; 16]].concat();

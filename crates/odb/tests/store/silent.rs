@@ -23,7 +23,7 @@ fn reference(holder: Holder) -> Reference {
 /// A program that has fetched from the other machine, and a payload there.
 fn reader_beside(here: &Bed, there: &Bed) -> (Holders, Reference) {
     let program = there.program();
-    let reference = program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let reference = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
     let holders = here.holders();
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(fetch(&holders, &reference).unwrap() == bytes(3, 5000)));
@@ -73,7 +73,7 @@ fn nobody_waits_for_a_holder_that_cannot_be_reached() {
     let (here, there) = two_machines();
     let (holders, body) = reader_beside(&here, &there);
     let program = here.program();
-    let own = program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(4, 5000))]).unwrap();
+    let own = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(4, 5000))]).unwrap();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &reference(mute())))).unwrap());
@@ -122,7 +122,7 @@ fn nobody_waits_for_a_holder_that_never_answers() {
 fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
     let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
     let program = there.program();
-    let body = program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let body = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
     let holders = here.holders();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
     let (here, there) = two_machines();
     let (holders, body) = reader_beside(&here, &there);
     let program = here.program();
-    let own = program.lease().unwrap().unwrap().put(0, &[IoSlice::new(&bytes(4, 5000))]).unwrap();
+    let own = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(4, 5000))]).unwrap();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         let stopped = here.user.lock().unwrap();

@@ -14,13 +14,10 @@ use crate::bed::{Bed, Program, bytes, free_address};
 use crate::chain::{LARGE, chain};
 use crate::http::Client;
 
-/// What nobody gives back is kept for five times as long.
-pub const SHORT: Limits = Limits { lease_ms: 10, ..Limits::DEFAULT };
-
 /// A client that lets the tiers wait for longer than payloads are kept gets a whole prefix, and then the end.
 #[test]
 fn a_body_that_is_gone_ends_its_connection_and_no_other() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     let tiers = chain(
         &bed,
         [true; 3],
@@ -97,7 +94,7 @@ fn looks_late(bed: &Bed, sends: &str, looks: &str) -> (ExitStatus, String, Strin
 
 #[test]
 fn a_process_that_touches_what_is_gone_ends() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     let (status, said, why) = looks_late(&bed, SENDS, TOUCHES_LATE);
     assert_eq!(status.signal(), Some(7), "SIGBUS; it said {said:?} {why:?}");
     assert!(!said.contains("went on") && why.contains("cannot be fetched any more"), "{said:?} {why:?}");
@@ -106,7 +103,7 @@ fn a_process_that_touches_what_is_gone_ends() {
 /// A buffer that is used again holds what it held, in the same page as what has come.
 #[test]
 fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     let sends = SENDS.replace("sock.recv(1)", "assert sock.recv(4) == b'more'; sock.sendall(b'y' * 100); sock.recv(1)");
     let again = "sock.sendall(b'more'); total = sock.recv_into(view); assert buffer[:total] == b'y' * 100";
     let looks = TOUCHES_LATE.replace("total = sum(buffer[:200_000:1000])", again);
@@ -117,7 +114,7 @@ fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
 /// So do zeros, and a copy: what a program writes over need not be had.
 #[test]
 fn a_process_that_writes_over_what_is_gone_goes_on() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     for over in ["ctypes.memset(at, 7, 200_000)", "ctypes.memmove(at, bytes([7]) * 200_000, 200_000)"] {
         let over = format!("import ctypes; at = ctypes.addressof(ctypes.c_char.from_buffer(buffer)); {over}");
         let looks = TOUCHES_LATE
@@ -178,7 +175,7 @@ print('reset')
 
 #[test]
 fn a_program_that_waits_for_edges_hears_of_what_is_gone_behind_what_it_got() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     let port = free_address().port().to_string();
     let program = |text: &str| {
         let mut command = bed.under_shunt("python3");
@@ -215,39 +212,4 @@ fn a_program_that_is_killed_has_sent_what_it_has_sent() {
     assert!(receives.0.wait().unwrap().success());
     assert_eq!(sends.0.wait().unwrap().signal(), Some(9));
     assert!(bed.counted("fetched_bytes") > 100_000, "most of it came from the store");
-}
-
-/// Sends more than a segment holds, by writes of one length, as a program does that makes up its body.
-const SENDS_ALL: &str = "
-import socket, sys
-listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
-sock = listener.accept()[0]
-assert sock.recv(2) == b'go'
-for piece in range(64):
-    sock.sendall(b'%015d\\n' % piece * 16384)
-sock.shutdown(socket.SHUT_WR)
-sock.recv(1)
-";
-
-const READS_SLOWLY: &str = "
-import socket, sys, time
-sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
-sock.sendall(b'go')
-body = b''.join(b'%015d\\n' % piece * 16384 for piece in range(64))
-buffer, at = bytearray(1 << 16), 0
-while got := sock.recv_into(buffer):
-    assert buffer[:got] == body[at:at + got], f'other bytes at {at}'
-    at += got
-    time.sleep(0.01)
-print(at == len(body))
-";
-
-/// References take no room in a socket: all of a segment could wait there, for longer than it is kept.
-#[test]
-fn who_reads_slowly_gets_all_of_what_is_written_at_once() {
-    let limits = Limits { segment_bytes: 8 << 20, lease_ms: 1000, ..Limits::default() };
-    let Some(bed) = Bed::new(limits) else { return };
-    let (status, said, why) = looks_late(&bed, SENDS_ALL, READS_SLOWLY);
-    assert!(status.success() && said == "True\n", "{status}: {said:?} {why:?}");
-    assert!(bed.counted("returned") > 0, "some of it was left in the store");
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use shunt_odb::store::Limits;
 
 use crate::bed::{Bed, CONNECTS, Program, free_address};
-use crate::loss::SHORT;
 
 /// Runs one Python program that sends when it is told to and one that receives, each under Shunt, and returns what the
 /// receiving one said.
@@ -81,7 +80,7 @@ print('same')
 
 #[test]
 fn a_child_does_not_read_what_is_lost_and_its_parent_goes_on() {
-    let Some(bed) = Bed::new(SHORT) else { return };
+    let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
     let forks = "
 buffer = received(400_000)
 time.sleep(2)
