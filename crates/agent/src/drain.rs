@@ -5,6 +5,7 @@
 //!   working ---------> draining ------------------------------------------------------------> ended
 //! ```
 //!
+//! The store takes nothing more, and readers get what it has.
 //! Servers and peers hear of it as of a limit (limits.rs): by the board and by CLOSED, so no response waits or fails.
 //! Of what is left when the time is over, a backend's agent says that it is lost, and each frontend has another backend
 //! go on at once. A frontend's handoffs need no agent to complete where their payloads are wholly with a kernel; servers
@@ -68,7 +69,7 @@ impl Agent {
         true
     }
 
-    /// What programs may still ask the store for.
+    /// Payloads that programs may still ask the store for.
     fn payloads(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.counters.payloads.load(Ordering::Relaxed))
     }
@@ -80,9 +81,10 @@ impl Agent {
         let left = here as u64 + self.pressure.total.handoffs;
         // Of programs, and of servers that are gone. A look at all flows: only where nothing else is left.
         if left > 0 {
-            return left;
+            left
+        } else {
+            self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
         }
-        self.frontend.as_ref().map_or(0, |frontend| frontend.active_regions(None).len() as u64)
     }
 
     /// Frontends hear of each payload that has not left yet.

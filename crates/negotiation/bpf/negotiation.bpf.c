@@ -58,8 +58,8 @@ struct {
     __type(value, struct carried);
 } carried SEC(".maps");
 
-/* Whose programs keep account of a connection's frames, by user, and how many accounts there may
- * be. Of more users than these, some keep theirs for good. */
+/* The users whose programs keep account of a connection's frames, and how many accounts each may
+ * have. A fifth user's programs never hear that the connection has ended, and keep its state. */
 #define KEEPERS_MAX 4
 #define ANYBODY     0xffffffffu /* no user has that number */
 
@@ -75,8 +75,9 @@ struct {
     __type(value, struct keepers);
 } keepers SEC(".maps");
 
-/* Connections whose last descriptor is closed, until programs of that user have asked: how often
- * they may. Another user, who can guess cookies, could have states kept for good. */
+/* Connections whose last descriptor is closed, for each user whose programs have an account of it
+ * and have not asked yet: how many of them have not. Cookies can be guessed: if others could ask,
+ * they would have those states kept for good. */
 struct over {
     __u64 cookie;
     __u32 user;
@@ -165,7 +166,7 @@ static __always_inline void keeps(struct bpf_sock *sk)
     }
 }
 
-/* One account fewer that has not heard of the end. */
+/* Whether an account of that user's has not heard of the end. It has now. */
 static __always_inline bool hears(__u64 cookie, __u32 user)
 {
     struct over key = {cookie, user, 0};
@@ -206,7 +207,7 @@ int odb_release(struct bpf_sock *ctx)
         return ALLOWED;
     __u64 cookie = bpf_get_socket_cookie(ctx);
     struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
-    if (!all) { /* of a library that does not say whose it is */
+    if (!all) { /* it was adopted before there were keepers, or by nobody */
         tell_of_end(cookie, ANYBODY, 1);
         return ALLOWED;
     }

@@ -219,8 +219,11 @@ pub fn set(pages: &Range<usize>, to: PageState) {
     states(pages).iter().for_each(|state| state.store(to as u8, Ordering::Relaxed));
 }
 
-/// The whole pages of the block that an address is in.
+/// The whole pages of the block that an address is in; none where it is in no block.
 pub fn around(address: usize) -> Range<usize> {
+    if !contains(address) {
+        return address..address;
+    }
     let base = BASE.load(Ordering::Relaxed);
     let mut first = page_of(address);
     while first > 0 && SIZES[first].load(Ordering::Relaxed) == 0 {

@@ -141,19 +141,13 @@ impl Connections {
                 return self.add(socket, frames);
             }
         }
-        // Somebody has: in this memory, a moment ago, or in another user's. Who sleeps holds no lock: a signal's handler may
-        // come by here.
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Some(place) = self.enter_again(socket, !waits || Instant::now() > until)? {
-                return Ok(place);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Somebody has: in this memory, a moment ago, or in another user's.
+        patiently(|is_last| self.enter_begun(socket, !waits || is_last).transpose())
     }
 
-    /// What others may have done meanwhile. `gives_up`: else nobody knows where the connection is.
-    fn enter_again(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
+    /// Enters a connection that somebody else has begun to use. `gives_up`: breaks it off where nobody says how far that one is;
+    /// `None` in place of that.
+    fn enter_begun(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
         let _alone = self.entering.lock();
         if let Ok(account) = odb::take(socket) {
             let place = self.add(socket, false)?;
@@ -190,23 +184,18 @@ impl Connections {
     /// Takes a state back from its socket.
     #[cold]
     pub fn take_back(&self, socket: BorrowedFd<'_>, place: u32) {
-        let until = Instant::now() + PATIENCE;
-        while !self.is_back(socket, place, Instant::now() > until) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn is_back(&self, socket: BorrowedFd<'_>, place: u32, gives_up: bool) -> bool {
-        let _alone = self.entering.lock();
-        if !self.is_away(place) {
-            return true;
-        }
-        match odb::take(socket) {
-            Ok(account) => self.at(place).restore(&account),
-            Err(_) if gives_up => self.at(place).break_off(),
-            Err(_) => return false,
-        }
-        true
+        patiently(|is_last| {
+            let _alone = self.entering.lock();
+            if !self.is_away(place) {
+                return Some(());
+            }
+            match odb::take(socket) {
+                Ok(account) => self.at(place).restore(&account),
+                Err(_) if is_last => self.at(place).break_off(),
+                Err(_) => return None,
+            }
+            Some(())
+        });
     }
 
     /// Leaves a state with its socket, for whoever uses that next. Not while it is in use.
@@ -296,6 +285,17 @@ impl Connections {
     }
 }
 
+/// Tries again and again for [`PATIENCE`], and tells the last attempt so. Sleeps without a lock: a signal's handler may come by here, too.
+fn patiently<T>(mut attempt: impl FnMut(bool) -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(done) = attempt(Instant::now() > until) {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A state in new memory, at the place that it had.
 fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
     let moved = Connection { table: memory, at: place as usize * STATE_BYTES };
@@ -308,10 +308,6 @@ fn enter_moved(memory: &SharedMemory, place: u32, cookie: u64, is_away: bool) {
 }
 
 impl<'a> Connection<'a> {
-    fn place(&self) -> u32 {
-        (self.at / STATE_BYTES) as u32
-    }
-
     /// The lock of what comes in, with the state here ([`Self::lock`]).
     pub fn lock_receiving(&self, all: &Connections, fd: RawFd) -> Locked<'a> {
         self.lock(RECEIVE_LOCK, Self::break_receiving, all, fd)
@@ -334,7 +330,7 @@ impl<'a> Connection<'a> {
                 return locked;
             }
             drop(locked);
-            all.take_back(borrow(fd), self.place());
+            all.take_back(borrow(fd), (self.at / STATE_BYTES) as u32);
         }
     }
 

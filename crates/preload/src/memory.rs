@@ -306,6 +306,7 @@ impl Memory {
             state.publish();
             drop(state);
             drop(removed);
+            self.return_shares();
         } else {
             if !blocks::contains(at) {
                 self.forget(&range);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -77,16 +77,16 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// The process whose shares these are: one that came by _Fork(3) has its parent's.
-static OWN_PROCESS: AtomicI32 = AtomicI32::new(0);
+/// The process that the shares in this memory belong to: a child that was made by _Fork(3) still has its parent's.
+static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
 
 fn begin_process() {
-    OWN_PROCESS.store(rustix::process::getpid().as_raw_nonzero().get(), Ordering::Relaxed);
+    OWN_PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
 /// A process that ends gives back what it has let go of.
 extern "C" fn at_exit() {
-    let is_own = OWN_PROCESS.load(Ordering::Relaxed) == rustix::process::getpid().as_raw_nonzero().get();
+    let is_own = OWN_PROCESS.load(Ordering::Relaxed) == std::process::id();
     // Not where a signal's handler ends the process in the middle of the library.
     if is_own
         && let Some(Some(runtime)) = RUNTIME.get()

@@ -31,20 +31,24 @@ fn copies(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void {
     to
 }
 
-/// True: it is done. Asks for no lock before it knows of a missing page: the library copies what is there, and with locks held.
-fn copy(to: usize, from: usize, bytes: usize) -> bool {
-    let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
-    let is_missing =
-        |range: &Range<usize>| blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing);
-    let overwrites = bytes >= COPY_MIN || tls::watches();
-    if !(is_missing(&source) || overwrites && is_missing(&target)) {
-        return false;
-    }
+/// Whether a page of a block is missing in a range. Takes no lock: the library copies what is there, and with locks held.
+fn is_missing(range: &Range<usize>) -> bool {
+    blocks::contains(range.start) && blocks::any(&pages_around(range), PageState::Missing)
+}
+
+/// Does something in the library, by which the program's error number stays. False: not now, or it was of no use.
+fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
-    let copied = absent(runtime, &source, &target);
+    let done = work(runtime);
     set_errno(before);
-    copied
+    done
+}
+
+/// True: it is done.
+fn copy(to: usize, from: usize, bytes: usize) -> bool {
+    let (source, target) = (from..from.saturating_add(bytes), to..to.saturating_add(bytes));
+    (is_missing(&source) || is_missing(&target)) && inside(|runtime| absent(runtime, &source, &target))
 }
 
 /// What is copied towards a TLS connection stays absent: it may leave without ever being here.
@@ -59,19 +63,19 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
         if source.len() < COPY_MIN {
             return false;
         }
-        let is_block = blocks::contains(source.start);
-        let block_end = if is_block { blocks::around(source.start).end } else { source.end };
-        let ahead = source.end.saturating_add(AHEAD_BYTES).min(block_end);
+        let ahead = source.end.saturating_add(AHEAD_BYTES).min(blocks::around(source.start).end);
         // Where it cannot be had, the copy itself ends the process, with a sentence.
         let _ = memory.fetch_range(&(source.start..ahead.max(source.end)));
     }
-    // What is real beside what is absent, or over it.
-    let is_over = !memory.absent_within(&pages_around(target)).is_empty();
-    let keeps = (tls::watches() || is_over) && memory.absent_within(source).is_empty();
+    // Real bytes are copied beside absent ones, or over them.
+    let keeps = tls::watches() || stands_for_any(runtime, target);
     // SAFETY: as above.
-    let copied = keeps && unsafe { memory.copy(source, target.start) };
-    memory.return_shares();
-    copied
+    keeps && memory.absent_within(source).is_empty() && unsafe { memory.copy(source, target.start) }
+}
+
+/// Whether a touch somewhere in a range would have something fetched.
+fn stands_for_any(runtime: &Runtime, range: &Range<usize>) -> bool {
+    !runtime.memory.absent_within(&pages_around(range)).is_empty()
 }
 
 /// Fills memory that may be absent. True: it is done.
@@ -79,22 +83,18 @@ fn absent(runtime: &'static Runtime, source: &Range<usize>, target: &Range<usize
 fn fills(to: usize, value: u8, bytes: usize) -> bool {
     const AT_ONCE: usize = 64 << 10;
     let target = to..to.saturating_add(bytes);
-    if !blocks::any(&pages_around(&target), PageState::Missing) {
-        return false;
-    }
-    let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
-    let before = errno();
-    let is_over = !runtime.memory.absent_within(&pages_around(&target)).is_empty();
-    if is_over {
+    let fill = |runtime: &Runtime| {
+        if !stands_for_any(runtime, &target) {
+            return false;
+        }
         let with = vec![value; AT_ONCE.min(bytes)];
         for at in target.clone().step_by(AT_ONCE) {
             // SAFETY: the program's own call.
             unsafe { runtime.memory.write(at, &with[..AT_ONCE.min(target.end - at)]) };
         }
-        runtime.memory.return_shares();
-    }
-    set_errno(before);
-    is_over
+        true
+    };
+    is_missing(&target) && inside(fill)
 }
 
 #[unsafe(no_mangle)]

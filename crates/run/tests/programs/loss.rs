@@ -111,7 +111,7 @@ fn a_process_that_uses_a_buffer_again_goes_on_though_what_it_held_is_gone() {
     assert!(status.success() && said == "went on 100\n", "{status}: {said:?} {why:?}");
 }
 
-/// So do zeros, and a copy: what a program writes over need not be had.
+/// A program may fill lost bytes, or copy others over them: it needs none of what was there.
 #[test]
 fn a_process_that_writes_over_what_is_gone_goes_on() {
     let Some(bed) = Bed::new(Limits { lease_ms: 300, ..Limits::default() }) else { return };
@@ -124,7 +124,7 @@ fn a_process_that_writes_over_what_is_gone_goes_on() {
     }
 }
 
-/// From memory that is no block of malloc's, to one that still stands for what it had.
+/// A program copies from memory that is no block of malloc's to a block that still stands for what it had.
 #[test]
 fn a_copy_of_what_is_absent_over_what_is_absent_is_whole() {
     let Some(bed) = Bed::new(Limits::default()) else { return };

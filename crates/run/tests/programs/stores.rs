@@ -3,12 +3,12 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use shunt_odb::reference::Holder;
 use shunt_odb::store::Limits;
-use shunt_testbed::{PATIENCE, eventually};
+use shunt_testbed::{PATIENCE, eventually, within};
 
 use crate::bed::{Bed, Machine, Program, free_address};
 use crate::chain::{chain, load};
@@ -146,15 +146,12 @@ fn an_agent_that_is_told_to_stop_gives_first_what_its_store_has() {
     let (_sends, mut looks) = sent(&bed, &[]);
     let sender = bed.machine_mut(1);
     sender.signal_agent(Signal::TERM);
+    let mut has_ended = || if sender.has_agent() { Err("it runs") } else { Ok(()) };
     // One that has nothing left takes a moment to end.
-    let began = Instant::now();
-    while sender.has_agent() && began.elapsed() < Duration::from_secs(2) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let _ = within(Duration::from_secs(2), &mut has_ended);
     looks.looks_at_all();
-    assert!(sender.has_agent(), "some of it may still be asked for");
-    let ended = eventually(|| if sender.has_agent() { Err("it runs") } else { Ok(()) });
-    ended.expect("nothing is left when all has been looked at");
+    assert!(has_ended().is_err(), "some of it may still be asked for");
+    eventually(has_ended).expect("nothing is left when all has been looked at");
 }
 
 #[test]
