@@ -25,7 +25,7 @@ test: build            ## all tests; those that need root get it by sudo
 	@status=0; set -o pipefail; \
 	$(AS_ROOT) $(CARGO) test --release --workspace --no-fail-fast 2>&1 | tee target/test.log || status=1; \
 	$(SUDO) $(MAKE) --no-print-directory -C nginx test || status=1; \
-	sed -n '/^failures:$$/,/^test result/s/^    \([a-z0-9_:]*\)$$/failed: \1/p' target/test.log | sort -u; \
+	scripts/failed-tests target/test.log; \
 	exit $$status
 
 soak: build            ## what takes long: every cell of the fault table, silence, mistakes, attacks, 100 lost backends, MINUTES=30 of everything

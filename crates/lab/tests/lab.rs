@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{
-    ByteMeter, Capture, Chain, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
+    ByteMeter, Capture, Chain, Cores, CpuMeter, Expect, Families, Family, Fetch, HaproxyChain, Lab, LabBuilder, Link,
     NginxChain, Options, Placement, Rate, Service, Tcpdump, Wire, Wrk, fetch, file_sha256,
 };
 use shunt_testbed::{eventually, may_run, of_process};
@@ -183,7 +183,9 @@ fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
         return Ok(());
     }
     for wire in [Wire::Tso, Wire::Mtu] {
-        let lab = Lab::builder().intermediates(1).wire(wire).build()?;
+        // Between cores a veth pair may bring a bare ACK behind data that was sent after it, which is a violation here.
+        let cores = Cores { measured: 0, rest: 0, link: None };
+        let lab = Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(cores).build()?;
         let files = lab.files(FILES)?;
         let chain = NginxChain::new(&files).start(&lab)?;
         let capture = Tcpdump::start(lab.client(), "client0", "tcp")?;
