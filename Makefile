@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
+.PHONY: demo older-kernels fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -46,18 +46,22 @@ tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and wit
 	scripts/fetch-tlsfuzzer
 	$(AS_ROOT) $(CARGO) test --release -p shunt-lab --test tlsfuzzer -- --ignored
 
+older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 and 6.1, in an emulator: half an hour
+	scripts/older-kernels
+
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz
 
 bench: build           ## all benchmarks, one HTML report
 	$(SUDO) $(BIN)/shunt bench all --html target/bench.html
 
-check: packages rust   ## formatting, lints, licences, and whether the kernel's verifier takes the BPF programs
+check: packages rust   ## formatting, lints, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
 	$(CARGO) fmt --all --check
 	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
+	scripts/older-kernels loader::both_sides both_ends_agree
 
 clean:
 	$(CARGO) clean

@@ -45,17 +45,18 @@
 #define SILENCE_NS 100000000
 
 struct route {
-    bool server;  /* the frontend's stack gets it */
-    bool nobody;  /* drop: acknowledges what nobody has sent */
-    bool clamped; /* the frontend's ACK number is the region's start */
-    bool late;    /* the copy is a report of late duplicates */
-    bool held;    /* nobody gets it: no news */
-    bool strange; /* outside the client's window: the frontend's stack drops it */
-    bool ended;   /* nobody: its server has ended half a response, and a reset says so */
-    bool behind;  /* a reset at an older number: the frontend's stack takes it at its own */
-    int copy;     /* index of the break whose backend gets a copy, or NO_BREAK */
-    __u32 ack;    /* for the frontend: LOCAL */
-    __u16 window; /* for the frontend */
+    bool server;    /* the frontend's stack gets it */
+    bool nobody;    /* drop: acknowledges what nobody has sent */
+    bool clamped;   /* the frontend's ACK number is the region's start */
+    bool late;      /* the copy is a report of late duplicates */
+    bool held;      /* nobody gets it: no news */
+    bool strange;   /* outside the client's window: the frontend's stack drops it */
+    bool ended;     /* nobody: its server has ended half a response, and a reset says so */
+    bool untouched; /* a socket that is gone answers with what it is told */
+    bool behind;    /* a reset at an older number: the frontend's stack takes it at its own */
+    int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
+    __u32 ack;      /* for the frontend: LOCAL */
+    __u16 window;   /* for the frontend */
     __u32 ring;
     struct shunt_event event; /* kind 0: none */
 };
@@ -433,38 +434,50 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
     skb->mark = mark;
 }
 
-static __always_inline int steer(struct __sk_buff *skb, struct packet *p, struct flow *flow)
+/*
+ * Looks for its way, and notes in the flow what it says. A function of its own, as the next one is:
+ * the stacks of all functions that are under way at a time may have 512 bytes, and older kernels
+ * round each up to 32 (kernel/bpf/verifier.c, check_max_stack_depth). What decides is over when
+ * packets are rewritten.
+ */
+static __noinline void choose_route(struct __sk_buff *skb, const struct packet *p,
+                                    struct flow *flow, struct route *r)
 {
     __u64 now = bpf_ktime_get_coarse_ns();
-    struct route r = {.copy = NO_BREAK};
     struct sack sack = {};
     if (p->sack)
         sack.blocks = load_sack(skb, p, &sack);
 
     bpf_spin_lock(&flow->lock);
     flow->last_seen_ns = now;
-    bool untouched = flow->flags & FLOW_RESET || !(p->flags & (TH_ACK | TH_RST));
-    r.ack = p->ack;
-    r.window = p->window;
-    if (!untouched && p->flags & TH_RST) {
-        r.server = true;
-        route_reset(flow, p, &r);
-    } else if (!untouched && !is_acceptable(flow, p)) {
-        r.server = true; /* its kernel drops it, and says what it expects */
-        r.strange = true;
-    } else if (!untouched && claims_too_much(flow, p, &sack)) {
-        route_too_much(flow, &r);
-    } else if (!untouched) {
-        route_ack(flow, p, &sack, now, &r);
+    r->untouched = flow->flags & FLOW_RESET || !(p->flags & (TH_ACK | TH_RST));
+    r->ack = p->ack;
+    r->window = p->window;
+    if (!r->untouched && p->flags & TH_RST) {
+        r->server = true;
+        route_reset(flow, p, r);
+    } else if (!r->untouched && !is_acceptable(flow, p)) {
+        r->server = true; /* its kernel drops it, and says what it expects */
+        r->strange = true;
+    } else if (!r->untouched && claims_too_much(flow, p, &sack)) {
+        route_too_much(flow, r);
+    } else if (!r->untouched) {
+        route_ack(flow, p, &sack, now, r);
     }
     if (p->flags & TH_ACK)
-        r.ack = known_to_server(flow, p->ack);
+        r->ack = known_to_server(flow, p->ack);
     if (p->flags & TH_ACK && !(p->flags & TH_RST) && is_queueing(flow))
-        r.window = window_before(flow, r.ack, p->window);
+        r->window = window_before(flow, r->ack, p->window);
     bpf_spin_unlock(&flow->lock);
+}
 
-    if (untouched)
-        return PASS; /* a socket that is gone answers with what it is told */
+static __noinline int steer(struct __sk_buff *skb, struct packet *p, struct flow *flow)
+{
+    struct route r = {.copy = NO_BREAK};
+
+    choose_route(skb, p, flow, &r);
+    if (r.untouched)
+        return PASS;
     if (r.event.kind)
         report(&r);
     if (r.nobody) {
