@@ -149,12 +149,13 @@ impl Connections {
     /// `None` in place of that.
     fn enter_begun(&self, socket: BorrowedFd<'_>, gives_up: bool) -> io::Result<Option<u32>> {
         let _alone = self.entering.lock();
+        // Another may have entered it since, and left it again: whoever uses that state takes it back.
+        if let Some(place) = self.find(socket) {
+            return Ok(Some(place));
+        }
         if let Ok(account) = odb::take(socket) {
             let place = self.add(socket, false)?;
             self.at(place).restore(&account);
-            return Ok(Some(place));
-        }
-        if let Some(place) = self.find(socket) {
             return Ok(Some(place));
         }
         if !gives_up {

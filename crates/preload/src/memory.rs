@@ -301,11 +301,15 @@ impl Memory {
         let range = at..at + bytes.len();
         if blocks::contains(at) && blocks::any(&pages_around(&range), blocks::PageState::Missing) {
             let mut state = self.lock();
-            // SAFETY: the caller's promise.
-            let removed = unsafe { state.place(at, bytes) };
+            let block::Placed { removed, rest } = state.place(at, bytes);
             state.publish();
             drop(state);
             drop(removed);
+            for part in rest {
+                let from = bytes[part.start - at..part.end - at].as_ptr();
+                // SAFETY: the caller's promise.
+                unsafe { std::ptr::copy_nonoverlapping(from, part.start as *mut u8, part.len()) };
+            }
             self.return_shares();
         } else {
             if !blocks::contains(at) {
@@ -424,8 +428,8 @@ impl Memory {
                 if now.hold.payload() == piece.hold.payload() && now.offset == piece.offset + at as u64 {
                     let bytes = &bytes[from + at..from + at + now.addresses.len()];
                     if blocks::contains(now.addresses.start) {
-                        // SAFETY: the bytes that this memory stands for.
-                        drop(unsafe { state.place(now.addresses.start, bytes) });
+                        let placed = state.place(now.addresses.start, bytes);
+                        debug_assert!(placed.rest.is_empty(), "pages that stand for something are missing");
                     } else {
                         // Where it fails, the memory has been unmapped, and the event about it is on its way.
                         let _ = filling::fill(&faults, now.addresses.start, bytes);

@@ -84,11 +84,15 @@ fn begin_process() {
     OWN_PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
+/// Whether this process is the one that what is here is about, and no child that the library does not know of.
+pub fn is_own_process() -> bool {
+    OWN_PROCESS.load(Ordering::Relaxed) == std::process::id()
+}
+
 /// A process that ends gives back what it has let go of.
 extern "C" fn at_exit() {
-    let is_own = OWN_PROCESS.load(Ordering::Relaxed) == std::process::id();
     // Not where a signal's handler ends the process in the middle of the library.
-    if is_own
+    if is_own_process()
         && let Some(Some(runtime)) = RUNTIME.get()
         && let Some(_inside) = Inside::enter()
     {

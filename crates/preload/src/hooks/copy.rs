@@ -13,7 +13,7 @@ use super::{errno, real, set_errno};
 use crate::blocks::{self, PageState};
 use crate::inside::Inside;
 use crate::memory::{any_absent, pages_around};
-use crate::runtime::{Runtime, runtime};
+use crate::runtime::{Runtime, is_own_process, runtime};
 use crate::{bypass, tls};
 
 /// Less is a field, not a part of a body.
@@ -40,7 +40,8 @@ fn is_missing(range: &Range<usize>) -> bool {
 fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
-    let done = work(runtime);
+    // A child of _Fork(3) would fill its parent's memory, and not its own.
+    let done = is_own_process() && work(runtime);
     set_errno(before);
     done
 }

@@ -62,6 +62,7 @@ unsafe extern "C-unwind" fn syscall(
                 libc::SYS_execve => exec::execve(at(a), at(b), at(c)) as isize,
                 libc::SYS_fork | libc::SYS_vfork => forked(libc::SYS_fork, [0; 6]),
                 libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => forked(number, [a, b, c, d, e, f]),
+                libc::SYS_clone3 if clone3_copies(a, b) => forked(number, [a, b, c, d, e, f]),
                 libc::SYS_clone | libc::SYS_clone3 => {
                     crate::memory::has_threads();
                     return plain(number, [a, b, c, d, e, f]);
@@ -84,6 +85,16 @@ fn wakes(number: c_long, operation: usize) -> bool {
 fn plain(number: c_long, arguments: [usize; 6]) -> c_long {
     // SAFETY: the program's own call.
     returned(unsafe { kernel::call(number, arguments) }) as c_long
+}
+
+/// Whether a clone3(2) with these arguments makes a process with its own copy of this one's memory.
+///
+/// # Safety
+/// As for the call.
+unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
+    // SAFETY: the caller's promise; the flags come first (linux/sched.h, struct clone_args).
+    let flags = (bytes >= size_of::<u64>() && arguments != 0).then(|| unsafe { *(arguments as *const u64) });
+    flags.is_some_and(|flags| flags & libc::CLONE_VM as u64 == 0)
 }
 
 /// A process that glibc's fork does not know of.

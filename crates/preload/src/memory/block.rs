@@ -51,6 +51,15 @@ impl Drop for SignalsWait {
     }
 }
 
+/// What [`State::place`] has done.
+pub(super) struct Placed {
+    /// What the block stood for there.
+    pub(super) removed: Pieces,
+    /// What lies in pages that are not missing, and is still to be written: without a lock, because the program may have
+    /// emptied or protected them.
+    pub(super) rest: SmallVec<[Range<usize>; 2]>,
+}
+
 impl State {
     /// Has every page that a range meets missing, and what a page holds outside the range saved. False: it cannot be.
     pub(super) fn empty_block(&mut self, faults: &Userfaultfd, addresses: &Range<usize>) -> bool {
@@ -76,23 +85,26 @@ impl State {
             };
             self.saved.insert(*page, copy);
         }
-        let emptied = runs(&around, |state| state == PageState::Ordinary)
-            .into_iter()
-            .try_for_each(|run| faults.register(run))
-            .and_then(|()| {
-                let there = runs(&around, |state| state != PageState::Missing);
-                there.into_iter().try_for_each(|run| faults.empty(run))
-            });
+        let ordinary = runs(&around, |state| state == PageState::Ordinary);
+        let emptied = ordinary.iter().cloned().try_for_each(|run| faults.register(run)).and_then(|()| {
+            let there = runs(&around, |state| state != PageState::Missing);
+            there.into_iter().try_for_each(|run| faults.empty(run))
+        });
         if emptied.is_ok() {
             blocks::set(&around, PageState::Missing);
             return true;
         }
-        // Locked memory (mlock(2)), all of which is there. It stays.
+        // Locked memory (mlock(2)), or too many mappings. Some pages may have been emptied before the one that cannot be.
         for page in edges {
-            self.saved.remove(&page);
+            if let Some(copy) = self.saved.remove(&page) {
+                filling::fill(faults, page, &copy[..]);
+            }
         }
-        let _ = faults.unregister(around.clone());
-        blocks::set(&around, PageState::Ordinary);
+        for run in ordinary {
+            if faults.unregister(run.clone()).is_err() {
+                blocks::set(&run, PageState::Filled);
+            }
+        }
         false
     }
 
@@ -123,14 +135,11 @@ impl State {
         removed
     }
 
-    /// Puts bytes into a block, in place of what it stands for, and returns that.
-    ///
-    /// # Safety
-    /// The program expects these bytes there.
-    pub(super) unsafe fn place(&mut self, at: usize, bytes: &[u8]) -> Pieces {
+    /// Puts bytes into the missing pages of a block, in place of what it stands for.
+    pub(super) fn place(&mut self, at: usize, bytes: &[u8]) -> Placed {
         let range = at..at + bytes.len();
-        let removed = self.absent.remove(&range);
-        let Some(faults) = self.faults.clone() else { return removed };
+        let mut placed = Placed { removed: self.absent.remove(&range), rest: SmallVec::new() };
+        let Some(faults) = self.faults.clone() else { return placed };
         let whole = runs(&whole_pages(&range), |state| state == PageState::Missing);
         for run in &whole {
             if filling::fill(&faults, run.start, &bytes[run.start - at..run.end - at]) {
@@ -142,8 +151,10 @@ impl State {
             let here = page.start.max(range.start)..page.end.min(range.end);
             let part = &bytes[here.start - at..here.end - at];
             if blocks::state(page.start) != PageState::Missing {
-                // SAFETY: the caller's promise; the page is there.
-                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), here.start as *mut u8, part.len()) };
+                match placed.rest.last_mut() {
+                    Some(last) if last.end == here.start => last.end = here.end,
+                    _ => placed.rest.push(here),
+                }
                 continue;
             }
             let copy = self.saved.entry(page.start).or_insert_with(|| Box::new([0; PAGE_BYTES]));
@@ -152,7 +163,7 @@ impl State {
                 self.fill_page(&faults, page.start);
             }
         }
-        removed
+        placed
     }
 
     /// What a range holds in missing pages, beside what those stand for.

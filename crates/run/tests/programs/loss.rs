@@ -145,6 +145,45 @@ total = 0";
     assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
 }
 
+/// Received bytes under their address, `at`, as C code sees it.
+const FROM_C: &str = "
+import ctypes, os, signal
+signal.alarm(60)
+c, at = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+";
+
+/// A child of `_Fork(3)`, which calls no handlers, has memory of its own: what it writes is there, and not in its parent's.
+#[test]
+fn a_child_that_the_library_does_not_know_of_writes_into_memory_of_its_own() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let forks = "
+child = c._Fork()
+if child == 0:
+    ctypes.memset(at, 7, 200_000)
+    c._exit(0 if buffer[:200_000] == bytes([7]) * 200_000 else 1)
+assert os.waitpid(child, 0)[1] == 0, 'the child has what it has written'
+assert buffer[:200_000] == b'x' * 200_000, 'so has its parent'
+total = 0";
+    let looks = TOUCHES_LATE.replace("total = sum(buffer[:200_000:1000])", &format!("{FROM_C}{forks}"));
+    let (status, said, why) = looks_late(&bed, SENDS, &looks);
+    assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
+}
+
+/// A program may have given pages back to the kernel in the middle of what it writes over.
+#[test]
+fn a_program_writes_over_pages_that_it_has_emptied_itself() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let empties = "
+sum(buffer[:100_000:1000])
+assert c.madvise(ctypes.c_void_p((at + 20_000) // 4096 * 4096), 40_960, 4) == 0
+ctypes.memset(at, 7, 200_000)
+assert buffer[:200_000] == bytes([7]) * 200_000
+total = 0";
+    let looks = TOUCHES_LATE.replace("total = sum(buffer[:200_000:1000])", &format!("{FROM_C}{empties}"));
+    let (status, said, why) = looks_late(&bed, SENDS, &looks);
+    assert!(status.success() && said == "went on 0\n", "{status}: {said:?} {why:?}");
+}
+
 /// Waits for edges (EPOLLET), as nginx does: after a short read it looks again when it is told to. In memory of so few bytes
 /// nothing is absent.
 const READS_ON_EDGES: &str = "
