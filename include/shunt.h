@@ -84,21 +84,23 @@ typedef __s64 shunt_s64;
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, any u32) before
  * connect or listen: the handshakes of this socket say that its program is under Shunt, to machines
  * of the service. ENOPROTOOPT: nobody negotiates here; EPERM: not TCP, or of a user who may not. */
-#define SHUNT_SPEAK  16
+#define SHUNT_SPEAK     16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM or
  * ENOPROTOOPT. */
-#define SHUNT_SPEAKS 17
+#define SHUNT_SPEAKS    17
 /* setsockopt(SHUNT_ENDED, cookie: u64) on any TCP socket: 0, once, where the connection with that
  * cookie (SO_COOKIE), on which both ends have said so, has been closed by all who had it, and the
  * caller's user has an account of it: once for each SHUNT_ADOPT, and for each that was taken. */
-#define SHUNT_ENDED  18
-/* setsockopt(SHUNT_ADOPT, any u32) on such a connection: 0, once, to whoever begins to keep account
- * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. */
-#define SHUNT_ADOPT  19
+#define SHUNT_ENDED     18
+/* setsockopt(SHUNT_ADOPT, u32) on such a connection: 0, once, to whoever begins to keep account
+ * of its frames; EPERM where somebody has, or as for SHUNT_SPEAKS. With SHUNT_ADOPT_TOO also where
+ * somebody has: the caller has something to forget when the connection ends. */
+#define SHUNT_ADOPT     19
+#define SHUNT_ADOPT_TOO 2
 /* setsockopt(SHUNT_CARRY, SHUNT_CARRIED_BYTES of them) leaves that account with such a connection;
  * getsockopt takes it away again, once. EPERM, ENOPROTOOPT: not such a connection, or nothing. So
  * it goes from one user's programs to another's, by the socket that they pass. */
-#define SHUNT_CARRY  20
+#define SHUNT_CARRY     20
 
 #define SHUNT_CARRIED_BYTES 304
 

@@ -203,11 +203,11 @@ SEC("cgroup/sock_release")
 int odb_release(struct bpf_sock *ctx)
 {
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
-    if (!mark || *mark < AGREED)
+    if (!mark || *mark < ADOPTED) /* nobody has anything to forget */
         return ALLOWED;
     __u64 cookie = bpf_get_socket_cookie(ctx);
     struct keepers *all = bpf_sk_storage_get(&keepers, ctx, 0, 0);
-    if (!all) { /* it was adopted before there were keepers, or by nobody */
+    if (!all) { /* it was adopted before there were keepers */
         tell_of_end(cookie, ANYBODY, 1);
         return ALLOWED;
     }
@@ -239,17 +239,25 @@ static __always_inline bool is_ours(struct bpf_sockopt *ctx)
             ctx->optname == SHUNT_ADOPT || ctx->optname == SHUNT_CARRY);
 }
 
+static __always_inline bool adopt(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
+{
+    __u32 *how = ctx->optval;
+    if ((void *) (how + 1) > ctx->optval_end)
+        return false;
+    bool is_kept =
+        __sync_val_compare_and_swap(mark, AGREED, ADOPTED) == AGREED || *how == SHUNT_ADOPT_TOO;
+    if (is_kept)
+        keeps(sk);
+    return is_kept;
+}
+
 /* What a program may do with a connection on which both ends have the option. */
 static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     if (*mark < AGREED)
         return false;
-    if (ctx->optname == SHUNT_ADOPT) {
-        if (__sync_val_compare_and_swap(mark, AGREED, ADOPTED) != AGREED)
-            return false;
-        keeps(sk);
-        return true;
-    }
+    if (ctx->optname == SHUNT_ADOPT)
+        return adopt(ctx, sk, mark);
     return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 

@@ -159,6 +159,7 @@ fn ends_once_with_its_last_descriptor() {
     let server = accept(&listener).unwrap();
     let cookies = [&client, &server].map(|end| rustix::net::sockopt::socket_cookie(end).unwrap());
     let copy = client.try_clone().unwrap();
+    assert!(odb::adopt(&client) && odb::adopt(&server));
     drop(client);
     assert!(cookies.iter().all(|cookie| !odb::ended(&asking, *cookie)), "a copy leads to it");
     drop(copy);
@@ -190,6 +191,20 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 3, "who has begun it, and two who have taken it");
+    // What a connection that nobody keeps account of would say, nobody would ask for; who finds an account kept and gets none does.
+    let (client, other) = (speaking(address), accept(&listener).unwrap());
+    let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+    drop(other);
+    let copy = client.try_clone().unwrap();
+    assert!(odb::adopt(&client) && as_user(1234, 1234, || !odb::adopt(&client)));
+    as_user(1234, 1234, || odb::adopt_too(&client));
+    drop((client, copy));
+    assert!(odb::ended(&asking, cookie) && !odb::ended(&asking, cookie));
+    assert!(as_user(1234, 1234, || odb::ended(tcp(), cookie) && !odb::ended(tcp(), cookie)));
+    let unused = speaking(address);
+    let cookie = rustix::net::sockopt::socket_cookie(&unused).unwrap();
+    drop(unused);
+    assert!(!odb::ended(&asking, cookie), "nobody has adopted it");
     // One begins the account, and another user goes on with it.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();

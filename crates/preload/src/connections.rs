@@ -162,6 +162,7 @@ impl Connections {
             return Ok(None);
         }
         let place = self.add(socket, false)?;
+        odb::adopt_too(socket);
         self.at(place).break_off();
         Ok(Some(place))
     }
@@ -231,6 +232,8 @@ impl Connections {
     /// Leaves a state with its socket: which that is, and whether it could be left.
     fn part_with(&self, fd: RawFd, place: u32) -> (u64, bool) {
         self.leave(borrow(fd), place);
+        // The state in the new memory is another user's.
+        odb::adopt_too(borrow(fd));
         (self.cookie(place).load(Ordering::Acquire), self.is_away(place))
     }
 

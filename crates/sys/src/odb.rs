@@ -13,6 +13,7 @@ const SHUNT_SPEAK: i32 = 16;
 const SHUNT_SPEAKS: i32 = 17;
 const SHUNT_ENDED: i32 = 18;
 const SHUNT_ADOPT: i32 = 19;
+const SHUNT_ADOPT_TOO: u32 = 2;
 const SHUNT_CARRY: i32 = 20;
 
 /// Of an account of a connection's frames.
@@ -87,6 +88,11 @@ pub fn ended(asking: impl AsFd, cookie: u64) -> bool {
 pub fn adopt(socket: impl AsFd) -> bool {
     let asked = sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &1u32);
     asked.map_or_else(|error| error.kind() != io::ErrorKind::PermissionDenied, |()| true)
+}
+
+/// The caller keeps something of a connection that it did not adopt, nor take: it will be told of the end, too ([`ended`]).
+pub fn adopt_too(socket: impl AsFd) {
+    let _ = sockopt::set(socket, SHUNT_SOL, SHUNT_ADOPT, &SHUNT_ADOPT_TOO);
 }
 
 /// Leaves the account of a connection's frames with it, for whoever has it next: [`take`].
