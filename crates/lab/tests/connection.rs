@@ -2,16 +2,13 @@
 
 mod service;
 
-use anyhow::{Result, ensure};
-use service::{FILES, counted_by_kernel, may_run, start};
-use shunt_lab::{Capture, Expect, Fetch, Tcpdump, file_sha256};
+use anyhow::{Result, bail, ensure};
+use service::{FILES, counted_by_kernel, may_run, start, start_on};
+use shunt_lab::{Capture, Expect, Fetch, Lab, Options, Tcpdump, file_sha256};
 
-/// Every file, twice, over one connection; `pipeline`: all requests at once.
-fn one_connection(test: &str, pipeline: bool) -> Result<()> {
-    if !may_run(test) {
-        return Ok(());
-    }
-    start(1, |service| {
+/// Every file, twice, over one connection; `pipeline`: all requests at once. How often a kernel has probed for a lost ACK.
+fn try_one_connection(pipeline: bool) -> Result<u64> {
+    start_on(Lab::builder().intermediates(1), FILES, Options::shunt(), |service| {
         let paths: Vec<String> = FILES.iter().chain(FILES).map(|(name, _)| format!("/{name}")).collect();
         let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
         let client = service.lab.client();
@@ -30,14 +27,30 @@ fn one_connection(test: &str, pipeline: bool) -> Result<()> {
         let probes = probes(service.lab.frontend())? + probes(service.lab.backend())?;
         let verdict = capture.check(&Expect::of(client.address()).connections(1).duplicates(probes));
         verdict.check()?;
-        ensure!(probes < 8, "{probes} probes: by chance, or because ACKs of the shortcuts do not arrive?");
         // Of a pipeline, a response may find bytes of the one before it still unsent: then it is fetched.
         let stats = service.frontend_stats()?;
         let shortcuts =
             stats.count("servers.shortcuts") + if pipeline { stats.count("servers.fetched_unsent") } else { 0 };
         ensure!(shortcuts == 2 * 4, "{shortcuts} shortcuts: {}", stats.under("servers"));
-        Ok(())
+        Ok(probes)
     })
+}
+
+/// On a busy machine many ACKs may wait. That those of all shortcuts do each time is no chance: they do not arrive.
+fn one_connection(name: &str, pipeline: bool) -> Result<()> {
+    const TIMES: usize = 5;
+    if !may_run(name) {
+        return Ok(());
+    }
+    let mut all = Vec::new();
+    for _ in 0..TIMES {
+        let probes = try_one_connection(pipeline)?;
+        if probes < 8 {
+            return Ok(());
+        }
+        all.push(probes);
+    }
+    bail!("{all:?} probes: the ACKs of the shortcuts do not arrive")
 }
 
 #[test]
