@@ -24,7 +24,7 @@ use rustix::process::{Resource, Rlimit};
 use shunt_handoff::reading::Reads;
 use shunt_handoff::sender::{SenderLimits, Senders};
 use shunt_sys::erase::wipe_stack;
-use shunt_wire::local::Reason;
+use shunt_wire::local::{MAX_PACKET_BYTES, Reason};
 use slab::Slab;
 
 use crate::alone::{Alone, Beginning};
@@ -160,6 +160,8 @@ pub struct Agent {
     pub(crate) now: Instant,
     /// Keys of a TLS connection went through this turn.
     pub(crate) keys_passed: bool,
+    /// Where a server's packet is read to; none while one is obeyed.
+    pub(crate) packet: Option<Box<[u8; MAX_PACKET_BYTES]>>,
     local_listener: OwnedFd,
     local_place: Place,
     peer_listener: TcpListener,
@@ -272,6 +274,7 @@ impl Agent {
             unsent: Vec::new(),
             now,
             keys_passed: false,
+            packet: None,
             local_listener,
             local_place,
             peer_listener,

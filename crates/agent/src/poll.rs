@@ -1,5 +1,6 @@
 //! epoll, level-triggered: one `read` per wake-up is enough, where edge-triggered needs a second to find nothing.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -121,8 +122,17 @@ impl Interest {
 }
 
 /// The epoll instance.
-#[derive(Debug)]
-pub struct Poll(OwnedFd);
+pub struct Poll {
+    epoll: OwnedFd,
+    /// Kept from wait to wait: what is freed is erased.
+    events: Vec<epoll::Event>,
+}
+
+impl fmt::Debug for Poll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Poll").field(&self.epoll).finish()
+    }
+}
 
 impl Poll {
     /// Waits for nothing yet.
@@ -130,7 +140,7 @@ impl Poll {
     /// # Errors
     /// The kernel's.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
+        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::new() })
     }
 
     /// Waits for `fd` from now on, or for something else of it. Closing the descriptor ends it.
@@ -139,30 +149,31 @@ impl Poll {
     /// The kernel's.
     pub fn set(&self, fd: impl AsFd, source: Source, interest: Interest) -> io::Result<()> {
         let data = EventData::new_u64(source.token());
-        match epoll::modify(&self.0, &fd, data, interest.flags()) {
-            Err(Errno::NOENT) => Ok(epoll::add(&self.0, &fd, data, interest.flags())?),
+        match epoll::modify(&self.epoll, &fd, data, interest.flags()) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.epoll, &fd, data, interest.flags())?),
             other => Ok(other?),
         }
     }
 
     /// No longer waits for `fd`: needed where a duplicate of it lives on elsewhere.
     pub fn remove(&self, fd: impl AsFd) {
-        let _ = epoll::delete(&self.0, fd);
+        let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// What is ready, at most `most` at once; empty after `timeout`.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn wait(&self, ready: &mut Vec<Source>, most: usize, timeout: Duration) -> io::Result<()> {
+    pub fn wait(&mut self, ready: &mut Vec<Source>, most: usize, timeout: Duration) -> io::Result<()> {
         ready.clear();
         let timeout = Timespec::try_from(timeout).expect("the agent's timeouts are short");
-        let mut events = Vec::with_capacity(most);
-        match epoll::wait(&self.0, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+        self.events.clear();
+        self.events.reserve(most);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        ready.extend(events.iter().map(|event| Source::of_token(event.data.u64())));
+        ready.extend(self.events.iter().map(|event| Source::of_token(event.data.u64())));
         Ok(())
     }
 }

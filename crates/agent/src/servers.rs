@@ -157,17 +157,20 @@ impl Agent {
         let Some(server) = self.servers.get(index) else {
             return false;
         };
-        let mut buffer = [0; MAX_PACKET_BYTES];
-        match packets::receive(&server.socket, &mut buffer) {
-            Ok(Received::Packet(bytes, file)) => self.obey(index, &buffer[..bytes], file, false),
-            Ok(Received::Cut(bytes)) => self.obey(index, &buffer[..bytes], None, true),
-            Ok(Received::Nothing) => false,
-            Ok(Received::Closed) => self.remove_server(index),
+        let mut buffer = self.packet.take().unwrap_or_else(|| Box::new([0; MAX_PACKET_BYTES]));
+        let (bytes, goes_on) = match packets::receive(&server.socket, &mut buffer) {
+            Ok(Received::Packet(bytes, file)) => (bytes, self.obey(index, &buffer[..bytes], file, false)),
+            Ok(Received::Cut(bytes)) => (bytes, self.obey(index, &buffer[..bytes], None, true)),
+            Ok(Received::Nothing) => (0, false),
+            Ok(Received::Closed) => (0, self.remove_server(index)),
             Err(error) => {
                 tracing::warn!(%error, "a server's connection failed");
-                self.remove_server(index)
+                (0, self.remove_server(index))
             }
-        }
+        };
+        buffer[..bytes].fill(0); // it may hold keys
+        self.packet = Some(buffer);
+        goes_on
     }
 
     fn obey(&mut self, index: usize, mut packet: &[u8], mut file: Option<File>, was_cut: bool) -> bool {
