@@ -46,7 +46,7 @@ use crate::offers::Offers;
 use crate::packets::{self, Place};
 use crate::paths::Paths;
 use crate::peers::Peer;
-use crate::poll::{Interest, Poll, Source};
+use crate::poll::{EVENTS_AT_ONCE, Interest, Poll, Source};
 use crate::ports::Ports;
 use crate::proving::Questions;
 use crate::reaching::Reaching;
@@ -63,7 +63,6 @@ use crate::waiting::WaitingClaims;
 const TICK: Duration = Duration::from_millis(100);
 /// Between two looks at how long our certificate is good.
 const WARN_EVERY: Duration = Duration::from_secs(3600);
-const EVENTS_AT_ONCE: usize = 256;
 
 /// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -352,7 +351,7 @@ impl Agent {
                 next_tick = self.now + TICK;
             }
             self.flush_peers();
-            self.poll.wait(&mut ready, EVENTS_AT_ONCE, next_tick.saturating_duration_since(self.now))?;
+            self.poll.wait(&mut ready, next_tick.saturating_duration_since(self.now))?;
             for source in &ready {
                 if *source == Source::Signal && self.on_stop() {
                     tracing::info!("stopping");

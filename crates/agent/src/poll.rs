@@ -1,13 +1,16 @@
 //! epoll, level-triggered: one `read` per wake-up is enough, where edge-triggered needs a second to find nothing.
 
-use std::fmt;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
+
+/// Events of one [`Poll::wait`].
+pub const EVENTS_AT_ONCE: usize = 256;
 
 /// What became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,17 +125,8 @@ impl Interest {
 }
 
 /// The epoll instance.
-pub struct Poll {
-    epoll: OwnedFd,
-    /// Kept from wait to wait: what is freed is erased.
-    events: Vec<epoll::Event>,
-}
-
-impl fmt::Debug for Poll {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Poll").field(&self.epoll).finish()
-    }
-}
+#[derive(Debug)]
+pub struct Poll(OwnedFd);
 
 impl Poll {
     /// Waits for nothing yet.
@@ -140,7 +134,7 @@ impl Poll {
     /// # Errors
     /// The kernel's.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, events: Vec::new() })
+        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
     /// Waits for `fd` from now on, or for something else of it. Closing the descriptor ends it.
@@ -149,31 +143,31 @@ impl Poll {
     /// The kernel's.
     pub fn set(&self, fd: impl AsFd, source: Source, interest: Interest) -> io::Result<()> {
         let data = EventData::new_u64(source.token());
-        match epoll::modify(&self.epoll, &fd, data, interest.flags()) {
-            Err(Errno::NOENT) => Ok(epoll::add(&self.epoll, &fd, data, interest.flags())?),
+        match epoll::modify(&self.0, &fd, data, interest.flags()) {
+            Err(Errno::NOENT) => Ok(epoll::add(&self.0, &fd, data, interest.flags())?),
             other => Ok(other?),
         }
     }
 
     /// No longer waits for `fd`: needed where a duplicate of it lives on elsewhere.
     pub fn remove(&self, fd: impl AsFd) {
-        let _ = epoll::delete(&self.epoll, fd);
+        let _ = epoll::delete(&self.0, fd);
     }
 
-    /// What is ready, at most `most` at once; empty after `timeout`.
+    /// What is ready, at most [`EVENTS_AT_ONCE`]; empty after `timeout`.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn wait(&mut self, ready: &mut Vec<Source>, most: usize, timeout: Duration) -> io::Result<()> {
+    pub fn wait(&self, ready: &mut Vec<Source>, timeout: Duration) -> io::Result<()> {
         ready.clear();
         let timeout = Timespec::try_from(timeout).expect("the agent's timeouts are short");
-        self.events.clear();
-        self.events.reserve(most);
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut self.events), Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
+        // On the stack: what this program frees is erased.
+        let mut events = [const { MaybeUninit::uninit() }; EVENTS_AT_ONCE];
+        match epoll::wait(&self.0, &mut events, Some(&timeout)) {
+            Ok((events, _)) => ready.extend(events.iter().map(|event| Source::of_token(event.data.u64()))),
+            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        ready.extend(self.events.iter().map(|event| Source::of_token(event.data.u64())));
         Ok(())
     }
 }
