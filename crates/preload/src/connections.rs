@@ -26,6 +26,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::descriptors::borrow;
 use crate::inside::Lock;
+use crate::process;
 
 const COOKIE: usize = 0;
 const RECEIVE_LOCK: usize = 8;
@@ -531,7 +532,7 @@ impl<'a> Locked<'a> {
     /// The word is the owner's process id, so that a lock of a process that was killed does not stay. The second value:
     /// such a lock was taken over, and what it protects may be half changed.
     fn new(word: &'a AtomicU32) -> (Self, bool) {
-        let own = own_process();
+        let own = process::own();
         while let Err(owner) = word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed) {
             if Self::wait(word, owner, own) {
                 return (Self(word), true);
@@ -542,7 +543,7 @@ impl<'a> Locked<'a> {
 
     /// The lock, if nobody has it.
     fn at_once(word: &'a AtomicU32) -> Option<Self> {
-        let own = own_process();
+        let own = process::own();
         word.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed).is_ok().then_some(Self(word))
     }
 
@@ -560,25 +561,6 @@ impl<'a> Locked<'a> {
             && !is_alive(owner)
             && word.compare_exchange(marked, own | WAITED_FOR, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
-}
-
-/// This process's id, known without a system call.
-static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
-
-fn own_process() -> u32 {
-    match OWN_PROCESS.load(Ordering::Relaxed) {
-        0 => {
-            let own = std::process::id();
-            OWN_PROCESS.store(own, Ordering::Relaxed);
-            own
-        }
-        own => own,
-    }
-}
-
-/// The child of a fork has another.
-pub fn after_fork() {
-    OWN_PROCESS.store(0, Ordering::Relaxed);
 }
 
 fn is_alive(process: u32) -> bool {

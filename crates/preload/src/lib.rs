@@ -37,6 +37,7 @@ mod outside;
 mod parts;
 mod peek;
 mod pipe;
+mod process;
 mod receive;
 mod runtime;
 mod scarce;

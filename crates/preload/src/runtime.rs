@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -15,12 +14,12 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::allocator;
 use crate::bypass::{Bypass, Handings};
-use crate::connections::{self, Connections};
+use crate::connections::Connections;
 use crate::descriptors;
 use crate::inside::Inside;
 use crate::memory::{self, Memory};
 use crate::store::{self, Store};
-use crate::{tls, users};
+use crate::{process, tls, users};
 
 /// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
 /// /dev/userfaultfd. Then `;entrance=DESCRIPTOR;cookie=NUMBER`, a connection to the store that lets processes in which do not
@@ -64,7 +63,7 @@ extern "C" fn at_load() {
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
-        begin_process();
+        process::begin();
         crate::scarce::begin();
         crate::hooks::heap::begin(value(&environment, "malloc") == Some("unaligned"));
         crate::hooks::exec::remember(&environment);
@@ -77,22 +76,10 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// The process that the shares in this memory belong to: a child that was made by _Fork(3) still has its parent's.
-static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
-
-fn begin_process() {
-    OWN_PROCESS.store(std::process::id(), Ordering::Relaxed);
-}
-
-/// Whether this process is the one that what is here is about, and no child that the library does not know of.
-pub fn is_own_process() -> bool {
-    OWN_PROCESS.load(Ordering::Relaxed) == std::process::id()
-}
-
 /// A process that ends gives back what it has let go of.
 extern "C" fn at_exit() {
     // Not where a signal's handler ends the process in the middle of the library.
-    if is_own_process()
+    if process::is_own()
         && let Some(Some(runtime)) = RUNTIME.get()
         && let Some(_inside) = Inside::enter()
     {
@@ -136,12 +123,11 @@ pub extern "C" fn after_fork_in_parent() {
 
 pub extern "C" fn after_fork_in_child() {
     if let Some(mut still) = STILL.take() {
-        connections::after_fork();
+        process::begin();
         crate::counts::after_fork();
         still.memory.forget();
         still.store.forget();
         still.bypass.forget();
-        begin_process();
     }
 }
 

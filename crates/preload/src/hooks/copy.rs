@@ -13,8 +13,8 @@ use super::{errno, real, set_errno};
 use crate::blocks::{self, PageState};
 use crate::inside::Inside;
 use crate::memory::{any_absent, pages_around};
-use crate::runtime::{Runtime, is_own_process, runtime};
-use crate::{bypass, tls};
+use crate::runtime::{Runtime, runtime};
+use crate::{bypass, process, tls};
 
 /// Less is a field, not a part of a body.
 const COPY_MIN: usize = 512;
@@ -41,7 +41,7 @@ fn inside(work: impl FnOnce(&'static Runtime) -> bool) -> bool {
     let (Some(runtime), Some(_inside)) = (runtime(), Inside::enter()) else { return false };
     let before = errno();
     // A child of _Fork(3) would fill its parent's memory, and not its own.
-    let done = is_own_process() && work(runtime);
+    let done = process::is_own() && work(runtime);
     set_errno(before);
     done
 }

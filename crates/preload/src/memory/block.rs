@@ -53,10 +53,10 @@ impl Drop for SignalsWait {
 
 /// What [`State::place`] has done.
 pub(super) struct Placed {
-    /// What the block stood for there.
+    /// The pieces that the block stood for in that range.
     pub(super) removed: Pieces,
-    /// What lies in pages that are not missing, and is still to be written: without a lock, because the program may have
-    /// emptied or protected them.
+    /// Parts of the range in pages that are not missing. They are still to be written, and without a lock, because the
+    /// program may have emptied or protected those pages.
     pub(super) rest: SmallVec<[Range<usize>; 2]>,
 }
 
