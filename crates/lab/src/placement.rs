@@ -33,6 +33,11 @@ pub struct Cores {
     pub link: Option<usize>,
 }
 
+impl Cores {
+    /// One core for everything. Between cores a veth pair reorders packets, and TCP retransmits what was only late.
+    pub const ONE: Self = Self { measured: 0, rest: 0, link: None };
+}
+
 impl Default for Cores {
     /// Core 1 is measured: device interrupts land on core 0.
     fn default() -> Self {

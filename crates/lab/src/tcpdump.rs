@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
+use shunt_testbed::is_asleep;
 
 use crate::host::Host;
 use crate::process::Process;
@@ -80,18 +81,14 @@ impl Tcpdump {
 /// Waits until a process has slept for 60 ms without a break: until tcpdump has caught up. One that waits for a
 /// core does not sleep: it may use no CPU for as long, and still have packets to read.
 fn wait_until_idle(pid: u32) -> Result<()> {
-    let path = |name: &str| format!("/proc/{pid}/{name}");
-    let read = |name: &str| std::fs::read_to_string(path(name)).with_context(|| format!("reading {}", path(name)));
-    let used = || read("schedstat");
-    // proc(5): the state follows the name, which may hold blanks and brackets itself.
-    let sleeps =
-        || Ok::<_, anyhow::Error>(read("stat")?.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" S")));
+    let path = format!("/proc/{pid}/schedstat");
+    let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));
     let deadline = Instant::now() + Duration::from_secs(30);
     let (mut last, mut quiet) = (used()?, 0);
     while quiet < 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
         let now = used()?;
-        quiet = if now == last && sleeps()? { quiet + 1 } else { 0 };
+        quiet = if now == last && is_asleep(pid) { quiet + 1 } else { 0 };
         last = now;
     }
     Ok(())

@@ -3,12 +3,12 @@
 mod service;
 
 use anyhow::{Result, bail, ensure};
-use service::{FILES, counted_by_kernel, may_run, start, start_on};
-use shunt_lab::{Capture, Expect, Fetch, Lab, Options, Tcpdump, file_sha256};
+use service::{FILES, counted_by_kernel, may_run, start};
+use shunt_lab::{Capture, Expect, Fetch, Tcpdump, file_sha256};
 
 /// Every file, twice, over one connection; `pipeline`: all requests at once. How often a kernel has probed for a lost ACK.
 fn try_one_connection(pipeline: bool) -> Result<u64> {
-    start_on(Lab::builder().intermediates(1), FILES, Options::shunt(), |service| {
+    start(1, |service| {
         let paths: Vec<String> = FILES.iter().chain(FILES).map(|(name, _)| format!("/{name}")).collect();
         let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
         let client = service.lab.client();

@@ -184,8 +184,8 @@ fn a_capture_of_plain_chains_has_no_violation() -> Result<()> {
     }
     for wire in [Wire::Tso, Wire::Mtu] {
         // Between cores a veth pair may bring a bare ACK behind data that was sent after it, which is a violation here.
-        let cores = Cores { measured: 0, rest: 0, link: None };
-        let lab = Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(cores).build()?;
+        let lab =
+            Lab::builder().intermediates(1).wire(wire).placement(Placement::WholeService).cores(Cores::ONE).build()?;
         let files = lab.files(FILES)?;
         let chain = NginxChain::new(&files).start(&lab)?;
         let capture = Tcpdump::start(lab.client(), "client0", "tcp")?;

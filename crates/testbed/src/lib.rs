@@ -11,6 +11,7 @@ mod watchdog;
 
 pub use bpffs::mount_bpffs;
 pub use id::LabId;
+pub use proc::is_asleep;
 pub use skip::{may_run, root, skipped};
 pub use wait::{PATIENCE, eventually, until_group_stopped, until_stopped, within};
 pub use watchdog::{Watchdog, labs, of_process, remove_leftovers, sweep};

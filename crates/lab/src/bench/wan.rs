@@ -97,7 +97,7 @@ fn lab(lossy: bool) -> Result<Lab> {
     let link = Link::wan(DELAY).seed(SEED);
     let (link, clients) = if lossy { (link.loss(LOSS), LOSSY_CLIENTS) } else { (link, 1) };
     let builder = Lab::builder().clients(clients).client_link(link).wire(Wire::Mtu);
-    builder.placement(Placement::WholeService).cores(Cores { measured: 0, rest: 0, link: None }).build()
+    builder.placement(Placement::WholeService).cores(Cores::ONE).build()
 }
 
 /// Kibibytes a second of both sides, baseline first, round by round.

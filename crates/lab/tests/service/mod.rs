@@ -38,7 +38,7 @@ pub struct Running<'lab> {
 }
 
 /// Starts one with so many intermediates on the `mtu` wire, runs the test, and looks whether all still work.
-pub fn start(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {
+pub fn start<T>(intermediates: u8, test: impl FnOnce(&mut Running<'_>) -> Result<T>) -> Result<T> {
     start_on(Lab::builder().intermediates(intermediates), FILES, Options::shunt(), test)
 }
 
@@ -60,9 +60,7 @@ pub fn start_prepared<T>(
     prepare: impl FnOnce(&Lab) -> Result<()>,
     test: impl FnOnce(&mut Running<'_>) -> Result<T>,
 ) -> Result<T> {
-    // One core for all: between cores a veth pair reorders packets, and TCP retransmits what was only late.
-    let cores = Cores { measured: 0, rest: 0, link: None };
-    let lab = builder.wire(Wire::Mtu).placement(Placement::WholeService).cores(cores).build()?;
+    let lab = builder.wire(Wire::Mtu).placement(Placement::WholeService).cores(Cores::ONE).build()?;
     prepare(&lab)?;
     let files = lab.files(files)?;
     let service = Service::start(&lab, &files, options)?;
