@@ -46,7 +46,7 @@ tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and wit
 	scripts/fetch-tlsfuzzer
 	$(AS_ROOT) $(CARGO) test --release -p shunt-lab --test tlsfuzzer -- --ignored
 
-older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 and 6.1, in an emulator: half an hour
+older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 and 6.1, in an emulator: more than an hour
 	scripts/older-kernels
 
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
