@@ -52,7 +52,7 @@ struct route {
     bool held;      /* nobody gets it: no news */
     bool strange;   /* outside the client's window: the frontend's stack drops it */
     bool ended;     /* nobody: its server has ended half a response, and a reset says so */
-    bool untouched; /* a socket that is gone answers with what it is told */
+    bool untouched; /* the frontend's stack gets it as it is: a socket that is gone answers so */
     bool behind;    /* a reset at an older number: the frontend's stack takes it at its own */
     int copy;       /* index of the break whose backend gets a copy, or NO_BREAK */
     __u32 ack;      /* for the frontend: LOCAL */
@@ -435,7 +435,8 @@ static __always_inline void send_copy(struct __sk_buff *skb, __u32 index)
 }
 
 /*
- * Looks for its way, and notes in the flow what it says. A function of its own, as the next one is:
+ * Decides who gets a client's packet, and notes in the flow what the packet says. A function of its
+ * own, as the next one is:
  * the stacks of all functions that are under way at a time may have 512 bytes, and older kernels
  * round each up to 32 (kernel/bpf/verifier.c, check_max_stack_depth). What decides is over when
  * packets are rewritten.

@@ -191,7 +191,8 @@ fn an_account_is_begun_once_and_goes_by_the_socket() {
     assert!(!as_user(1234, 1234, || odb::ended(tcp(), cookie)), "another user hears nothing, and takes nothing away");
     let heard = (0..10).take_while(|_| odb::ended(&asking, cookie)).count();
     assert_eq!(heard, 3, "who has begun it, and two who have taken it");
-    // What a connection that nobody keeps account of would say, nobody would ask for; who finds an account kept and gets none does.
+    // A user who finds that another keeps the account, and gets none, is told of the end too. Of a connection whose account
+    // nobody keeps, nobody is told.
     let (client, other) = (speaking(address), accept(&listener).unwrap());
     let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
     drop(other);
