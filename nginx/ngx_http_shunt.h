@@ -25,6 +25,9 @@
 /* What a tier that says nothing of it takes of a response's header: nginx's default. */
 #define SHUNT_HEADER_BYTES 4096
 
+/* what every consent begins with */
+#define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
+
 #define SHUNT_CONSENT_BYTES                                                                   \
     (sizeof("1; frontend=; nonce=; to=; tiers=255; from=; header=") + SHUNT_NAME_BYTES + 32 + \
      2 * SHUNT_TO_BYTES + 2 * NGX_INT64_LEN)
@@ -77,7 +80,6 @@ typedef struct {
     ngx_str_t frontend;
     u_char nonce[16];
     u_char to[SHUNT_TO_BYTES]; /* whom it is meant for: hop.c; only read, for it is written late */
-    size_t to_at;              /* where in the field that is */
     ngx_uint_t tiers;
     ngx_uint_t rest; /* 1: to the rest of a payload, however short it may be */
     uint64_t from;   /* bytes: not to a shorter payload; 0: as the backend likes it */
@@ -480,6 +482,8 @@ const struct shunt_state *ngx_http_shunt_ring_answer(ngx_http_shunt_ring_t *ring
 uint32_t ngx_http_shunt_ring_index(const ngx_http_shunt_ring_t *ring);
 
 /* field */
+ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t *consent,
+                                     size_t *to_at);
 ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent);
 ngx_int_t ngx_http_shunt_parse_payload(ngx_str_t *field, ngx_http_shunt_payload_t *payload);
 ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent_t *consent,

@@ -6,6 +6,9 @@
  */
 #include "ngx_http_shunt.h"
 
+/* SHUNT_TO_BYTES of zeros */
+#define NGX_HTTP_SHUNT_TO_NOBODY "0000000000000000"
+
 typedef struct {
     u_char *pos;
     u_char *last;
@@ -42,6 +45,11 @@ static ngx_int_t ngx_http_shunt_take_name(ngx_http_shunt_cursor_t *c, ngx_str_t 
 
     /* a name of SHUNT_NAME_BYTES would leave no room for the board's NUL */
     return (name->len > 0 && name->len < SHUNT_NAME_BYTES) ? NGX_OK : NGX_ERROR;
+}
+
+static u_char *ngx_http_shunt_put(u_char *p, const char *literal)
+{
+    return ngx_cpymem(p, literal, ngx_strlen(literal));
 }
 
 /* of '0' to 'f'; 16 and more: no digit, a capital letter for one */
@@ -108,22 +116,41 @@ static ngx_int_t ngx_http_shunt_take_decimal(ngx_http_shunt_cursor_t *c, uint64_
     return value ? NGX_OK : NGX_ERROR;
 }
 
+static ngx_int_t ngx_http_shunt_take_start(ngx_http_shunt_cursor_t *c,
+                                           ngx_http_shunt_consent_t *consent)
+{
+    if (ngx_http_shunt_take_literal(c, NGX_HTTP_SHUNT_CONSENT_START) != NGX_OK ||
+        ngx_http_shunt_take_name(c, &consent->frontend) != NGX_OK ||
+        ngx_http_shunt_take_literal(c, "; nonce=") != NGX_OK ||
+        ngx_http_shunt_take_hex(c, consent->nonce, 16) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    return ngx_http_shunt_take_literal(c, "; to=");
+}
+
+/* Of a consent that this tier has written: who gave it, its nonce, and where `to` stands. */
+ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t *consent,
+                                     size_t *to_at)
+{
+    ngx_http_shunt_cursor_t c = {field->data, field->data + field->len};
+
+    if (ngx_http_shunt_take_start(&c, consent) != NGX_OK) {
+        return NGX_ERROR;
+    }
+
+    *to_at = c.pos - field->data;
+
+    return NGX_OK;
+}
+
 ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent)
 {
     uint64_t tiers;
     ngx_http_shunt_cursor_t c = {field->data, field->data + field->len};
 
-    if (ngx_http_shunt_take_literal(&c, "1; frontend=") != NGX_OK ||
-        ngx_http_shunt_take_name(&c, &consent->frontend) != NGX_OK ||
-        ngx_http_shunt_take_literal(&c, "; nonce=") != NGX_OK ||
-        ngx_http_shunt_take_hex(&c, consent->nonce, 16) != NGX_OK ||
-        ngx_http_shunt_take_literal(&c, "; to=") != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    consent->to_at = c.pos - field->data;
-
-    if (ngx_http_shunt_take_hex(&c, consent->to, SHUNT_TO_BYTES) != NGX_OK ||
+    if (ngx_http_shunt_take_start(&c, consent) != NGX_OK ||
+        ngx_http_shunt_take_hex(&c, consent->to, SHUNT_TO_BYTES) != NGX_OK ||
         ngx_http_shunt_take_literal(&c, "; tiers=") != NGX_OK ||
         ngx_http_shunt_take_decimal(&c, SHUNT_TIERS_MAX, &tiers) != NGX_OK) {
         return NGX_ERROR;
@@ -218,10 +245,16 @@ ngx_int_t ngx_http_shunt_format_consent(ngx_pool_t *pool, ngx_http_shunt_consent
     }
 
     field->data = p;
-    p = ngx_sprintf(p, "1; frontend=%V; nonce=", &consent->frontend);
+    p = ngx_http_shunt_put(p, NGX_HTTP_SHUNT_CONSENT_START);
+    p = ngx_cpymem(p, consent->frontend.data, consent->frontend.len);
+    p = ngx_http_shunt_put(p, "; nonce=");
     p = ngx_hex_dump(p, consent->nonce, 16);
-    p = ngx_sprintf(p, "; to=%016xL", (uint64_t) 0);
-    p = ngx_sprintf(p, "; tiers=%ui%s", consent->tiers, consent->rest ? "; rest=1" : "");
+    p = ngx_http_shunt_put(p, "; to=" NGX_HTTP_SHUNT_TO_NOBODY "; tiers=");
+    p = ngx_sprintf(p, "%ui", consent->tiers);
+
+    if (consent->rest) {
+        p = ngx_http_shunt_put(p, "; rest=1");
+    }
 
     if (consent->from) {
         p = ngx_sprintf(p, "; from=%uL", consent->from);

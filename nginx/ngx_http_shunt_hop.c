@@ -61,6 +61,29 @@ static ngx_int_t ngx_http_shunt_hop_hash(const struct sockaddr *sa, const u_char
 
 /* ---- the sender ---- */
 
+/* Where `to` stands in those bytes, or NULL. memmem() would prepare more than it then reads: few
+   requests have many semicolons, and each consent has one behind its version. */
+static u_char *ngx_http_shunt_hop_find(const ngx_buf_t *b, const ngx_str_t *before)
+{
+    u_char *p, *found;
+
+    for (p = b->pos; (found = memchr(p, ';', b->last - p)) != NULL; p = found + 1) {
+        if (found == b->pos) {
+            continue;
+        }
+
+        if ((size_t) (b->last - found) + 1 < before->len + 2 * SHUNT_TO_BYTES) {
+            return NULL;
+        }
+
+        if (ngx_memcmp(found - 1, before->data, before->len) == 0) {
+            return found - 1 + before->len;
+        }
+    }
+
+    return NULL;
+}
+
 /* The request's bytes pass on their way to the upstream's connection. */
 static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
 {
@@ -77,14 +100,14 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
             continue;
         }
 
-        p = memmem(b->pos, b->last - b->pos, hop->before.data, hop->before.len);
+        p = ngx_http_shunt_hop_find(b, &hop->before);
 
-        if (p == NULL || (size_t) (b->last - p) < hop->before.len + 2 * SHUNT_TO_BYTES) {
+        if (p == NULL) {
             continue;
         }
 
         if (ngx_http_shunt_hop_hash(sa, hop->nonce, to) == NGX_OK) {
-            ngx_hex_dump(p + hop->before.len, to, SHUNT_TO_BYTES);
+            ngx_hex_dump(p, to, SHUNT_TO_BYTES);
         }
 
         break;
@@ -97,6 +120,7 @@ static ngx_int_t ngx_http_shunt_hop_output(void *data, ngx_chain_t *in)
    gRPC does, the consent is meant for nobody. */
 static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 {
+    size_t to_at;
     ngx_table_elt_t *field;
     ngx_http_shunt_hop_t *hop;
     ngx_http_shunt_consent_t consent;
@@ -108,7 +132,7 @@ static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
 
     field = ngx_http_shunt_find_field(&r->headers_in.headers);
 
-    if (field == NULL || ngx_http_shunt_parse_consent(&field->value, &consent) != NGX_OK) {
+    if (field == NULL || ngx_http_shunt_parse_start(&field->value, &consent, &to_at) != NGX_OK) {
         return;
     }
 
@@ -120,7 +144,7 @@ static void ngx_http_shunt_hop_install(ngx_http_request_t *r)
     hop->upstream = u;
     ngx_memcpy(hop->nonce, consent.nonce, sizeof(hop->nonce));
     hop->before.data = field->value.data;
-    hop->before.len = consent.to_at;
+    hop->before.len = to_at;
 
     u->output.output_filter = ngx_http_shunt_hop_output;
     u->output.filter_ctx = hop;
