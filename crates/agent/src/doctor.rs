@@ -105,7 +105,7 @@ pub fn check(config: &Config) -> Vec<Finding> {
 pub fn examine(config: &Config, stats: &Result<Value, String>, servers: &Servers) -> Vec<Finding> {
     let served = servers::read(servers);
     let mut findings = check(config);
-    findings.extend(host::machine());
+    findings.extend(host::machine(config));
     findings.extend(host::agent(config, stats));
     findings.extend(stats.is_ok().then(|| host::programs(config)).into_iter().flatten());
     findings.extend(routes::all(config));

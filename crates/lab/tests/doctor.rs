@@ -63,6 +63,20 @@ impl<'a> Setup<'a> {
 
     /// The same of a doctor that another program starts.
     fn faults_by(&self, starter: &[&str]) -> Result<Faults> {
+        let (code, findings) = self.findings(starter)?;
+        let fault = |finding: &Value| {
+            let advice = finding["verdict"]["fault"].as_str()?;
+            Some((finding["area"].as_str()?.to_owned(), format!("{}: {advice}", finding["about"].as_str()?)))
+        };
+        let faults: Faults = findings.iter().filter_map(fault).collect();
+        let expected = if faults.is_empty() { 0 } else { 1 };
+        ensure!(code == Some(expected), "exit {code:?} with {faults:?}");
+        ensure!(findings.len() > 10, "only {findings:?}");
+        Ok(faults)
+    }
+
+    /// Its exit status, and everything that it looked at.
+    fn findings(&self, starter: &[&str]) -> Result<(Option<i32>, Vec<Value>)> {
         let (config, nginx) = self.write()?;
         let words: Vec<OsString> = starter.iter().map(OsString::from).chain([shunt_program()?.into()]).collect();
         let mut command = Command::new(&words[0]);
@@ -71,15 +85,7 @@ impl<'a> Setup<'a> {
         let output = self.host.output(command)?;
         let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
             .with_context(|| format!("not JSON; stderr: {}", String::from_utf8_lossy(&output.stderr)))?;
-        let fault = |finding: &Value| {
-            let advice = finding["verdict"]["fault"].as_str()?;
-            Some((finding["area"].as_str()?.to_owned(), format!("{}: {advice}", finding["about"].as_str()?)))
-        };
-        let faults: Faults = findings.iter().filter_map(fault).collect();
-        let code = if faults.is_empty() { 0 } else { 1 };
-        ensure!(output.status.code() == Some(code), "{:?} with {faults:?}", output.status);
-        ensure!(findings.len() > 10, "only {findings:?}");
-        Ok(faults)
+        Ok((output.status.code(), findings))
     }
 
     /// What `shuntd --check` says, if that is a fault.
@@ -137,6 +143,27 @@ fn a_setup_that_works_has_no_fault() -> Result<()> {
         }
         Ok(())
     })
+}
+
+#[test]
+fn the_kernel_is_asked_for_the_programs_of_this_machine_alone() -> Result<()> {
+    if !may_run("the_kernel_is_asked_for_the_programs_of_this_machine_alone") {
+        return Ok(());
+    }
+    with_service(|service| {
+        for (host, role) in [(service.lab.frontend(), "[frontend]"), (backend(service)?, "[backend]")] {
+            let (_, findings) = Setup::of(host)?.findings(&[])?;
+            let of_programs = findings.iter().filter(|finding| finding["about"].as_str().is_some_and(is_of_programs));
+            let found: Vec<_> = of_programs.map(|finding| (&finding["about"], &finding["verdict"])).collect();
+            let expected = (&Value::from(format!("the BPF programs of {role}")), &Value::from("ok"));
+            ensure!(found == [expected], "{}: {found:?}", host.name());
+        }
+        Ok(())
+    })
+}
+
+fn is_of_programs(about: &str) -> bool {
+    about.starts_with("the BPF programs of ")
 }
 
 /// What the doctor says of a client's download while it waits.

@@ -102,6 +102,18 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     Ends::new(&loaded.maps.ends).map_err(failed("look into the maps of"))
 }
 
+/// Has the kernel check the programs, and forgets them: nothing is attached or pinned.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn load_and_forget() -> Result<(), NegotiationError> {
+    let failed = |what| move |source| NegotiationError::Kernel { what, source };
+    let mut object = MaybeUninit::uninit();
+    let open = bpf::NegotiationSkelBuilder::default().open(&mut object).map_err(failed("open"))?;
+    open.load().map_err(failed("load"))?;
+    Ok(())
+}
+
 /// Ends what [`keep`] began: connections that are agreed on stay so, and their programs no longer know it.
 ///
 /// # Errors

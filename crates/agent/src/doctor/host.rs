@@ -14,6 +14,7 @@ use super::Finding;
 use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::interfaces;
+use crate::steer::chain;
 
 /// linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
@@ -113,13 +114,33 @@ pub(super) fn pins(config: &Config) -> Finding {
 }
 
 /// What the agent needs of the kernel, and of who runs this.
-pub(super) fn machine() -> Vec<Finding> {
+pub(super) fn machine(config: &Config) -> Vec<Finding> {
     let mut findings = vec![kernel(), capabilities()];
-    findings.extend(probe::missing().map_or_else(
-        |error| vec![Finding::skipped("kernel", "BPF", format!("the kernel was not asked: {error}; run it as root"))],
-        |missing| vec![features(&missing)],
-    ));
+    match probe::missing() {
+        Err(error) => {
+            let why = format!("the kernel was not asked: {error}; run it as root");
+            findings.push(Finding::skipped("kernel", "BPF", why));
+        }
+        Ok(missing) if !missing.is_empty() => findings.push(features(&missing)),
+        Ok(_) => findings.extend(verified(config)),
+    }
     findings
+}
+
+/// Whether this kernel's verifier takes what an agent of this configuration would load.
+fn verified(config: &Config) -> Vec<Finding> {
+    let frontend = config.frontend.as_ref().map(|_| probe::load_frontend().map_err(|error| chain(&error)));
+    let backend = config.backend.as_ref().map(|_| probe::load_backend().map_err(|error| chain(&error)));
+    let store = config.store.as_ref().map(|_| shunt_negotiation::load_and_forget().map_err(|error| chain(&error)));
+    let of = |(whose, taken): (&str, Option<Result<(), String>>)| {
+        let advice = |refusal| {
+            format!(
+                "this kernel refuses them: {refusal}. It is a defect of Shunt where `uname -r` says 5.15 or newer:                  please report that with the output of `shuntd --check -v`; another kernel of the distribution may do"
+            )
+        };
+        Some(Finding::of("kernel", format!("the BPF programs of {whose}"), taken?.err().map(advice)))
+    };
+    [("[frontend]", frontend), ("[backend]", backend), ("[store]", store)].into_iter().filter_map(of).collect()
 }
 
 fn kernel() -> Finding {
