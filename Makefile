@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo older-kernels fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
+.PHONY: demo older-kernels loom fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -49,6 +49,9 @@ tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and wit
 older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 and 6.1, in an emulator: more than an hour
 	scripts/older-kernels
 
+loom: rust             ## tests that try every order of a few threads' steps
+	scripts/loom
+
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz
 
@@ -57,7 +60,7 @@ bench: build           ## all benchmarks, one HTML report
 
 check: packages rust   ## formatting, lints, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
 	$(CARGO) fmt --all --check
-	clang-format-14 --dry-run --Werror include/*.h crates/handoff/bpf/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
+	clang-format-14 --dry-run --Werror include/*.h openssl/*.[ch] crates/handoff/bpf/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::

@@ -6,7 +6,7 @@
  * and a KeyUpdate or the next request waits.
  */
 #include "ngx_http_shunt.h"
-#include "ngx_http_shunt_tls.h"
+#include "shunt_tls.h"
 
 #if (NGX_HTTP_SSL)
 
@@ -33,7 +33,7 @@ ngx_int_t ngx_http_shunt_ssl_init(ngx_conf_t *cf)
     for (i = 0; i < cmcf->servers.nelts; i++) {
         sscf = cscfp[i]->ctx->srv_conf[ngx_http_ssl_module.ctx_index];
 
-        if (sscf->ssl.ctx && ngx_http_shunt_tls_watch(sscf->ssl.ctx) != 0) {
+        if (sscf->ssl.ctx && shunt_tls_watch(sscf->ssl.ctx) != 0) {
             ngx_log_error(NGX_LOG_EMERG, cf->log, 0, "shunt: no memory to watch TLS connections");
             return NGX_ERROR;
         }
@@ -53,7 +53,7 @@ ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c)
         return SHUNT_COUNT_relayed_tls_early;
     }
 
-    switch (ngx_http_shunt_tls_refused(c->ssl->connection, ngx_current_msec)) {
+    switch (shunt_tls_refused(c->ssl->connection, ngx_current_msec)) {
 
     case SHUNT_TLS_READY:
         return 0;
@@ -72,7 +72,7 @@ ngx_uint_t ngx_http_shunt_ssl_not_eligible(ngx_connection_t *c)
 
 ngx_uint_t ngx_http_shunt_ssl_is_fresh(ngx_connection_t *c)
 {
-    return c->ssl && ngx_http_shunt_tls_is_fresh(c->ssl->connection);
+    return c->ssl && shunt_tls_is_fresh(c->ssl->connection);
 }
 
 /*
@@ -89,13 +89,13 @@ ngx_uint_t ngx_http_shunt_ssl_hand_over(ngx_http_request_t *r, ngx_http_shunt_ct
         return 0;
     }
 
-    rc = ngx_http_shunt_tls_hand_over(c->ssl->connection, ctx->tls_fresh, ngx_current_msec, keys);
+    rc = shunt_tls_hand_over(c->ssl->connection, ctx->tls_fresh, ngx_current_msec, keys);
 
     if (rc != 1) {
         return rc == 0 ? SHUNT_COUNT_fetched_unsent : SHUNT_COUNT_fetched_tls;
     }
 
-    ctx->region = ngx_http_shunt_tls_wire_bytes(keys, ctx->payload.length);
+    ctx->region = shunt_tls_wire_bytes(keys, ctx->payload.length);
     ctx->content_bytes = keys->content_bytes;
 
     return ctx->region ? 0 : SHUNT_COUNT_fetched_tls;
@@ -106,7 +106,7 @@ ngx_int_t ngx_http_shunt_ssl_freeze(ngx_http_shunt_ctx_t *ctx, const struct shun
 {
     ngx_connection_t *c = ctx->request->connection;
 
-    if (c->ssl && ngx_http_shunt_tls_freeze(c->ssl->connection, keys, ctx->payload.length) != 0) {
+    if (c->ssl && shunt_tls_freeze(c->ssl->connection, keys, ctx->payload.length) != 0) {
         return NGX_ERROR;
     }
 
@@ -127,7 +127,7 @@ static void ngx_http_shunt_ssl_reading(ngx_http_request_t *r)
     ngx_connection_t *c = r->connection;
     ngx_http_shunt_ctx_t *ctx = ngx_http_shunt_ctx(r);
 
-    if (ctx && ctx->mode == SHUNT_MODE_ACTIVE && ngx_http_shunt_tls_is_broken(c->ssl->connection)) {
+    if (ctx && ctx->mode == SHUNT_MODE_ACTIVE && shunt_tls_is_broken(c->ssl->connection)) {
         ngx_log_error(NGX_LOG_INFO, c->log, 0, "shunt: client ended the TLS connection%V",
                       ngx_http_shunt_trace_text(r));
         ngx_http_shunt_fail(ctx);
@@ -152,7 +152,7 @@ ngx_int_t ngx_http_shunt_ssl_take_back(ngx_http_request_t *r)
         r->read_event_handler = ngx_http_test_reading;
     }
 
-    if (ngx_http_shunt_tls_take_back(c->ssl->connection, ngx_current_msec) != 0) {
+    if (shunt_tls_take_back(c->ssl->connection, ngx_current_msec) != 0) {
         ngx_log_error(NGX_LOG_ERR, c->log, 0, "shunt: the TLS connection cannot go on%V",
                       ngx_http_shunt_trace_text(r));
         return NGX_ERROR;
@@ -174,8 +174,7 @@ ngx_int_t ngx_http_shunt_ssl_reclaim(ngx_http_request_t *r)
         r->read_event_handler = ngx_http_test_reading;
     }
 
-    return ngx_http_shunt_tls_reclaim(c->ssl->connection, ngx_current_msec) == 0 ? NGX_OK
-                                                                                 : NGX_ERROR;
+    return shunt_tls_reclaim(c->ssl->connection, ngx_current_msec) == 0 ? NGX_OK : NGX_ERROR;
 }
 
 /*
@@ -193,7 +192,7 @@ ngx_int_t ngx_http_shunt_ssl_rest(ngx_http_shunt_ctx_t *ctx, uint64_t acked, uin
         return NGX_OK;
     }
 
-    return ngx_http_shunt_tls_rest(c->ssl->connection, acked, keys, from) == 0 ? NGX_OK : NGX_ERROR;
+    return shunt_tls_rest(c->ssl->connection, acked, keys, from) == 0 ? NGX_OK : NGX_ERROR;
 }
 
 /* A reset follows: no close_notify before it, and nobody waits for one. */
@@ -209,7 +208,7 @@ void ngx_http_shunt_ssl_give_up(ngx_connection_t *c)
 uint64_t ngx_http_shunt_ssl_payload_bytes(ngx_http_shunt_ctx_t *ctx, uint64_t acked)
 {
     return ctx->content_bytes
-               ? ngx_http_shunt_tls_payload_bytes(ctx->content_bytes, ctx->payload.length, acked)
+               ? shunt_tls_payload_bytes(ctx->content_bytes, ctx->payload.length, acked)
                : acked;
 }
 

@@ -23,7 +23,7 @@ SSL_CTX *server_ctx(void)
     /* as nginx has it */
     SSL_CTX_set_mode(ctx, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_NO_AUTO_CHAIN);
     SSL_CTX_set_read_ahead(ctx, 1);
-    CHECK(ngx_http_shunt_tls_watch(ctx) == 0);
+    CHECK(shunt_tls_watch(ctx) == 0);
     X509_free(cert);
     EVP_PKEY_free(key);
 
@@ -135,7 +135,7 @@ size_t sealed(const struct shunt_tls *keys, const unsigned char *content, size_t
         at += seal(records + at, keys, number++, 23, content + done, some);
     }
 
-    CHECK(at == ngx_http_shunt_tls_wire_bytes(keys, n));
+    CHECK(at == shunt_tls_wire_bytes(keys, n));
 
     return at;
 }
@@ -178,8 +178,8 @@ struct shunt_tls frozen(pair_t *p, int fresh, size_t n)
 {
     struct shunt_tls keys;
 
-    CHECK(ngx_http_shunt_tls_hand_over(p->server, fresh, p->now_ms, &keys) == 1);
-    CHECK(ngx_http_shunt_tls_freeze(p->server, &keys, n) == 0);
+    CHECK(shunt_tls_hand_over(p->server, fresh, p->now_ms, &keys) == 1);
+    CHECK(shunt_tls_freeze(p->server, &keys, n) == 0);
 
     return keys;
 }
@@ -187,9 +187,9 @@ struct shunt_tls frozen(pair_t *p, int fresh, size_t n)
 struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *))
 {
     struct shunt_tls keys;
-    int fresh = ngx_http_shunt_tls_is_fresh(p->server);
+    int fresh = shunt_tls_is_fresh(p->server);
 
-    CHECK(ngx_http_shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
+    CHECK(shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
     CHECK(SSL_write(p->server, "HEADER", 6) == 6);
     keys = frozen(p, fresh, n);
     CHECK(keys.record == (fresh ? 1 : 0));
@@ -198,7 +198,7 @@ struct shunt_tls handed_off(pair_t *p, size_t n, void (*meanwhile)(pair_t *))
         meanwhile(p);
     }
 
-    CHECK(ngx_http_shunt_tls_take_back(p->server, p->now_ms) == 0);
+    CHECK(shunt_tls_take_back(p->server, p->now_ms) == 0);
     client_reads(p->client, "HEADER", 6);
     client_reads(p->client, payload, n);
 

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../ngx_http_shunt_tls_state.h"
+#include "../../openssl/shunt_tls_state.h"
 
 /* Ends the program with the first thing that is not as it should be. */
 #define CHECK(what)                                                    \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* ngx_http_shunt_tls.c without nginx: what a server, a client and a backend make of its keys. */
+/* shunt_tls.c without nginx: what a server, a client and a backend make of its keys. */
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -18,10 +18,10 @@ static void every_suite_and_many_responses(void)
     for (i = 0; i < 3; i++) {
         client = client_ctx(suites[i]);
         p = connected(server, client, NULL);
-        CHECK(!ngx_http_shunt_tls_is_fresh(p.server)); /* two tickets have gone out */
+        CHECK(!shunt_tls_is_fresh(p.server)); /* two tickets have gone out */
         for (j = 0; j < sizeof(sizes) / sizeof(sizes[0]); j++) {
             handed_off(&p, sizes[j], NULL);
-            CHECK(ngx_http_shunt_tls_is_fresh(p.server));
+            CHECK(shunt_tls_is_fresh(p.server));
         }
         closed(p);
         SSL_CTX_free(client);
@@ -40,7 +40,7 @@ static void no_key_covers_anything_else(pair_t *p)
     before = handed_off(p, 1000, NULL);
     relayed(p);
     relayed(p);
-    CHECK(!ngx_http_shunt_tls_is_fresh(p->server));
+    CHECK(!shunt_tls_is_fresh(p->server));
     after = handed_off(p, 1000, NULL); /* opens a generation of its own */
     CHECK(memcmp(before.key, after.key, 32) != 0 && memcmp(before.iv, after.iv, 12) != 0);
     relayed(p);
@@ -58,8 +58,8 @@ static void asks_for_an_update(pair_t *p)
     CHECK(SSL_key_update(p->client, SSL_KEY_UPDATE_REQUESTED) == 1 &&
           SSL_do_handshake(p->client) == 1);
     CHECK(SSL_write(p->client, "GET", 3) == 3);
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(!shunt_tls_is_broken(p->server));
+    CHECK(!shunt_tls_is_broken(p->server));
 }
 
 static void a_client_may_ask_for_an_update_meanwhile(pair_t *p)
@@ -118,7 +118,7 @@ static void what_is_written_meanwhile_is_noticed(void)
         }
 
         CHECK(SSL_write(p.server, "lost", 4) == 4);
-        CHECK(ngx_http_shunt_tls_take_back(p.server, p.now_ms) == -1);
+        CHECK(shunt_tls_take_back(p.server, p.now_ms) == -1);
         client_sees_nothing(p.client);
         closed(p);
     }
@@ -132,17 +132,17 @@ static void a_fatal_alert_is_told_from_all_else(pair_t *p)
     unsigned char garbage[30] = {23, 3, 3, 0, 25}, byte;
 
     frozen(p, 0, 100);
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(!shunt_tls_is_broken(p->server));
     CHECK(SSL_write(p->client, "GET", 3) == 3);
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server)); /* the next request */
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(!shunt_tls_is_broken(p->server)); /* the next request */
+    CHECK(!shunt_tls_is_broken(p->server));
     client_sees_nothing(p->client);
 
     /* the client cannot open a record, and says so */
     CHECK(write(p->wire, garbage, sizeof(garbage)) == sizeof(garbage));
     CHECK(SSL_read(p->client, &byte, 1) <= 0);
     CHECK(SSL_read(p->server, garbage, 3) == 3);
-    CHECK(ngx_http_shunt_tls_is_broken(p->server));
+    CHECK(shunt_tls_is_broken(p->server));
     CHECK(recv(SSL_get_fd(p->client), &byte, 1, MSG_PEEK) == -1);
 }
 
@@ -150,7 +150,7 @@ static void a_close_notify_is_no_fatal_alert(pair_t *p)
 {
     frozen(p, 0, 100);
     CHECK(SSL_shutdown(p->client) == 0);
-    CHECK(!ngx_http_shunt_tls_is_broken(p->server)); /* it may go on reading */
+    CHECK(!shunt_tls_is_broken(p->server)); /* it may go on reading */
 }
 
 static void nothing_leaves_while_it_is_frozen(pair_t *p)
@@ -159,9 +159,9 @@ static void nothing_leaves_while_it_is_frozen(pair_t *p)
     char byte;
 
     client_sees_nothing(p->client); /* reads the tickets */
-    CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+    CHECK(shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
     client_sees_nothing(p->client);
-    CHECK(ngx_http_shunt_tls_freeze(p->server, &keys, 100) == 0);
+    CHECK(shunt_tls_freeze(p->server, &keys, 100) == 0);
     (void) SSL_shutdown(p->server);
     CHECK(recv(SSL_get_fd(p->client), &byte, 1, MSG_PEEK) == -1); /* no close_notify */
     SSL_free(p->server);
@@ -175,11 +175,11 @@ static void a_connection_of_whose_handoff_nothing_comes_goes_on(pair_t *p)
     struct shunt_tls keys, next;
     unsigned char nothing[SHUNT_TLS_KEY_UPDATE_BYTES] = {0};
 
-    CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
-    CHECK(memcmp(ngx_http_shunt_tls_state(p->server)->key_update, nothing, sizeof(nothing)) == 0);
+    CHECK(shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+    CHECK(memcmp(shunt_tls_state(p->server)->key_update, nothing, sizeof(nothing)) == 0);
     relayed(p);
     relayed(p);
-    CHECK(!ngx_http_shunt_tls_is_fresh(p->server));
+    CHECK(!shunt_tls_is_fresh(p->server));
     next = handed_off(p, 50000, NULL);
     CHECK(memcmp(keys.key, next.key, 32) != 0);
 }
@@ -192,16 +192,16 @@ static void what_cannot_be_handed_off_is_named(void)
 
     SSL_CTX_set_max_proto_version(client, TLS1_2_VERSION);
     p = connected(server, client, NULL);
-    CHECK(ngx_http_shunt_tls_refused(p.server, 0) == SHUNT_TLS_VERSION);
+    CHECK(shunt_tls_refused(p.server, 0) == SHUNT_TLS_VERSION);
     closed(p);
-    CHECK(ngx_http_shunt_tls_refused(early, 0) != SHUNT_TLS_READY);
+    CHECK(shunt_tls_refused(early, 0) != SHUNT_TLS_READY);
     SSL_free(early);
     SSL_CTX_free(client);
 
     client = client_ctx("TLS_AES_128_CCM_SHA256");
     SSL_CTX_set_ciphersuites(server, "TLS_AES_128_CCM_SHA256");
     p = connected(server, client, NULL);
-    CHECK(ngx_http_shunt_tls_refused(p.server, 0) == SHUNT_TLS_SUITE);
+    CHECK(shunt_tls_refused(p.server, 0) == SHUNT_TLS_SUITE);
     closed(p);
     SSL_CTX_free(client);
     SSL_CTX_free(server);
@@ -261,16 +261,16 @@ static void a_client_that_counts_updates_by_the_clock_is_spared(void)
     p = connected(server, client, NULL);
     /* it pauses now and then, while the KeyUpdate of the response before has yet to leave */
     for (i = 0; i < 2000 && updates < 90; i++, p.now_ms += i % 9 ? 7 : 700) {
-        if (ngx_http_shunt_tls_state(p.server)->waiting) {
+        if (shunt_tls_state(p.server)->waiting) {
             sent[updates++] = p.now_ms;
         }
 
-        if (ngx_http_shunt_tls_refused(p.server, p.now_ms) == SHUNT_TLS_BUDGET) {
+        if (shunt_tls_refused(p.server, p.now_ms) == SHUNT_TLS_BUDGET) {
             relayed(&p);
             continue;
         }
 
-        if (!ngx_http_shunt_tls_is_fresh(p.server)) {
+        if (!shunt_tls_is_fresh(p.server)) {
             sent[updates++] = p.now_ms;
         }
 
@@ -312,19 +312,19 @@ static void another_backend_goes_on_in_mid_record(pair_t *p)
         memcpy(first, records, all);
         CHECK(write(p->wire, first, cut) == (ssize_t) cut);
 
-        CHECK(ngx_http_shunt_tls_rest(p->server, cut, &rest, &from) == 0);
+        CHECK(shunt_tls_rest(p->server, cut, &rest, &from) == 0);
         CHECK(sealed(&rest, payload + from, n - from) - rest.skip == all - cut);
         CHECK(memcmp(records + rest.skip, first + cut, all - cut) ==
               0); /* no byte is another one */
         CHECK(write(p->wire, records + rest.skip, all - cut) == (ssize_t) (all - cut));
 
-        CHECK(ngx_http_shunt_tls_take_back(p->server, p->now_ms) == 0);
+        CHECK(shunt_tls_take_back(p->server, p->now_ms) == 0);
         client_reads(p->client, "HEADER", 6);
         client_reads(p->client, payload, n);
     }
 
     relayed(p);
-    CHECK(ngx_http_shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody has keys now */
+    CHECK(shunt_tls_rest(p->server, 0, &rest, &from) == -1); /* nobody has keys now */
 }
 
 /* A socket that takes a byte at a time, and a KeyUpdate before what it takes. */
@@ -366,12 +366,12 @@ static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
     size_t i, at;
 
     for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        CHECK(ngx_http_shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
+        CHECK(shunt_tls_refused(p->server, p->now_ms) == SHUNT_TLS_READY);
         CHECK(SSL_write(p->server, "HEADER", 6) == 6);
-        CHECK(ngx_http_shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
+        CHECK(shunt_tls_hand_over(p->server, 0, p->now_ms, &keys) == 1);
         CHECK(keys.record == 0);
         for (at = 0; at <= i; at++) {
-            CHECK(ngx_http_shunt_tls_go_on(p->server, &keys, sizes[at], p->now_ms) == 0);
+            CHECK(shunt_tls_go_on(p->server, &keys, sizes[at], p->now_ms) == 0);
         }
         at = sealed(&keys, payload, sizes[i]);
         CHECK(write(p->wire, records, at) == (ssize_t) at);
@@ -384,7 +384,7 @@ static void a_connection_goes_on_behind_a_payload_that_grows(pair_t *p)
         }
     }
     /* none grows that something was written behind */
-    CHECK(ngx_http_shunt_tls_go_on(p->server, &keys, 100000, p->now_ms) == -1);
+    CHECK(shunt_tls_go_on(p->server, &keys, 100000, p->now_ms) == -1);
     relayed(p);
 }
 
@@ -392,19 +392,19 @@ static void sizes_are_those_of_the_backend(void)
 {
     struct shunt_tls keys = {.suite = 0x1301, .content_bytes = 16384};
 
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, 1) == 23);
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, 16385) == 16385 + 44);
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, 0) == 0);
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, UINT64_MAX) == 0);
+    CHECK(shunt_tls_wire_bytes(&keys, 1) == 23);
+    CHECK(shunt_tls_wire_bytes(&keys, 16385) == 16385 + 44);
+    CHECK(shunt_tls_wire_bytes(&keys, 0) == 0);
+    CHECK(shunt_tls_wire_bytes(&keys, UINT64_MAX) == 0);
     keys.record = (1 << 24) - 2;
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, 16384) != 0);
-    CHECK(ngx_http_shunt_tls_wire_bytes(&keys, 16385) == 0); /* one record past the suite's limit */
+    CHECK(shunt_tls_wire_bytes(&keys, 16384) != 0);
+    CHECK(shunt_tls_wire_bytes(&keys, 16385) == 0); /* one record past the suite's limit */
 
-    CHECK(ngx_http_shunt_tls_payload_bytes(16384, 20000, 0) == 0);
-    CHECK(ngx_http_shunt_tls_payload_bytes(16384, 20000, 16405) == 0);
-    CHECK(ngx_http_shunt_tls_payload_bytes(16384, 20000, 16406) == 16384);
-    CHECK(ngx_http_shunt_tls_payload_bytes(16384, 20000, 20043) == 16384);
-    CHECK(ngx_http_shunt_tls_payload_bytes(16384, 20000, 20044) == 20000);
+    CHECK(shunt_tls_payload_bytes(16384, 20000, 0) == 0);
+    CHECK(shunt_tls_payload_bytes(16384, 20000, 16405) == 0);
+    CHECK(shunt_tls_payload_bytes(16384, 20000, 16406) == 16384);
+    CHECK(shunt_tls_payload_bytes(16384, 20000, 20043) == 16384);
+    CHECK(shunt_tls_payload_bytes(16384, 20000, 20044) == 20000);
 }
 
 int main(void)

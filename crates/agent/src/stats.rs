@@ -1,6 +1,5 @@
 //! Counters: the agent's own, its servers', the steering programs', as JSON for `shunt stats`.
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
@@ -273,7 +272,7 @@ impl Agent {
             "full": value(&counters.full),
             "unreached": self.counts.stores_unreached,
             "peer_addresses": store.ends.of_peers(),
-            "by_program": programs_stats(&store.usage.lock().unwrap_or_else(PoisonError::into_inner)),
+            "by_program": programs_stats(&store.usage.lock()),
         })
     }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -19,6 +19,7 @@ use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{self, Counters, Orders, Server};
 use shunt_odb::store::usage::Usage;
 use shunt_sys::cgroup;
+use shunt_sys::lock::Mutex;
 
 use crate::callers::{Callers, May};
 use crate::config::{Config, StoreConfig};

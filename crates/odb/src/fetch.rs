@@ -15,9 +15,16 @@ mod way;
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use introducers::{Introducers, Pool};
+use own::{FILES_MAX, Local, NoAnswer, Own};
+use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
+pub use tender::Threads;
+use tender::{Task, Tasks};
+use way::Way;
 
 use crate::hold::Returns;
 use crate::place::SentFile;
@@ -25,11 +32,6 @@ use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
 use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
-use introducers::{Introducers, Pool};
-use own::{FILES_MAX, Local, NoAnswer, Own};
-pub use tender::Threads;
-use tender::{Task, Tasks};
-use way::Way;
 
 /// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
 /// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.
@@ -83,10 +85,6 @@ pub enum FetchError {
     /// The machine, its agent or the way to it: broken, or silent for a second.
     #[error("{0:?} cannot be asked: {1}")]
     Holder(Holder, #[source] io::Error),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the store of this machine has answered; `None`: there is none.
@@ -193,7 +191,7 @@ impl Holders {
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
         let Shared { own, ways, introducers, tasks, .. } = &*self.0;
-        Still { own: own.lock(), ways: lock(ways), introducers: introducers.lock(), tasks: lock(tasks) }
+        Still { own: own.lock(), ways: ways.lock(), introducers: introducers.lock(), tasks: tasks.lock() }
     }
 
     /// Sends back the shares that nobody has a use for, as far as that takes no waiting. Those whose holder is lost end with
@@ -302,7 +300,7 @@ impl Shared {
     }
 
     fn way(&self, holder: Holder) -> Arc<Way> {
-        Arc::clone(lock(&self.ways).entry(holder).or_default())
+        Arc::clone(self.ways.lock().entry(holder).or_default())
     }
 
     fn fetch_batch(self: &Arc<Self>, batch: &mut [&mut Wanted<'_>], tell: &dyn Fn()) -> Result<(), FetchError> {

@@ -7,7 +7,7 @@
 //!     REFERENCE  a reference (REFERENCE_BYTES), standing for as many bytes as it says, and whether it counts (1)
 //! ```
 //!
-//! The states are plain values without pointers, because processes share them (crates/preload/src/connection.rs): any
+//! The states are plain values without pointers, because processes share them (crates/process/src/connections/states.rs): any
 //! bytes are a valid state.
 //!
 //! A real frame's length is a promise of a count, not of a write: where the kernel takes less, the writes that follow

@@ -1,7 +1,9 @@
 //! The shares of payloads that a process has, and their way back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shunt_sys::lock::{Mutex, MutexGuard};
 
 use crate::reference::{PayloadId, Reference, Weight};
 use crate::segment::now_ms;
@@ -27,7 +29,7 @@ impl Returns {
 
     /// Takes a share back.
     pub fn give_touched(&self, payload: PayloadId, weight: Weight, touched: Touched) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Return { payload, weight, touched });
+        self.0.lock().push(Return { payload, weight, touched });
     }
 
     /// Takes back so many units of a payload's weight, as shares, and what whoever had them needed.
@@ -40,19 +42,19 @@ impl Returns {
 
     /// All that has come, for sending.
     pub fn take(&self) -> Vec<Return> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.0.lock())
     }
 
     /// Until the value is dropped nobody else changes it: before a fork, so that the child can [`Still::forget`].
     #[must_use]
     pub fn hold_still(&self) -> Still<'_> {
-        Still(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Still(self.0.lock())
     }
 
     /// How many wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.0.lock().len()
     }
 }
 

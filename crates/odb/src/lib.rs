@@ -12,7 +12,7 @@
 //! * [`link`]: how a program has other machines send to its clients;
 //! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
 //!
-//! Nothing here touches a program's memory or its sockets: crates/preload does.
+//! Nothing here touches a program's memory or its sockets: crates/process does.
 #![forbid(unsafe_code)]
 
 pub mod absent;
@@ -30,3 +30,4 @@ pub mod segment;
 pub mod states;
 pub mod store;
 pub mod touched;
+pub mod turns;

@@ -1,5 +1,5 @@
 //! Memory for the states of a program's connections, with what it has learnt of its peers behind them ([`crate::learnt`]):
-//! `shunt run` makes the first, and a process that becomes another user's the next (crates/preload).
+//! `shunt run` makes the first, and a process that becomes another user's the next (crates/process).
 
 use std::io;
 

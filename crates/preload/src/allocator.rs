@@ -5,13 +5,13 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
 use libc::c_long;
+use shunt_process::system::kernel;
+use shunt_process::system::scarce;
+use shunt_sys::lock::{Mutex, MutexGuard};
 use shunt_sys::userfaultfd::PAGE_BYTES;
-
-use crate::{kernel, scarce};
 
 /// Memory for the allocator, by the kernel's own calls. libc's are interposed: they would ask for locks of the library,
 /// whose holders allocate.
@@ -78,7 +78,7 @@ impl Allocator {
     }
 
     fn lock(&self) -> MutexGuard<'_, Heap> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -18,7 +18,6 @@ pub mod exec;
 mod file;
 pub mod heap;
 pub mod openssl;
-pub mod real;
 mod socket;
 pub mod stream;
 pub mod thread;
@@ -28,20 +27,10 @@ mod wait;
 
 use std::os::fd::RawFd;
 
-use crate::descriptors;
-use crate::kernel::Errno;
-use crate::runtime::{Runtime, runtime};
-
-/// The calling thread's errno.
-pub fn errno() -> Errno {
-    // SAFETY: always points to the calling thread's.
-    unsafe { *libc::__errno_location() }
-}
-
-pub fn set_errno(errno: Errno) {
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-}
+use shunt_process::connections::runtime::{Runtime, runtime};
+use shunt_process::descriptors;
+use shunt_process::system::kernel::Errno;
+use shunt_process::system::real::{self, errno, set_errno};
 
 /// What glibc's calls return: a count, or -1 and errno.
 fn returned(outcome: Result<usize, Errno>) -> isize {

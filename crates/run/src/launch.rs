@@ -40,6 +40,9 @@ pub struct RunCommand {
     /// Begin large blocks of malloc elsewhere than at a page, to measure what that costs
     #[arg(long, hide = true)]
     unaligned: bool,
+    /// End a program that takes the library's locks out of their order
+    #[arg(long, hide = true)]
+    check_locks: bool,
     /// Say what of the program will be covered, and do not run it
     #[arg(long)]
     explain: bool,
@@ -75,6 +78,9 @@ impl RunCommand {
         }
         if self.unaligned {
             launch.unaligned();
+        }
+        if self.check_locks {
+            launch.check_locks();
         }
         let error = launch.command(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot start {}", program.display()))
@@ -160,6 +166,11 @@ impl Launch {
     /// Large blocks of programs' memory begin elsewhere than at a page.
     pub fn unaligned(&mut self) {
         self.environment.push_str(";malloc=unaligned");
+    }
+
+    /// A program ends that takes the library's locks out of their order.
+    pub fn check_locks(&mut self) {
+        self.environment.push_str(";locks=checked");
     }
 
     /// A program under Shunt, to be started while this lives.

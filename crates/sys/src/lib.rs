@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod erase;
+pub mod lock;
 pub mod locked;
 pub mod mapped;
 pub mod netns;

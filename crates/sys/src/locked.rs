@@ -5,9 +5,11 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous};
+
+use crate::lock::Mutex;
 
 /// Bytes of a place. A multiple of any alignment that keys of ciphers have.
 pub(crate) const PLACE_BYTES: usize = 1024;
@@ -51,9 +53,9 @@ impl Locked {
     }
 }
 
-fn places() -> std::sync::MutexGuard<'static, Locked> {
+fn places() -> crate::lock::MutexGuard<'static, Locked> {
     // Nothing here panics between two writes that belong together.
-    LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+    LOCKED.lock()
 }
 
 /// A place of [`PLACE_BYTES`], aligned to them: the caller's alone until [`give_back`].

@@ -15,12 +15,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mm::{Advice, madvise};
 use zerocopy::FromBytes;
 
+use crate::lock::{Mutex, MutexGuard};
 use crate::own::OwnFd;
 
 /// Bytes of a page. Shunt runs on x86_64 only.
@@ -308,7 +308,7 @@ impl Userfaultfd {
     }
 
     fn taken(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     /// Lets those go on that wait for pages; a page that is still absent faults again.

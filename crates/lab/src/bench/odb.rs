@@ -57,7 +57,7 @@ impl Odb {
 fn plan(kind: Kind) -> Plan {
     let tls = kind.tls.then_some(super::tls::TUNED);
     let settings = Settings { locations: Some(touching), tls, ..Settings::default() };
-    let on_demand = Some(OnDemand { unaligned: kind.unaligned });
+    let on_demand = Some(OnDemand { unaligned: kind.unaligned, checks_locks: false });
     Plan::of(kind.shape, Options { on_demand, settings, ..Options::default() })
 }
 

@@ -13,6 +13,8 @@ use crate::host::Host;
 pub struct OnDemand {
     /// Their buffers begin elsewhere than at a page.
     pub unaligned: bool,
+    /// A program ends that takes the library's locks out of their order.
+    pub checks_locks: bool,
 }
 
 /// Where a host's programs find its store.
@@ -26,6 +28,9 @@ pub(super) fn section(host: &Host) -> String {
 }
 
 impl OnDemand {
+    /// As in tests.
+    pub const CHECKED: Self = Self { unaligned: false, checks_locks: true };
+
     /// The same, with the program that was built.
     ///
     /// # Errors
@@ -40,6 +45,9 @@ impl OnDemand {
         command.arg("run").arg("--store").arg(socket(host));
         if self.unaligned {
             command.arg("--unaligned");
+        }
+        if self.checks_locks {
+            command.arg("--check-locks");
         }
         command.arg("--");
         command

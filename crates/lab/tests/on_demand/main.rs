@@ -14,16 +14,15 @@ mod uploads;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lost::until_handed_off;
 use service::{FILES, Running, may_run, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
-
-use lost::until_handed_off;
 
 /// How long a client waits for anything.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn options() -> Options {
-    Options { on_demand: Some(OnDemand::default()), ..Options::default() }
+    Options { on_demand: Some(OnDemand::CHECKED), ..Options::default() }
 }
 
 fn run(test: &str, options: Options, what: impl FnOnce(&mut Running<'_>) -> Result<()>) -> Result<()> {

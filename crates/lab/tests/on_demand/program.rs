@@ -17,7 +17,7 @@ pub fn start(service: &Running<'_>, text: &str, arguments: &[&str]) -> Result<(P
     let server = service.service.chain().server();
     let at = SocketAddr::new(server.ip(), 8000);
     let of = SocketAddr::new(intermediate(service)?.address().into(), server.port());
-    let mut command = OnDemand::default().command(frontend)?;
+    let mut command = OnDemand::CHECKED.command(frontend)?;
     command.arg("python3").arg(file).arg(at.to_string()).arg(of.to_string()).args(arguments);
     Ok((frontend.serve(command, at)?, at))
 }

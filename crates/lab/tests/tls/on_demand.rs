@@ -17,7 +17,7 @@ use crate::service::{Running, may_run};
 
 fn options() -> Options {
     let settings = Settings { tls: Some(""), ..Settings::default() };
-    Options { on_demand: Some(OnDemand::default()), settings, ..Options::default() }
+    Options { on_demand: Some(OnDemand::CHECKED), settings, ..Options::default() }
 }
 
 /// What the frontend's nginx has written absent to clients, and not had.

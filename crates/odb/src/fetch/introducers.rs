@@ -2,9 +2,9 @@
 //! what it has made, because the agent ends that by it.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::lock;
+use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
+
 use crate::channel::Channel;
 use crate::reference::Holder;
 use crate::store::client::Connection;
@@ -38,7 +38,7 @@ impl Pool {
 
 impl Introducers {
     pub(super) fn lock(&self) -> MutexGuard<'_, Pool> {
-        lock(&self.pool)
+        self.pool.lock()
     }
 
     /// Sees to it that there is one, now or when those that have a question have their answers: made by `open`.
@@ -81,7 +81,7 @@ impl Introducers {
             if pool.asked == 0 {
                 return Err(refused);
             }
-            pool = self.changed.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            pool = self.changed.wait(pool);
         }
     }
 }

@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use super::lock;
+use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
+
 use crate::place::SentFile;
 use crate::reference::Holder;
 use crate::segment::{Mapped, now_ms};
@@ -59,7 +60,7 @@ pub(super) fn is_silence(error: &io::Error) -> bool {
 
 impl Own {
     pub(super) fn lock(&self) -> MutexGuard<'_, Local> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Asks the store, by a connection that `open` makes where there is none. Its answer, and whether it was silent, which
@@ -76,7 +77,7 @@ impl Own {
                 Link::Idle(connection) => break Some(connection).filter(Connection::is_served),
                 Link::Unmade => break None,
                 // Whoever asks waits for a second at most.
-                Link::Used => local = self.changed.wait(local).unwrap_or_else(PoisonError::into_inner),
+                Link::Used => local = self.changed.wait(local),
                 Link::Silent => {
                     local.link = Link::Silent;
                     return (Err(NoAnswer::Silent), false);

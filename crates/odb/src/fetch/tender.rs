@@ -3,13 +3,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use shunt_sys::lock::MutexGuard;
 
 use super::line::{Line, Sent};
 use super::own::is_silence;
 use super::way::Way;
-use super::{Shared, Wanted, lock};
+use super::{Shared, Wanted};
 use crate::hold::{Return, Returns};
 use crate::reference::{Holder, Reference};
 use crate::store::client::{Connection, QUICK};
@@ -64,7 +66,7 @@ pub(super) struct Tasks {
 
 impl Shared {
     fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        lock(&self.tasks)
+        self.tasks.lock()
     }
 
     /// Has the tender run. False: there can be no more threads.
@@ -152,8 +154,8 @@ impl Shared {
             let next = tasks.due.iter().map(|(then, _)| *then).filter(|then| *then > now).min();
             let next = [next, again.then(|| begun + RETURNS_EVERY)].into_iter().flatten().min();
             tasks = match next {
-                None => self.changed.wait(tasks).unwrap_or_else(PoisonError::into_inner),
-                Some(next) => self.changed.wait_timeout(tasks, next - now).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(tasks),
+                Some(next) => self.changed.wait_timeout(tasks, next - now).0,
             };
         }
     }
@@ -215,7 +217,7 @@ impl Shared {
     pub(super) fn send_returns(self: &Arc<Self>, returns: &Returns) -> bool {
         self.sort_returns(returns);
         let ways: Vec<(Holder, Arc<Way>)> =
-            lock(&self.ways).iter().map(|(holder, way)| (*holder, Arc::clone(way))).collect();
+            self.ways.lock().iter().map(|(holder, way)| (*holder, Arc::clone(way))).collect();
         let mut owes = false;
         for (holder, way) in ways {
             let taken = way.take_returns(|| self.begin(Task::Reach(holder, Arc::clone(&way))));

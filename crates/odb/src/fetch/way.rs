@@ -13,12 +13,13 @@
 //! The lock is held for moments only. Whoever waits does so for the state to change.
 
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
+
+use super::Wanted;
 use super::line::{Line, Sent};
 use super::patience::Waited;
-use super::{Wanted, lock};
 use crate::reference::{PayloadId, Reference};
 use crate::store::client::GLANCE;
 use crate::store::session::ANSWERS_MAX;
@@ -65,7 +66,7 @@ fn lost() -> io::Error {
 
 impl Way {
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Waits for the connection, and for one to be made where there is none: `make` begins an attempt. Shares that wait to
@@ -143,9 +144,9 @@ impl Way {
 
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, slice: Duration, tell: &dyn Fn()) -> MutexGuard<'a, State> {
         state.waiting += 1;
-        let (mut state, waited) = self.changed.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner);
+        let (mut state, is_over) = self.changed.wait_timeout(state, slice);
         state.waiting -= 1;
-        if !waited.timed_out() {
+        if !is_over {
             return state;
         }
         // Who is told may take locks of its own.

@@ -1,7 +1,9 @@
 //! Where bytes of a reference are, for as long as somebody sends them: the store's own readers, and the agent's senders.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use shunt_sys::lock::{Mutex, MutexGuard};
 
 use super::Store;
 use crate::place::Place;
@@ -17,7 +19,7 @@ impl Shelf {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Store> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Has the bytes of a reference stay where they are until the value is dropped. `None`: nobody can have them.

@@ -2,7 +2,9 @@
 //! memory for what it is referred to, so a store may not find afterwards that there are too many.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use shunt_sys::lock::{Mutex, MutexGuard};
 
 /// The programs of one machine may have so many quarters of all places: with more they would keep all others out.
 const QUARTERS: usize = 3;
@@ -31,7 +33,7 @@ impl Places {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 
     /// A place for a program of the machine with that number; `None`: there are too many, or too many of that machine.

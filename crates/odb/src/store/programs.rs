@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::PoisonError;
 
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketType};
@@ -184,7 +183,7 @@ impl Program {
                 let page = SharedMemory::create("shunt-counts", USAGE_BYTES)?;
                 self.tell(&told, Some(page.as_fd()))?;
                 self.counts = true;
-                server.usage().lock().unwrap_or_else(PoisonError::into_inner).begin(self.caller.process, number, page);
+                server.usage().lock().begin(self.caller.process, number, page);
                 Ok(())
             }
             ask::REACH if ask.holder == server.holder => match server.reach_own() {

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
@@ -13,11 +13,13 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::set_socket_passcred;
 use shunt_sys::erase::wipe_stack;
+use shunt_sys::lock::Mutex;
 use zerocopy::FromZeros;
 
 use super::pinned::Shelf;
 use super::places::{OWN, Place, Places};
 use super::programs::Program;
+pub use super::session::Counters;
 use super::session::{Session, Turn};
 use super::usage::Usage;
 use super::{Limits, Store};
@@ -25,8 +27,6 @@ use crate::channel::{Bench, Channel};
 use crate::records::Sealing;
 use crate::reference::Holder;
 use crate::segment::now_ms;
-
-pub use super::session::Counters;
 
 /// Between two looks at what no event tells.
 const TICK: Duration = Duration::from_millis(250);
@@ -388,7 +388,7 @@ impl<A: Agent> Server<A> {
     fn forget(&mut self, number: u64) {
         match self.peers.remove(&number) {
             Some(Peer::Program(program)) => {
-                self.usage.lock().unwrap_or_else(PoisonError::into_inner).end(program.caller.process, number);
+                self.usage.lock().end(program.caller.process, number);
                 program.segments.into_iter().for_each(|id| self.shelf.lock().writer_gone(id));
             }
             Some(Peer::Reader { .. }) | None => {}

@@ -232,7 +232,7 @@ fn files_beyond_the_limit_are_copied_and_those_before_stay() {
     };
     let first = send(&files);
     assert_eq!(first.2.iter().flatten().count(), 3, "of one user");
-    *bed.user.lock().unwrap() = 1002;
+    *bed.user.lock() = 1002;
     let second = send(&files);
     assert_eq!(second.2.iter().flatten().count(), 2, "of all");
     let holders = bed.holders();
@@ -334,12 +334,12 @@ fn a_program_that_gives_what_is_no_file_or_is_not_its_own_harms_nobody() {
     assert_eq!(ask(&socket, KEEP_FILE, own, 0, &[other.as_fd(), other.as_fd(), other.as_fd()]), Some(0), "one of them");
     assert_eq!(ask(&socket, KEEP_FILE, own, u32::MAX, &[other.as_fd()]), Some(0), "any number is one");
     assert_eq!(ask(&socket, KEEP_FILE, own, 256, &[]), None, "no file at all");
-    *bed.user.lock().unwrap() = 1001;
+    *bed.user.lock() = 1001;
     let stranger = hostile();
     for number in [0, 256, 257, u32::MAX] {
         assert_eq!(ask(&stranger, OPEN_FILE, theirs, number, &[]), Some(2), "another user's");
     }
-    *bed.user.lock().unwrap() = 1000;
+    *bed.user.lock() = 1000;
     for holders in [bed.holders(), bed.strange_holders()] {
         assert!(fetch(&holders, &sent).unwrap() == content);
     }

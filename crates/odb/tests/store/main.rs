@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -23,6 +23,7 @@ use shunt_odb::store::client::Connection;
 use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
 use shunt_odb::store::usage::{self, Counted, Usage};
+use shunt_sys::lock::Mutex;
 use shunt_wire::tls::{Keys, Suite};
 use zerocopy::FromZeros;
 
@@ -49,7 +50,7 @@ const STRANGER: u32 = u32::MAX;
 
 impl Agent for Door {
     fn admit(&mut self, _: &OwnedFd) -> Option<Caller> {
-        let user = *self.user.lock().unwrap();
+        let user = *self.user.lock();
         (user != STRANGER).then_some(Caller { user, group: user, process: 77 })
     }
 
@@ -97,11 +98,11 @@ impl Bed {
 
     /// A reader of another user: it gets bytes only.
     fn strange_holders(&self) -> Holders {
-        *self.user.lock().unwrap() = 1001;
+        *self.user.lock() = 1001;
         let holders = self.holders();
         let nothing = Reference { payload: self.nothing(), weight: Weight::WHOLE, offset: 0, length: 1 };
         assert!(matches!(fetch(&holders, &nothing), Err(FetchError::Gone(_))), "it is connected now");
-        *self.user.lock().unwrap() = 1000;
+        *self.user.lock() = 1000;
         holders
     }
 
@@ -180,11 +181,11 @@ fn with_secret(bed: &Bed) -> (Connection, Writer, Reference) {
 fn another_users_program_gets_the_bytes_of_its_references_and_no_segment() {
     let bed = Bed::new(Limits::default());
     let (_program, mut writer, reference) = with_secret(&bed);
-    *bed.user.lock().unwrap() = 1001;
+    *bed.user.lock() = 1001;
     assert!(bed.program().map(reference.payload.segment).unwrap().is_none());
-    *bed.user.lock().unwrap() = 0;
+    *bed.user.lock() = 0;
     assert!(bed.program().map(reference.payload.segment).unwrap().is_some(), "root could have it anyway");
-    *bed.user.lock().unwrap() = 1000;
+    *bed.user.lock() = 1000;
     assert!(bed.program().map(reference.payload.segment).unwrap().is_some());
     assert!(bed.program().map(reference.payload.segment.wrapping_add(1)).unwrap().is_none(), "no such segment");
     whole_and_in_parts(&mut writer, &bed.strange_holders());
@@ -234,7 +235,7 @@ fn a_mapped_segment_is_only_to_be_read() {
 #[test]
 fn a_stranger_is_told_nothing() {
     let bed = Bed::new(Limits::default());
-    *bed.user.lock().unwrap() = STRANGER;
+    *bed.user.lock() = STRANGER;
     assert!(Connection::open(&bed.path()).is_err());
     let refused = || bed.counters.refused.load(std::sync::atomic::Ordering::Relaxed);
     until("it is counted", || refused() == 1);
@@ -377,7 +378,7 @@ fn a_holder_that_cannot_be_reached_is_an_error_at_once() {
 fn what_a_process_counts_is_told_once_and_stays_when_it_has_ended() {
     let bed = Bed::new(Limits::default());
     let told = |bed: &Bed| {
-        let all = bed.usage.lock().unwrap().by_name();
+        let all = bed.usage.lock().by_name();
         all.get("nginx").map(|nginx| (nginx.processes, nginx.counts[Counted::PassedOn as usize]))
     };
     let count = |program: &Connection, value| {

@@ -200,7 +200,7 @@ fn nobody_waits_for_a_silent_store_of_this_machine() {
     let own = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(4, 5000))]).unwrap();
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        let stopped = here.user.lock().unwrap();
+        let stopped = here.user.lock();
         // The store waits for that before it hears anything else.
         let _caller = caller(&here);
         let waiting = scope.spawn(|| tell.send(is_lost(fetch(&holders, &own))).unwrap());

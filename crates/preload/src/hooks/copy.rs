@@ -7,14 +7,16 @@
 use std::ops::Range;
 
 use libc::{c_int, c_void, size_t};
+use shunt_process::bypass;
+use shunt_process::connections::runtime::{Runtime, runtime};
+use shunt_process::memory::blocks::{self, PageState};
+use shunt_process::memory::{any_absent, pages_around};
+use shunt_process::system::inside::Inside;
+use shunt_process::system::process;
+use shunt_process::tls;
 
 use super::socket::checked;
 use super::{errno, real, set_errno};
-use crate::blocks::{self, PageState};
-use crate::inside::Inside;
-use crate::memory::{any_absent, pages_around};
-use crate::runtime::{Runtime, runtime};
-use crate::{bypass, process, tls};
 
 /// Less is a field, not a part of a body.
 const COPY_MIN: usize = 512;

@@ -1,10 +1,13 @@
 //! Calls that make descriptors, copy them, and end them; and what programs ask about connections.
 
 use libc::{c_int, c_uint, c_ulong, c_void, sockaddr, socklen_t};
+use shunt_process::bypass;
+use shunt_process::connections::runtime::{Runtime, runtime};
+use shunt_process::connections::{available, entries};
+use shunt_process::descriptors;
+use shunt_process::system::kernel;
 
 use super::{connection, errno, real, returned, set_errno};
-use crate::runtime::{Runtime, runtime};
-use crate::{available, bypass, descriptors, kernel};
 
 /// Does something about descriptors that leaves errno alone.
 fn quietly(what: impl FnOnce(&'static Runtime)) {
@@ -136,7 +139,7 @@ pub unsafe extern "C-unwind" fn daemon(stays: c_int, keeps: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    if descriptors::is_kept(fd) {
+    if entries::is_kept(fd) {
         set_errno(libc::EBADF);
         return -1;
     }
@@ -157,10 +160,10 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
         return unsafe { real::close_range(first, last, flags) };
     }
     // Around our own.
-    let end = last.min(descriptors::highest().unsigned_abs());
+    let end = last.min(entries::highest().unsigned_abs());
     let mut from = first;
     for fd in first..=end {
-        if !descriptors::is_kept(fd as c_int) {
+        if !entries::is_kept(fd as c_int) {
             continue;
         }
         // SAFETY: as above.
@@ -179,7 +182,7 @@ unsafe fn close_between(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     /// <linux/close_range.h>: marks them, and closes none.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     let closes = flags & CLOSE_RANGE_CLOEXEC == 0;
-    let numbers = first..=last.min(descriptors::highest().unsigned_abs());
+    let numbers = first..=last.min(entries::highest().unsigned_abs());
     let places: Vec<_> =
         if closes { numbers.filter_map(|fd| descriptors::closing(fd as c_int)).collect() } else { Vec::new() };
     // SAFETY: the caller's promise.
@@ -219,12 +222,12 @@ fn copied(from: c_int, to: c_int) -> c_int {
 
 /// A call that puts a copy in the place of `to`.
 fn replaces(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    if descriptors::is_kept(to) {
+    if entries::is_kept(to) {
         // As for a number beyond the limit.
         set_errno(libc::EBADF);
         return -1;
     }
-    let is_open = from >= 0 && from != to && rustix::io::fcntl_getfd(descriptors::borrow(from)).is_ok();
+    let is_open = from >= 0 && from != to && rustix::io::fcntl_getfd(kernel::borrow(from)).is_ok();
     let place = if is_open { descriptors::closing(to) } else { None };
     let outcome = copied(from, call());
     if place.is_some() {
@@ -254,7 +257,7 @@ pub unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_
 /// The third argument is an int, a pointer or absent: a register in each case (System V ABI, x86_64).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    if command == libc::F_SETFD && descriptors::is_kept(fd) {
+    if command == libc::F_SETFD && entries::is_kept(fd) {
         return 0;
     }
     // SAFETY: as above.

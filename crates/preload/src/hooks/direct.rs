@@ -1,11 +1,12 @@
 //! System calls that programs make by number (syscall(2)), processes made by clone(2), and io_uring.
 
 use libc::{c_int, c_long, c_uint, c_void, sockaddr, socklen_t};
+use shunt_process::bypass::turn_ends;
+use shunt_process::connections::runtime::runtime;
+use shunt_process::forks;
+use shunt_process::system::kernel;
 
 use super::{descriptor, exec, file, heap, returned, set_errno, socket};
-use crate::bypass::turn_ends;
-use crate::kernel;
-use crate::runtime::{self, runtime};
 
 /// A pointer argument.
 fn at<T>(argument: usize) -> *mut T {
@@ -64,7 +65,7 @@ unsafe extern "C-unwind" fn syscall(
                 libc::SYS_clone if a & libc::CLONE_VM as usize == 0 => forked(number, [a, b, c, d, e, f]),
                 libc::SYS_clone3 if clone3_copies(a, b) => forked(number, [a, b, c, d, e, f]),
                 libc::SYS_clone | libc::SYS_clone3 => {
-                    crate::memory::has_threads();
+                    shunt_process::memory::has_threads();
                     return plain(number, [a, b, c, d, e, f]);
                 }
                 libc::SYS_io_uring_setup => returned(Err(libc::ENOSYS)),
@@ -102,12 +103,12 @@ unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
 /// # Safety
 /// A call that makes a process with its own copy of this one's memory.
 unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
-    runtime::before_fork();
+    forks::before();
     // SAFETY: the caller's promise.
     let outcome = unsafe { kernel::call(number, arguments) };
     match outcome {
-        Ok(0) => runtime::after_fork_in_child(),
-        _ => runtime::after_fork_in_parent(),
+        Ok(0) => forks::after_in_child(),
+        _ => forks::after_in_parent(),
     }
     returned(outcome)
 }
@@ -120,7 +121,7 @@ struct Begin {
 }
 
 extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
-    runtime::after_fork_in_child();
+    forks::after_in_child();
     // SAFETY: the child's copy of what `clone` passed.
     let Begin { start, argument } = unsafe { begin.cast::<Begin>().read() };
     start(argument)
@@ -138,15 +139,15 @@ unsafe extern "C-unwind" fn clone(
     child: usize,
 ) -> c_int {
     if flags & libc::CLONE_VM != 0 || runtime().is_none() {
-        crate::memory::has_threads();
+        shunt_process::memory::has_threads();
         // SAFETY: as above.
         return unsafe { super::real::clone(start, stack, flags, argument, parent, area, child) };
     }
-    runtime::before_fork();
+    forks::before();
     let mut what = Begin { start, argument };
     // SAFETY: as above; the child has its own copy of `what`.
     let process = unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) };
-    runtime::after_fork_in_parent();
+    forks::after_in_parent();
     process
 }
 

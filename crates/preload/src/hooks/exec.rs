@@ -9,7 +9,12 @@ use libc::{c_char, c_int, c_void, pid_t};
 
 use super::real;
 use super::variadic::Arguments;
-use crate::runtime::ENVIRONMENT;
+
+/// `store=PATH;table=DESCRIPTOR;faults=DESCRIPTOR`: the store's socket, the memory of connections' states, and the open
+/// /dev/userfaultfd. Then `;entrance=DESCRIPTOR;cookie=NUMBER`, a connection to the store that lets processes in which do not
+/// find its socket, and what tells it from what a program may have there instead (SO_COOKIE); and `;malloc=unaligned`, where
+/// large blocks shall begin elsewhere than at a page, and `;locks=checked`, where the order of locks is to be checked.
+pub const ENVIRONMENT: &str = "SHUNT_ODB";
 
 /// What the loader and this library look for in the environment.
 struct Settings {
@@ -96,7 +101,7 @@ unsafe extern "C" {
 /// # Safety
 /// As [`completed`].
 unsafe fn with<T>(given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
-    crate::bypass::turn_ends();
+    shunt_process::bypass::turn_ends();
     // SAFETY: the caller's promise.
     match unsafe { completed(given) } {
         Some(environment) => call(environment.variables.as_ptr()),

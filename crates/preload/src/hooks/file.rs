@@ -3,14 +3,14 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, off64_t, size_t, ssize_t};
+use shunt_process::connections::pipe;
+use shunt_process::connections::runtime::Runtime;
+use shunt_process::connections::send;
+use shunt_process::system::inside::Inside;
+use shunt_process::system::kernel::Errno;
+use shunt_process::system::kernel::borrow;
 
 use super::{connection, real, returned};
-use crate::descriptors::borrow;
-use crate::inside::Inside;
-use crate::kernel::Errno;
-use crate::pipe;
-use crate::runtime::Runtime;
-use crate::send;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off64_t, bytes: size_t) -> ssize_t {
@@ -23,7 +23,7 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
         }
         // SAFETY: the program's own call.
         None if connection(from).is_none() => unsafe {
-            crate::bypass::waits_for_rescue(to);
+            shunt_process::bypass::waits_for_rescue(to);
             real::sendfile64(to, from, offset, bytes)
         },
         None => returned(Err(libc::EINVAL)),

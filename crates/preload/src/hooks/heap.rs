@@ -1,4 +1,4 @@
-//! The heap: large blocks are ours ([`crate::blocks`]), all others glibc's.
+//! The heap: large blocks are ours ([`shunt_process::memory::blocks`]), all others glibc's.
 //!
 //! What is freed is not fetched only because the heap writes its own words into it; realloc copies, so that it is.
 //!
@@ -8,13 +8,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_void, size_t};
+use shunt_process::connections::runtime::runtime;
+use shunt_process::memory::blocks;
+use shunt_process::memory::{any_absent, any_bytes_absent};
+use shunt_process::system::inside::Inside;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
 use super::{errno, real, set_errno};
-use crate::blocks;
-use crate::inside::Inside;
-use crate::memory::{any_absent, any_bytes_absent};
-use crate::runtime::runtime;
 
 unsafe extern "C" {
     fn __libc_malloc(bytes: size_t) -> *mut c_void;
@@ -164,7 +164,7 @@ pub unsafe extern "C-unwind" fn realloc(at: *mut c_void, bytes: size_t) -> *mut 
     {
         let _inside = Inside::enter();
         if let Err(error) = runtime.memory.fetch_range(&(at as usize..at as usize + before)) {
-            crate::faults::end_without_bytes("realloc", &error);
+            shunt_process::memory::faults::end_without_bytes("realloc", &error);
         }
     }
     if !ours {

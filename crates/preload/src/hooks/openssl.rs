@@ -1,56 +1,18 @@
-//! OpenSSL's functions that a handoff over TLS takes part in ([`crate::tls`]). Each goes on to the OpenSSL that made what it
-//! is called with ([`crate::tls::libraries`]).
+//! OpenSSL's functions that a handoff over TLS takes part in ([`shunt_process::tls`]). Each goes on to the OpenSSL that made what it
+//! is called with ([`shunt_process::tls::libraries`]).
 
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_long, c_void};
-use std::ptr;
 
 use libc::size_t;
-
-use super::set_errno;
-use crate::runtime::runtime;
-use crate::tls::libraries::{Function, Of};
-use crate::tls::{self, Context, Ssl};
+use shunt_process::connections::runtime::runtime;
+use shunt_process::tls::functions::{self, Callback};
+use shunt_process::tls::{self, Context, Ssl};
 
 /// `SSL_CTRL_SET_MSG_CALLBACK`.
 const SET_MESSAGE_CALLBACK: c_int = 15;
 /// `SSL_ERROR_WANT_WRITE`.
 const WANTS_WRITE: c_int = 3;
-/// `SSL_ERROR_SYSCALL`.
-const SYSCALL_ERROR: c_int = 5;
-
-type Callback = Option<unsafe extern "C" fn()>;
-
-macro_rules! theirs {
-    ($($name:ident is $function:ident of $of:ident($about:ident)($($argument:ident: $kind:ty),*) -> $result:ty, else $failure:expr;)*) => {$(
-        /// # Safety
-        /// As OpenSSL's function. `caller` is an address in what calls it.
-        pub unsafe fn $name($($argument: $kind,)* caller: usize) -> $result {
-            // SAFETY: the caller's promise.
-            let found = unsafe { Of::$of($about).function(Function::$function, caller) };
-            if found.is_null() {
-                set_errno(libc::ENOSYS);
-                return $failure;
-            }
-            // SAFETY: OpenSSL's function of this name has this type.
-            let function: unsafe extern "C-unwind" fn($($kind),*) -> $result = unsafe { std::mem::transmute(found) };
-            // SAFETY: the caller's promise.
-            unsafe { function($($argument),*) }
-        }
-    )*};
-}
-
-theirs! {
-    write is Write of Connection(ssl)(ssl: *mut Ssl, from: *const c_void, bytes: c_int) -> c_int, else -1;
-    write_ex is WriteEx of Connection(ssl)(ssl: *mut Ssl, from: *const c_void, bytes: size_t, wrote: *mut size_t) -> c_int, else 0;
-    new_context is NewContext of Method(method)(method: *const c_void) -> *mut Context, else ptr::null_mut();
-    new_context_ex is NewContextEx of Method(method)(library: *mut c_void, properties: *const c_void, method: *const c_void) -> *mut Context, else ptr::null_mut();
-    set_callback is SetCallback of Connection(ssl)(ssl: *mut Ssl, callback: Callback) -> (), else Default::default();
-    get_error is GetError of Connection(ssl)(ssl: *const Ssl, returned: c_int) -> c_int, else SYSCALL_ERROR;
-    clear is Clear of Connection(ssl)(ssl: *mut Ssl) -> c_int, else 0;
-    callback_ctrl is CallbackCtrl of Connection(ssl)(ssl: *mut Ssl, command: c_int, callback: Callback) -> c_long, else 0;
-}
-
 /// The symbols. Each hands its return address on, behind its own arguments (System V ABI for x86_64, 3.2.3).
 macro_rules! symbols {
     ($($name:ident($($kind:ty),*) -> $result:ty, caller in $register:literal => $target:path;)*) => {$(
@@ -85,7 +47,7 @@ unsafe extern "C-unwind" fn writes(ssl: *mut Ssl, from: *const c_void, bytes: c_
         }
     }
     // SAFETY: as above.
-    unsafe { write(ssl, from, bytes, caller) }
+    unsafe { functions::write(ssl, from, bytes, caller) }
 }
 
 unsafe extern "C-unwind" fn writes_ex(
@@ -107,7 +69,7 @@ unsafe extern "C-unwind" fn writes_ex(
         }
     }
     // SAFETY: as above.
-    unsafe { write_ex(ssl, from, bytes, wrote, caller) }
+    unsafe { functions::write_ex(ssl, from, bytes, wrote, caller) }
 }
 
 /// OpenSSL does not know of a write that waits behind a handoff.
@@ -117,25 +79,28 @@ unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller:
         return WANTS_WRITE;
     }
     // SAFETY: as above.
-    unsafe { get_error(ssl, returned, caller) }
+    unsafe { functions::get_error(ssl, returned, caller) }
 }
 
 unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {
-    tls::begin_again(ssl);
     // SAFETY: as above.
-    unsafe { clear(ssl, caller) }
+    unsafe {
+        tls::begin_again(ssl);
+        functions::clear(ssl, caller)
+    }
 }
 
 fn made(context: *mut Context, method: *const c_void) -> *mut Context {
     if runtime().is_some() && !context.is_null() {
-        tls::watch(context, method);
+        // SAFETY: OpenSSL has just made it.
+        unsafe { tls::watch(context, method) };
     }
     context
 }
 
 unsafe extern "C-unwind" fn makes_context(method: *const c_void, caller: usize) -> *mut Context {
     // SAFETY: as above.
-    made(unsafe { new_context(method, caller) }, method)
+    made(unsafe { functions::new_context(method, caller) }, method)
 }
 
 unsafe extern "C-unwind" fn makes_context_ex(
@@ -145,15 +110,17 @@ unsafe extern "C-unwind" fn makes_context_ex(
     caller: usize,
 ) -> *mut Context {
     // SAFETY: as above.
-    made(unsafe { new_context_ex(library, properties, method, caller) }, method)
+    made(unsafe { functions::new_context_ex(library, properties, method, caller) }, method)
 }
 
 /// A connection whose program looks at its messages itself is not counted, and not handed off. (One of a context for which a
 /// program does that never was.)
 unsafe extern "C-unwind" fn sets_callback(ssl: *mut Ssl, callback: Callback, caller: usize) {
-    tls::unwatch(ssl);
     // SAFETY: as above.
-    unsafe { set_callback(ssl, callback, caller) }
+    unsafe {
+        tls::unwatch(ssl);
+        functions::set_callback(ssl, callback, caller)
+    }
 }
 
 unsafe extern "C-unwind" fn controls_callback(
@@ -163,8 +130,9 @@ unsafe extern "C-unwind" fn controls_callback(
     caller: usize,
 ) -> c_long {
     if command == SET_MESSAGE_CALLBACK {
-        tls::unwatch(ssl);
+        // SAFETY: as above.
+        unsafe { tls::unwatch(ssl) };
     }
     // SAFETY: as above.
-    unsafe { callback_ctrl(ssl, command, callback, caller) }
+    unsafe { functions::callback_ctrl(ssl, command, callback, caller) }
 }

@@ -3,15 +3,18 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use shunt_process::bypass;
+use shunt_process::bypass::waits_for_rescue;
+use shunt_process::connections::runtime::{Runtime, runtime};
+use shunt_process::connections::{reading, receive, send};
+use shunt_process::descriptors;
+use shunt_process::memory::any_absent;
+use shunt_process::memory::outside;
+use shunt_process::system::inside::Inside;
+use shunt_process::system::kernel::Errno;
+use shunt_process::system::parts::addresses;
 
 use super::{connection, errno, real, returned, set_errno};
-use crate::bypass::waits_for_rescue;
-use crate::inside::Inside;
-use crate::kernel::Errno;
-use crate::memory::any_absent;
-use crate::parts::addresses;
-use crate::runtime::{Runtime, runtime};
-use crate::{bypass, descriptors, outside, receive, send};
 
 fn part(at: *const c_void, bytes: size_t) -> iovec {
     iovec { iov_base: at.cast_mut(), iov_len: bytes }
@@ -48,7 +51,7 @@ fn reads(fd: RawFd, iov: Option<&[iovec]>, flags: c_int) -> Option<ssize_t> {
         && let Some(runtime) = runtime()
         && let Some(_inside) = Inside::enter()
     {
-        receive::overwriting(runtime, fd, iov);
+        reading::overwriting(runtime, fd, iov);
     }
     None
 }

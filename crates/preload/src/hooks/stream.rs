@@ -4,11 +4,13 @@
 use std::os::fd::RawFd;
 
 use libc::{FILE, c_char, c_int, c_void, size_t, ssize_t};
+use shunt_process::connections::entries::is_kept;
+use shunt_process::connections::runtime::{Runtime, runtime};
+use shunt_process::descriptors;
+use shunt_process::system::kernel::borrow;
 
 use super::variadic::Arguments;
 use super::{connection, descriptor, errno, real, set_errno, socket};
-use crate::descriptors::{self, borrow};
-use crate::runtime::{Runtime, runtime};
 
 /// cookie_io_functions_t (fopencookie(3)).
 #[repr(C)]
@@ -88,7 +90,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: the program's stream.
     let fd = if stream.is_null() { -1 } else { unsafe { stream.cast::<u8>().add(FILENO_AT).cast::<c_int>().read() } };
-    if fd >= 0 && connection(fd).is_none() && !descriptors::is_kept(fd) {
+    if fd >= 0 && connection(fd).is_none() && !is_kept(fd) {
         descriptors::closing(fd);
     }
     // SAFETY: as above.

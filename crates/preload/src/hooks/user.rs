@@ -1,9 +1,9 @@
 //! Calls by which a process becomes another user's.
 
 use libc::{c_int, uid_t};
+use shunt_process::connections::users::change;
 
 use super::real;
-use crate::users::change;
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setuid(user: uid_t) -> c_int {

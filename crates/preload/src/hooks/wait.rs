@@ -1,10 +1,10 @@
-//! Waiting for events: where a program's turn ends (crate::bypass). What it waits for is the kernel's.
+//! Waiting for events: where a program's turn ends (shunt_process::bypass). What it waits for is the kernel's.
 
 use libc::{c_int, c_ulong, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use shunt_process::bypass::turn_ends;
+use shunt_process::system::kernel;
 
 use super::real;
-use crate::bypass::turn_ends;
-use crate::kernel;
 
 macro_rules! waits {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {$(

@@ -179,7 +179,8 @@ impl Machine {
         }
         let config = dir.join(format!("{name}.toml"));
         fs::write(&config, text).unwrap();
-        let launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
+        let mut launch = Launch::new(&store, &built(LIBRARY, "shunt-preload")).unwrap();
+        launch.check_locks();
         let mut machine = Self { launch, config, socket, group, agents, agent: None, pins: pins.into() };
         machine.start_agent();
         machine.launch.enter().unwrap();

@@ -23,7 +23,7 @@ fn start(service: &Running<'_>) -> Result<Process> {
     let at = SocketAddr::new(service.service.chain().server().ip(), PORT);
     let intermediate = service.lab.intermediates().first().copied().context("an intermediate")?;
     let of = SocketAddr::new(intermediate.address().into(), service.service.chain().server().port());
-    let mut command: Command = OnDemand::default().command(host)?;
+    let mut command: Command = OnDemand::CHECKED.command(host)?;
     command.arg("python3").arg(file).arg(at.to_string());
     command.args(["frontend.pem", "frontend.key"].map(|name| host.dir().join("tls").join(name))).arg(of.to_string());
     host.serve(command, at)

@@ -1,0 +1,133 @@
+//! Which of a few threads leads, where each may be held up by somebody who says nothing: then another one leads, and what comes
+//! for the same somebody waits until the first is through. So each who is silent holds up one thread at most.
+//!
+//! The crate's loom test (tests/turns.rs) tries every order of their steps.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::time::{Duration, Instant};
+
+use shunt_sys::lock::atomic::{AtomicBool, Ordering};
+use shunt_sys::lock::{Condvar, Mutex};
+
+/// `K`: whom a thread waits for. `V`: what comes.
+#[derive(Debug)]
+pub struct Turns<K, V> {
+    roles: Mutex<Roles<K, V>>,
+    changed: Condvar,
+    /// Whether anybody is waited for: nearly always, nobody is.
+    any_slow: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Roles<K, V> {
+    is_led: bool,
+    is_tended: bool,
+    tended: Instant,
+    /// Whom a thread waits for, and what came for them meanwhile.
+    slow: HashMap<K, Vec<V>>,
+}
+
+impl<K, V> Default for Turns<K, V> {
+    fn default() -> Self {
+        let roles = Roles { is_led: false, is_tended: false, tended: Instant::now(), slow: HashMap::new() };
+        Self { roles: Mutex::new(roles), changed: Condvar::new(), any_slow: AtomicBool::new(false) }
+    }
+}
+
+impl<K: Copy + Eq + Hash, V> Turns<K, V> {
+    /// Waits until nobody leads: from then on this thread does. Meanwhile one of those that wait calls `tend` that often.
+    pub fn wait_to_lead(&self, every: Duration, mut tend: impl FnMut()) {
+        let mut roles = self.roles.lock();
+        while roles.is_led {
+            if roles.is_tended {
+                roles = self.changed.wait(roles);
+                continue;
+            }
+            roles.is_tended = true;
+            roles = self.changed.wait_timeout(roles, every).0;
+            if roles.is_led && roles.tended.elapsed() >= every {
+                roles.tended = Instant::now();
+                drop(roles);
+                tend();
+                roles = self.roles.lock();
+            }
+            roles.is_tended = false;
+        }
+        roles.is_led = true;
+        // Another one tends.
+        self.changed.notify_all();
+    }
+
+    /// Has another thread lead, and what comes for `slow` wait for this one, which calls [`Self::kept`] until there is no more.
+    pub fn hand_over(&self, slow: Option<K>) {
+        let mut roles = self.roles.lock();
+        roles.is_led = false;
+        if let Some(slow) = slow {
+            roles.slow.entry(slow).or_default();
+            self.any_slow.store(true, Ordering::Release);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether anybody is waited for.
+    #[inline]
+    pub fn any_slow(&self) -> bool {
+        self.any_slow.load(Ordering::Acquire)
+    }
+
+    /// Whether a thread waits for `slow`: that one gets it.
+    pub fn keep(&self, slow: K, what: V) -> bool {
+        let mut roles = self.roles.lock();
+        let Some(kept) = roles.slow.get_mut(&slow) else { return false };
+        kept.push(what);
+        true
+    }
+
+    /// What was kept for the thread that has waited for `slow`. None of it: from here on nobody does.
+    pub fn kept(&self, slow: K) -> Vec<V> {
+        let mut roles = self.roles.lock();
+        let kept = roles.slow.get_mut(&slow).map(std::mem::take).unwrap_or_default();
+        if kept.is_empty() {
+            roles.slow.remove(&slow);
+            self.any_slow.store(!roles.slow.is_empty(), Ordering::Release);
+        }
+        kept
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const EVERY: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn one_leads_and_another_tends() {
+        let turns = Arc::new(Turns::<u8, u8>::default());
+        turns.wait_to_lead(EVERY, || panic!("nobody leads"));
+        let (tended, heard) = channel();
+        let other = Arc::clone(&turns);
+        let follower = std::thread::spawn(move || other.wait_to_lead(EVERY, || _ = tended.send(())));
+        heard.recv().unwrap();
+        heard.recv().unwrap();
+        turns.hand_over(None);
+        follower.join().unwrap();
+    }
+
+    #[test]
+    fn what_comes_for_the_same_is_kept_until_its_thread_is_through() {
+        let turns = Turns::default();
+        turns.wait_to_lead(EVERY, || ());
+        assert!(!turns.keep('a', 1));
+        turns.hand_over(Some('a'));
+        assert!(turns.any_slow() && turns.keep('a', 2) && !turns.keep('b', 3));
+        assert_eq!(turns.kept('a'), [2]);
+        assert!(turns.keep('a', 4));
+        assert_eq!((turns.kept('a'), turns.kept('a')), (vec![4], vec![]));
+        assert!(!turns.any_slow() && !turns.keep('a', 5));
+    }
+}

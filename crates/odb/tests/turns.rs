@@ -1,0 +1,90 @@
+//! Every order in which a few threads may take their turns (loom): scripts/loom runs this.
+#![cfg(loom)]
+
+use std::time::Duration;
+
+use loom::sync::Arc;
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use shunt_odb::turns::Turns;
+
+/// What comes: for whom, and whether it takes long.
+type Event = (char, bool);
+
+struct World {
+    turns: Turns<char, usize>,
+    events: Mutex<Vec<Event>>,
+    next: AtomicUsize,
+    served: Vec<AtomicUsize>,
+}
+
+impl World {
+    fn serve(&self, at: usize) {
+        self.served[at].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What a thread does until nothing more comes.
+    fn run(&self) {
+        loop {
+            self.turns.wait_to_lead(Duration::MAX, || ());
+            loop {
+                let at = self.next.fetch_add(1, Ordering::SeqCst);
+                let Some((whom, is_slow)) = self.events.lock().unwrap().get(at).copied() else {
+                    // The next one looks, too, and ends.
+                    return self.turns.hand_over(None);
+                };
+                if self.turns.any_slow() && self.turns.keep(whom, at) {
+                    continue;
+                }
+                if !is_slow {
+                    self.serve(at);
+                    continue;
+                }
+                self.turns.hand_over(Some(whom));
+                self.serve(at);
+                loop {
+                    let kept = self.turns.kept(whom);
+                    if kept.is_empty() {
+                        break;
+                    }
+                    kept.into_iter().for_each(|at| self.serve(at));
+                }
+                break;
+            }
+        }
+    }
+}
+
+fn all_are_served_once(threads: usize, events: &[Event]) {
+    let events = events.to_vec();
+    loom::model(move || {
+        let served = events.iter().map(|_| AtomicUsize::new(0)).collect();
+        let (events, next) = (Mutex::new(events.clone()), AtomicUsize::new(0));
+        let world = Arc::new(World { turns: Turns::default(), events, next, served });
+        let others: Vec<_> = (1..threads)
+            .map(|_| {
+                let world = Arc::clone(&world);
+                loom::thread::spawn(move || world.run())
+            })
+            .collect();
+        world.run();
+        others.into_iter().for_each(|other| other.join().unwrap());
+        let served: Vec<usize> = world.served.iter().map(|count| count.load(Ordering::SeqCst)).collect();
+        assert!(served.iter().all(|count| *count == 1), "{served:?}");
+    });
+}
+
+#[test]
+fn of_one_who_is_silent() {
+    all_are_served_once(2, &[('a', true), ('a', false), ('b', false)]);
+}
+
+#[test]
+fn of_two_who_are_silent() {
+    all_are_served_once(2, &[('a', true), ('b', true), ('a', false)]);
+}
+
+#[test]
+fn of_one_who_is_silent_again() {
+    all_are_served_once(2, &[('a', true), ('a', true), ('a', false)]);
+}

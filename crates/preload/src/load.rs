@@ -1,0 +1,126 @@
+//! When the library is loaded: what the process has of Shunt, from what `shunt run` left in the environment; and its end.
+
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use shunt_odb::learnt::Table;
+use shunt_odb::states;
+use shunt_odb::store::client::enter_by;
+use shunt_process::connections::runtime::{self, Runtime, runtime};
+use shunt_process::connections::states::Connections;
+use shunt_process::connections::{entries, users};
+use shunt_process::memory::{Calls, Memory};
+use shunt_process::store::Store;
+use shunt_process::system::inside::Inside;
+use shunt_process::system::{kernel, process, ranks, scarce};
+use shunt_process::{bypass, descriptors, forks};
+use shunt_sys::own::OwnFd;
+use shunt_sys::shared::SharedMemory;
+
+use crate::allocator;
+use crate::hooks::exec::ENVIRONMENT;
+use crate::hooks::{exec, heap, stream};
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    let environment = std::env::var(ENVIRONMENT).unwrap_or_default();
+    if let Some(runtime) = runtime::begin(from_environment(&environment)) {
+        // The allocator's first: the others, which allocate, run before it is held and after it is given up.
+        // SAFETY: handlers that live as long as the process; they touch nothing but a lock of ours.
+        unsafe {
+            let after: Option<unsafe extern "C" fn()> = Some(allocator::after_fork);
+            libc::pthread_atfork(Some(allocator::before_fork), after, after)
+        };
+        // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
+        // stores into atomics and replaces what the parent's threads may hold.
+        unsafe { libc::pthread_atfork(Some(forks::before), Some(forks::after_in_parent), Some(forks::after_in_child)) };
+        if value(&environment, "locks") == Some("checked") {
+            ranks::check();
+        }
+        process::begin();
+        scarce::begin();
+        heap::begin(value(&environment, "malloc") == Some("unaligned"));
+        exec::remember(&environment);
+        descriptors::adopt_inherited(runtime);
+        stream::adopt_standard(runtime);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// A process that ends gives back what it has let go of.
+extern "C" fn at_exit() {
+    // Not where a signal's handler ends the process in the middle of the library.
+    if process::is_own()
+        && let Some(runtime) = runtime()
+        && let Some(_inside) = Inside::enter()
+    {
+        runtime.memory.holders.send_returns(&runtime.memory.returns);
+    }
+}
+
+/// A field of [`ENVIRONMENT`].
+fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.split(';').find_map(|field| field.split_once('=').filter(|(key, _)| *key == name)).map(|(_, value)| value)
+}
+
+/// Sends back shares, in the thread that makes connections.
+fn tick() -> bool {
+    runtime().is_some_and(|runtime| runtime.memory.holders.send_returns(&runtime.memory.returns))
+}
+
+fn tend() {
+    if let Some(runtime) = runtime() {
+        bypass::tend(runtime);
+    }
+}
+
+fn from_environment(text: &str) -> Option<Runtime> {
+    let descriptor = |name: &str| value(text, name)?.parse::<i32>().ok().filter(|fd| *fd >= 0);
+    let (number, faults_number) = (descriptor("table")?, descriptor("faults")?);
+    // SAFETY: `shunt run` left it open for us; a copy is taken, and a number that is not open makes that fail.
+    let table: OwnedFd = rustix::io::fcntl_dupfd_cloexec(unsafe { BorrowedFd::borrow_raw(number) }, 512).ok()?;
+    let asking =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).map(OwnFd::new);
+    entries::keep(number);
+    entries::keep(faults_number);
+    // SAFETY: as above; it stays open, because programs that this one executes inherit it.
+    let faults = unsafe { OwnedFd::from_raw_fd(faults_number) };
+    let cookie: Option<u64> = value(text, "cookie").and_then(|cookie| cookie.parse().ok());
+    let is_entrance = |fd: &i32| rustix::net::sockopt::socket_cookie(kernel::borrow(*fd)).ok() == cookie;
+    if cookie.is_some()
+        && let Some(number) = descriptor("entrance").filter(is_entrance)
+    {
+        entries::keep(number);
+        // SAFETY: as above.
+        enter_by(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    let store = PathBuf::from(value(text, "store")?);
+    let table = Arc::new(own_table(table, number)?);
+    Some(Runtime {
+        inherited: number,
+        learnt: Table::new(Arc::clone(&table)),
+        connections: Connections::new(table, asking.ok()),
+        memory: Memory::new(faults, store.clone(), Calls { tick, tend }),
+        store: Store::new(store),
+    })
+}
+
+/// The memory that was inherited, or new memory where that is another user's, for who has started this program did not
+/// say that it became one; or where another version of this library has made it.
+fn own_table(inherited: OwnedFd, number: RawFd) -> Option<SharedMemory> {
+    let bytes = usize::try_from(rustix::fs::fstat(&inherited).ok()?.st_size).ok()?;
+    if bytes == states::BYTES && !users::is_of_another(inherited.as_fd()) {
+        return SharedMemory::open(inherited).ok();
+    }
+    let own = states::new().ok()?;
+    users::leave_to_children(own.as_fd(), number, inherited.as_fd());
+    Some(own)
+}

@@ -1,0 +1,23 @@
+//! Compiles what the nginx module, too, knows of TLS connections (openssl/shunt_tls*.c), by OpenSSL's headers alone.
+
+use std::path::Path;
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let openssl = root.join("openssl");
+    let shared = ["", "_gate", "_keys", "_watch"].map(|part| openssl.join(format!("shunt_tls{part}.c")));
+    let own = Path::new("src/tls/openssl.c").to_path_buf();
+    for file in shared.iter().chain([&own, &openssl.join("shunt_tls.h"), &openssl.join("shunt_tls_state.h")]) {
+        println!("cargo::rerun-if-changed={}", file.display());
+    }
+    println!("cargo::rerun-if-changed={}", root.join("include/shunt.h").display());
+    cc::Build::new()
+        .files(&shared)
+        .file(&own)
+        .include(openssl)
+        .include(root.join("include"))
+        .flag("-fvisibility=hidden")
+        .flag("-Wno-unused-parameter")
+        .warnings_into_errors(true)
+        .compile("shunt_tls");
+}

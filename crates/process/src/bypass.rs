@@ -1,0 +1,278 @@
+//! Absent bytes that a program writes to a client: their holder's agent sends them, on the client's own connection, and they
+//! come no nearer than their references (ARCHITECTURE.md, "On-demand buffers").
+//!
+//! The program's socket stays what it was. What is written behind such bytes waits in it, as the kernel has it
+//! (SHUNT_APPEND); so nothing is queued here, and EAGAIN, poll, close and the end of the process are the kernel's.
+//!
+//! ```text
+//!   write ---> a region begins, or grows (setsockopt)         the program's turn ends: it waits for events
+//!                   |                                                    |
+//!                   +-- not here: fetched and written (outside.rs)       +--> one message to the agent for each region
+//! ```
+//!
+//! [`handings`] knows what is under way; [`sealed`] is for TLS connections; [`rescue`] does what is left where it fails.
+
+mod handing;
+mod handings;
+mod rescue;
+mod sealed;
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use handing::bytes;
+pub use handings::Handings;
+use libc::iovec;
+use rustix::net::ipproto;
+pub use sealed::{Client, Turn, can_begin, seal};
+use shunt_odb::absent::Piece;
+use shunt_odb::store::usage::Counted;
+use shunt_sys::sockopt;
+use smallvec::SmallVec;
+
+use crate::connections::runtime::Runtime;
+use crate::memory::outside;
+use crate::system::counts::count;
+use crate::system::inside::{Held, Inside, Lock, Still};
+use crate::system::kernel::borrow;
+use crate::system::kernel::{self, Errno};
+use crate::system::parts::{Parts, addresses, length, of};
+use crate::system::ranks::Rank;
+use crate::system::real::{errno, set_errno};
+
+/// What is fetched all the same for a client that others send to: while they do, its socket takes little, and what was fetched
+/// in vain cannot be handed off any more.
+const BESIDE_AT_ONCE: usize = 32 << 10;
+
+/// By descriptor, what is known of it as a client's.
+static CLIENTS: [AtomicU8; 1 << 20] = [const { AtomicU8::new(UNKNOWN) }; 1 << 20];
+const UNKNOWN: u8 = 0;
+/// A TCP connection.
+const POSSIBLE: u8 = 1;
+/// One that has been handed off before ([`prepare`]).
+const PREPARED: u8 = 2;
+/// Not a client's connection, or none that another machine could send on.
+const NEVER: u8 = 3;
+/// One that the kernel has refused for want of proof: once, and each time more is one more.
+const UNPROVEN: u8 = 4;
+/// As often as that, it is not asked for again: then its packets take another way.
+const UNPROVEN_LAST: u8 = UNPROVEN + 15;
+
+/// Regions that have begun and that no agent has been told of: nearly always, there are none.
+static BEGUN: AtomicUsize = AtomicUsize::new(0);
+
+/// What is under way.
+static HANDINGS: LazyLock<Lock<Handings>> = LazyLock::new(|| Lock::new(Rank::Handings, Handings::default()));
+
+/// A write, cut at its first run of absent bytes that one machine has.
+struct Cut {
+    before: Parts,
+    run: SmallVec<[Piece; 8]>,
+    behind: Parts,
+}
+
+impl Cut {
+    /// `None`: nothing of it is absent.
+    fn of(runtime: &Runtime, iov: &[iovec]) -> Option<Self> {
+        let mut cut = Self { before: Parts::new(), run: SmallVec::new(), behind: Parts::new() };
+        for part in iov.iter().filter(|part| part.iov_len > 0) {
+            let Range { start: mut at, end } = addresses(part);
+            for piece in runtime.memory.absent_within(&(at..end)) {
+                cut.add_present(at..piece.addresses.start);
+                at = piece.addresses.end;
+                cut.add_absent(piece);
+            }
+            cut.add_present(at..end);
+        }
+        (!cut.run.is_empty()).then_some(cut)
+    }
+
+    fn add_present(&mut self, addresses: Range<usize>) {
+        if !addresses.is_empty() {
+            let side = if self.run.is_empty() { &mut self.before } else { &mut self.behind };
+            side.push(of(&addresses));
+        }
+    }
+
+    fn add_absent(&mut self, piece: Piece) {
+        let holder = |piece: &Piece| piece.hold.payload().holder;
+        let fits = self.run.first().is_none_or(|first| holder(first) == holder(&piece));
+        if fits && self.behind.is_empty() && self.run.len() < shunt_wire::parts::PARTS_MAX {
+            self.run.push(piece);
+        } else {
+            self.add_present(piece.addresses);
+        }
+    }
+
+    /// The run's memory, and all behind it.
+    fn rest(&self) -> Parts {
+        self.run.iter().map(|piece| of(&piece.addresses)).chain(self.behind.iter().copied()).collect()
+    }
+}
+
+fn lock() -> Held<'static, Handings> {
+    HANDINGS.lock()
+}
+
+/// `None`: another thread has them.
+fn try_lock() -> Option<Held<'static, Handings>> {
+    HANDINGS.try_lock()
+}
+
+/// Until the value is dropped nothing changes: before a fork, when all that has begun is told.
+pub fn hold_still() -> Still<'static, Handings> {
+    let mut handings = HANDINGS.hold_still();
+    handings.tell_all();
+    handings
+}
+
+/// Writes, as `emit` does, memory that may be absent to what may be a client.
+pub fn write(
+    runtime: &'static Runtime,
+    fd: RawFd,
+    iov: &[iovec],
+    flags: i32,
+    emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let cut = if may_be_client(fd) { Cut::of(runtime, iov) } else { None };
+    let at_once = if is_prepared(fd) { BESIDE_AT_ONCE } else { outside::AT_ONCE };
+    let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, emit) };
+    let before = length(&cut.before);
+    if before > 0 {
+        let sent = outside::write(&runtime.memory, &cut.before, at_once, &emit)?;
+        if sent < before {
+            return Ok(sent);
+        }
+    }
+    let handed = lock().hand_off(runtime, fd, &cut.run, flags);
+    let (handed, rest) = if handed { (bytes(&cut.run) as usize, cut.behind) } else { (0, cut.rest()) };
+    count(Counted::HandedOff, handed);
+    runtime.memory.return_shares();
+    let done = before + handed;
+    if rest.is_empty() {
+        return Ok(done);
+    }
+    match outside::write(&runtime.memory, &rest, at_once, emit) {
+        Ok(sent) => Ok(done + sent),
+        // What cannot be had any more is said at once: nothing else would wake a program that waits for room.
+        Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn client(fd: RawFd) -> Option<&'static AtomicU8> {
+    CLIENTS.get(usize::try_from(fd).ok()?)
+}
+
+fn is_prepared(fd: RawFd) -> bool {
+    client(fd).is_some_and(|client| client.load(Ordering::Relaxed) == PREPARED)
+}
+
+fn may_be_client(fd: RawFd) -> bool {
+    let Some(client) = client(fd) else { return false };
+    if client.load(Ordering::Relaxed) == UNKNOWN {
+        let is_tcp = rustix::net::sockopt::socket_protocol(borrow(fd)) == Ok(Some(ipproto::TCP));
+        client.store(if is_tcp { POSSIBLE } else { NEVER }, Ordering::Relaxed);
+    }
+    client.load(Ordering::Relaxed) != NEVER
+}
+
+/// The number stands for something else from here on.
+pub fn forget(fd: RawFd) {
+    if let Some(client) = client(fd)
+        && client.load(Ordering::Relaxed) != UNKNOWN
+    {
+        client.store(UNKNOWN, Ordering::Relaxed);
+    }
+}
+
+/// Before connect(2): who is there is a server. Its packets may come in where none are steered.
+pub fn connecting(fd: RawFd) {
+    if let Some(client) = client(fd) {
+        client.store(NEVER, Ordering::Relaxed);
+    }
+}
+
+/// After dup(2) and its like.
+pub fn duplicated(from: RawFd, to: RawFd) {
+    if let (Some(from), Some(to)) = (client(from), client(to)) {
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Nobody else can send on this connection, unless it is only not the time for it: bytes of its own have not left yet.
+fn refuse(fd: RawFd) {
+    if let Some(client) = client(fd)
+        && !unsent(fd)
+    {
+        client.store(NEVER, Ordering::Relaxed);
+    }
+}
+
+/// The kernel knows too little of this connection: what passes until the next write may be enough.
+fn refuse_for_now(fd: RawFd) {
+    if let Some(client) = client(fd) {
+        let next = match client.load(Ordering::Relaxed) {
+            UNPROVEN_LAST.. => NEVER,
+            refused @ UNPROVEN.. => refused + 1,
+            _ => UNPROVEN,
+        };
+        client.store(next, Ordering::Relaxed);
+    }
+}
+
+/// Before the first handoff of a connection. What is written leaves at once, where the client has room: a header that waited
+/// for an ACK would keep a handoff from beginning. And there is room for more only when all has left: so that a program that
+/// is faster than its client comes back when the next handoff can begin, and not in the middle.
+fn prepare(fd: RawFd) {
+    let Some(client) = client(fd).filter(|client| client.load(Ordering::Relaxed) == POSSIBLE) else { return };
+    let _ = rustix::net::sockopt::set_tcp_nodelay(borrow(fd), true);
+    let _ = sockopt::set_i32(borrow(fd), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
+    client.store(PREPARED, Ordering::Relaxed);
+}
+
+/// Bytes that were written and that the kernel has not sent yet.
+fn unsent(fd: RawFd) -> bool {
+    /// <linux/sockios.h>
+    const SIOCOUTQNSD: usize = 0x894b;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: writes one int, which lives in this frame.
+    let asked = unsafe { kernel::call(libc::SYS_ioctl, [fd as usize, SIOCOUTQNSD, &raw mut bytes as usize, 0, 0, 0]) };
+    asked.is_err() || bytes > 0
+}
+
+/// The program is about to wait, or to end: what has begun is told to the agent.
+#[inline]
+pub fn turn_ends() {
+    if BEGUN.load(Ordering::Relaxed) > 0 {
+        tell();
+    }
+}
+
+#[cold]
+fn tell() {
+    if let Some(_inside) = Inside::enter() {
+        let before = errno();
+        lock().tell_all();
+        set_errno(before);
+    }
+}
+
+/// Several times a second: what agents have said, and what nobody has looked at for a while.
+pub fn tend(runtime: &'static Runtime) {
+    let Some(mut handings) = try_lock() else { return };
+    let failed = handings.tend(runtime);
+    drop(handings);
+    failed.into_iter().for_each(|failed| rescue::start(runtime, failed));
+    runtime.memory.return_shares();
+}
+
+/// Before the program writes to, or closes, a descriptor: waits where a rescue is under way there.
+#[inline]
+pub fn waits_for_rescue(fd: RawFd) {
+    if rescue::any() {
+        rescue::wait(fd);
+    }
+}

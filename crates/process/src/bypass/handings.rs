@@ -1,0 +1,292 @@
+//! Handoffs of this process: those that have begun in the kernel, and those that agents know of.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::OFlags;
+use shunt_odb::absent::Piece;
+use shunt_odb::link::{Link, Outcome, Sender, Standing};
+use shunt_odb::segment::now_ms;
+use shunt_odb::store::client::{Connection, QUICK};
+use shunt_odb::store::usage::Counted;
+use shunt_sys::erase::Erased;
+use shunt_wire::local::{Reason, Tls};
+
+use super::handing::{Failed, Handing, bytes, is_long, region_bytes};
+use super::{BEGUN, prepare, refuse, refuse_for_now, unsent};
+use crate::connections::runtime::Runtime;
+use crate::system::counts::count;
+use crate::system::kernel::borrow;
+
+/// After an agent could not be had, it is not asked for so long.
+const RETRY_MS: u64 = 1000;
+/// How long the end of a handoff is waited for whose agent is gone: its successor says so if nobody sends it.
+const ORPHAN_MS: u64 = 60_000;
+
+#[derive(Default)]
+pub struct Handings {
+    link: Option<Link>,
+    asked_ms: u64,
+    /// Begun in this turn, and not told yet.
+    begun: Vec<Handing>,
+    /// Under way, by name.
+    told: HashMap<u64, Handing>,
+    /// The newest under way on a connection, by its cookie: a program may close a descriptor and get its number again in one
+    /// turn.
+    on: HashMap<u64, u64>,
+    failed: Vec<Failed>,
+    /// Those that an agent knew of that is gone, and when that was noticed.
+    orphans: HashMap<u64, (Handing, u64)>,
+}
+
+impl Handings {
+    /// Has the holder of a run of absent bytes send them, behind all that was written to the descriptor. False: they are to
+    /// be fetched.
+    pub fn hand_off(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece], flags: i32) -> bool {
+        self.settle();
+        let is_long = is_long(run);
+        if !is_long && self.begun.is_empty() {
+            return false;
+        }
+        let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return false };
+        if let Some(at) = self.begun_on(cookie) {
+            return !self.begun[at].is_sealed && self.grow(at, fd, run);
+        }
+        if !is_long || self.begin(runtime, fd, cookie, run, None).is_none() {
+            return false;
+        }
+        self.tell_if_waits(fd, flags);
+        true
+    }
+
+    /// Whether some of a connection's is under way that the agent knows of: nothing can begin there.
+    pub fn is_under_way(&self, cookie: u64) -> bool {
+        self.on.contains_key(&cookie)
+    }
+
+    /// What has begun on a connection in this turn.
+    pub fn begun_on(&self, cookie: u64) -> Option<usize> {
+        self.begun.iter().rposition(|handing| handing.cookie == cookie)
+    }
+
+    pub fn begun(&self, at: usize) -> &Handing {
+        &self.begun[at]
+    }
+
+    /// What has begun cannot go on.
+    pub fn give_up(&mut self, at: usize) {
+        BEGUN.fetch_sub(1, Ordering::Relaxed);
+        let handing = self.begun.remove(at);
+        self.link.iter().for_each(|link| link.over(&handing.message));
+        self.failed.push(Failed { handing, reason: Reason::Aborted });
+    }
+
+    /// Who waits in its calls may not come by here again for long.
+    pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
+        let waits = flags & libc::MSG_DONTWAIT == 0
+            && !rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        if waits {
+            self.tell_all();
+        }
+    }
+
+    /// Who sends what is absent, and has said that it does so for this connection's server.
+    fn sender(&mut self, fd: RawFd, run: &[Piece]) -> Option<Sender> {
+        let link = self.link.as_mut()?;
+        let sender = link.sender(run.first()?.hold.payload().holder)?;
+        let standing = link.standing(borrow(fd), sender).ok()?;
+        match standing {
+            Standing::No => count(Counted::Declined, bytes(run) as usize),
+            // Later ones may be handed off.
+            Standing::Unknown(_) => run.iter().for_each(|piece| piece.hold.excuse()),
+            Standing::Yes => {}
+        }
+        (standing == Standing::Yes).then_some(sender)
+    }
+
+    /// Begins one, and says which of those that have begun it is.
+    pub fn begin(
+        &mut self,
+        runtime: &Runtime,
+        fd: RawFd,
+        cookie: u64,
+        run: &[Piece],
+        keys: Option<Erased<Tls>>,
+    ) -> Option<usize> {
+        if self.is_under_way(cookie) || !self.connect(runtime) {
+            return None;
+        }
+        let sender = self.sender(fd, run)?;
+        let (link, holder) = (self.link.as_mut()?, run.first()?.hold.payload().holder);
+        let region = region_bytes(keys.as_ref(), bytes(run))?;
+        prepare(fd);
+        let mut begun = link.begin(borrow(fd), sender, region);
+        let is_refused = begun.as_ref().is_err_and(|error| error.raw_os_error().is_some());
+        if is_refused && !unsent(fd) {
+            // What had not left yet has left meanwhile, perhaps: what is refused now is refused for another reason.
+            begun = link.begin(borrow(fd), sender, region);
+        }
+        let message = match begun {
+            Ok(message) => message,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                refuse_for_now(fd);
+                return None;
+            }
+            Err(_) => {
+                // Where it has gone meanwhile, others may send on this connection.
+                if link.sender(holder) == Some(sender) {
+                    refuse(fd);
+                }
+                return None;
+            }
+        };
+        let mut handing = Handing::new(fd, cookie, message, keys);
+        handing.take(run);
+        self.begun.push(handing);
+        BEGUN.fetch_add(1, Ordering::Relaxed);
+        Some(self.begun.len() - 1)
+    }
+
+    pub fn grow(&mut self, at: usize, fd: RawFd, run: &[Piece]) -> bool {
+        let (Some(link), handing) = (&self.link, &mut self.begun[at]) else { return false };
+        let Some(growth) = handing.growth(run).filter(|_| handing.can_take(run)) else { return false };
+        if link.grow(borrow(fd), &handing.message, growth).is_err() {
+            return false;
+        }
+        handing.fd = fd;
+        handing.take(run);
+        true
+    }
+
+    /// Whether the holder of a run sends to a connection's client now.
+    pub fn sends(&mut self, runtime: &Runtime, fd: RawFd, run: &[Piece]) -> bool {
+        self.connect(runtime) && self.sender(fd, run).is_some()
+    }
+
+    /// Has a connection with the agent.
+    pub fn connect(&mut self, runtime: &Runtime) -> bool {
+        if self.link.as_ref().is_some_and(|link| !link.is_alive()) {
+            self.lose();
+        }
+        let now = now_ms();
+        if self.link.is_none() && (self.asked_ms == 0 || now >= self.asked_ms + RETRY_MS) {
+            let asked = Connection::open_within(runtime.store.path(), QUICK).and_then(|store| store.agent());
+            self.asked_ms = now_ms();
+            self.link = asked.ok().flatten().and_then(|socket| Link::open(socket).ok());
+        }
+        self.link.is_some()
+    }
+
+    /// The agent is gone. What it knew of goes on without it: the kernel steers, and whoever sends has pinned its bytes. Its
+    /// successor looks whether it does.
+    fn lose(&mut self) {
+        self.tell_all();
+        self.link = None;
+        let now = now_ms();
+        self.orphans.extend(self.told.drain().map(|(handoff, handing)| (handoff, (handing, now))));
+        self.on.clear();
+    }
+
+    /// Tells the agent of all that has begun, in that order: by the last that it was told of it knows what it was not.
+    pub fn tell_all(&mut self) {
+        let mut begun = std::mem::take(&mut self.begun).into_iter();
+        while let Some(mut handing) = begun.next() {
+            let told =
+                self.link.as_ref().map_or_else(|| Err(ErrorKind::NotConnected.into()), |link| handing.tell(link));
+            match told {
+                // It has not read yet what it was told before.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.begun.push(handing);
+                    self.begun.extend(begun);
+                    return;
+                }
+                told => self.note_told(handing, told.is_ok()),
+            }
+        }
+    }
+
+    fn note_told(&mut self, handing: Handing, is_told: bool) {
+        BEGUN.fetch_sub(1, Ordering::Relaxed);
+        if is_told {
+            self.on.insert(handing.cookie, handing.message.handoff);
+            self.told.insert(handing.message.handoff, handing);
+        } else {
+            // Its agent has counted it.
+            self.link.iter().for_each(|link| link.over(&handing.message));
+            self.failed.push(Failed { handing, reason: Reason::Limit });
+        }
+    }
+
+    /// Takes note of what is over.
+    pub fn settle(&mut self) {
+        let outcomes = self.link.as_mut().map(Link::outcomes).unwrap_or_default();
+        outcomes.into_iter().for_each(|(handoff, outcome)| self.take_note(handoff, outcome));
+    }
+
+    fn take_note(&mut self, handoff: u64, outcome: Outcome) {
+        let known = self.told.get(&handoff).or_else(|| self.orphans.get(&handoff).map(|(handing, _)| handing));
+        let Some(handing) = known.filter(|handing| outcome.concerns(handing.message.peer)) else { return };
+        if let Outcome::Waits { .. } = outcome {
+            if let Some(link) = &mut self.link {
+                link.hold_back(&handing.message);
+            }
+            return;
+        }
+        let handing = match self.told.remove(&handoff) {
+            Some(handing) => {
+                if let Some(link) = &self.link {
+                    link.over(&handing.message);
+                    if outcome == Outcome::Reset {
+                        // Who has begun to send after the reset had passed would wait for ACKs until its patience ends.
+                        let _ = link.abort(handoff);
+                    }
+                }
+                if self.on.get(&handing.cookie) == Some(&handoff) {
+                    self.on.remove(&handing.cookie);
+                }
+                handing
+            }
+            // That one was counted with the agent before.
+            None => match self.orphans.remove(&handoff) {
+                Some((handing, _)) => handing,
+                None => return,
+            },
+        };
+        if let Outcome::Ended { reason, .. } = outcome {
+            self.failed.push(Failed { handing, reason });
+        }
+    }
+
+    /// What has failed since the last call.
+    pub fn tend(&mut self, runtime: &Runtime) -> Vec<Failed> {
+        self.tell_all();
+        if self.link.as_mut().is_some_and(|link| link.hear().is_err()) {
+            self.settle();
+            self.lose();
+        }
+        if !self.orphans.is_empty() {
+            let now = now_ms();
+            self.orphans.retain(|_, (_, since)| now.saturating_sub(*since) < ORPHAN_MS);
+            self.connect(runtime);
+        }
+        self.settle();
+        std::mem::take(&mut self.failed)
+    }
+
+    /// The connection of a handoff that nobody sends is not this program's any more.
+    pub fn cancel(&self, handoff: u64) {
+        if let Some(link) = &self.link {
+            let _ = link.cancel(handoff);
+        }
+    }
+
+    /// In the child of a fork: all of it is the parent's.
+    pub fn forget(&mut self) {
+        // The agent knows the parent by it.
+        drop(self.link.take());
+        std::mem::forget(std::mem::take(self));
+        BEGUN.store(0, Ordering::Relaxed);
+    }
+}

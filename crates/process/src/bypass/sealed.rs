@@ -1,0 +1,100 @@
+//! Handoffs on TLS connections: under keys that are given away with them ([`crate::tls`]).
+
+use std::os::fd::RawFd;
+
+use shunt_odb::absent::Piece;
+use shunt_odb::store::usage::Counted;
+use shunt_sys::erase::Erased;
+use shunt_wire::local::Tls;
+
+use super::handing::{REGION_MAX, bytes, is_long};
+use super::handings::Handings;
+use super::{may_be_client, prepare, unsent};
+use crate::connections::runtime::Runtime;
+use crate::system::counts::count;
+use crate::system::kernel::borrow;
+
+/// When something may be handed off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    Now,
+    /// Behind what has begun in this turn of the program's, under the same keys.
+    Grows,
+    /// When what is before it has left.
+    Later,
+    Never,
+}
+
+/// A connection, by the descriptor that is written to and by its cookie (SO_COOKIE).
+#[derive(Clone, Copy)]
+pub struct Client {
+    pub fd: RawFd,
+    cookie: u64,
+}
+
+impl Client {
+    /// `None`: nobody else can send there.
+    pub fn of(fd: RawFd) -> Option<Self> {
+        if fd < 0 || !may_be_client(fd) {
+            return None;
+        }
+        let cookie = rustix::net::sockopt::socket_cookie(borrow(fd)).ok()?;
+        Some(Self { fd, cookie })
+    }
+
+    /// Whether a run of absent bytes may go out on it, behind what has begun there or by itself.
+    pub fn turn(self, runtime: &'static Runtime, run: &[Piece]) -> Turn {
+        super::lock().turn(runtime, self, run)
+    }
+}
+
+/// Whether anything can be handed off at all.
+pub fn can_begin(runtime: &'static Runtime) -> bool {
+    super::try_lock().is_some_and(|mut handings| handings.connect(runtime))
+}
+
+/// Has the holder of a run of absent bytes seal and send them: under keys that are given away now; without keys, behind what
+/// has begun under some. `go_on` is told how much is under these keys now, and says whether the connection can go on.
+pub fn seal(
+    runtime: &'static Runtime,
+    Client { fd, cookie }: Client,
+    run: &[Piece],
+    keys: Option<Erased<Tls>>,
+    go_on: impl FnOnce(&Tls, u64) -> bool,
+) -> Turn {
+    let mut handings = super::lock();
+    let begins = keys.is_some();
+    let at = match keys {
+        Some(_) => handings.begin(runtime, fd, cookie, run, keys),
+        None => handings.begun_on(cookie).filter(|at| handings.begun(*at).is_sealed && handings.grow(*at, fd, run)),
+    };
+    let Some(at) = at else {
+        // Or the agent has been told meanwhile of what was to grow.
+        return if unsent(fd) || handings.is_under_way(cookie) { Turn::Later } else { Turn::Never };
+    };
+    let handing = handings.begun(at);
+    if !handing.keys.as_ref().is_some_and(|keys| go_on(keys, handing.message.length)) {
+        handings.give_up(at);
+    } else if begins {
+        handings.tell_if_waits(fd, 0);
+    }
+    drop(handings);
+    count(Counted::HandedOff, bytes(run) as usize);
+    runtime.memory.return_shares();
+    Turn::Now
+}
+
+impl Handings {
+    fn turn(&mut self, runtime: &Runtime, Client { fd, cookie }: Client, run: &[Piece]) -> Turn {
+        self.settle();
+        if let Some(at) = self.begun_on(cookie) {
+            let begun = self.begun(at);
+            return if begun.is_sealed && begun.can_take(run) { Turn::Grows } else { Turn::Later };
+        }
+        if !is_long(run) || bytes(run) > REGION_MAX || !self.sends(runtime, fd, run) {
+            return Turn::Never;
+        }
+        prepare(fd);
+        if self.is_under_way(cookie) || unsent(fd) { Turn::Later } else { Turn::Now }
+    }
+}

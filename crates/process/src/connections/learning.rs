@@ -1,0 +1,150 @@
+//! What of a write goes for real because whoever is at the other end would look at it: by what has become of payloads of the
+//! same kind (shunt_odb::learnt), which processes of one user know together with those that they start.
+//!
+//! A kind is: to whom, which content type, whether it begins a message, and whether it is long. A message is what one end
+//! says until the other has said something.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libc::iovec;
+use rustix::net::{getpeername, getsockname};
+use shunt_odb::content::{LOOK_BYTES, content_type};
+use shunt_odb::learnt::{Note, Plan};
+use shunt_odb::reference::Reference;
+use shunt_odb::store::usage::Counted;
+
+use crate::connections::runtime::Runtime;
+use crate::connections::states::{Connection, Said};
+use crate::system::counts::count;
+use crate::system::kernel::borrow;
+use crate::system::parts::slices;
+
+/// From here on payloads are of another kind: what is done to them may go by their length.
+const LONG: usize = 32 << 10;
+
+/// One write of a message.
+pub struct Message<'a> {
+    runtime: &'a Runtime,
+    connection: Connection<'a>,
+    fd: RawFd,
+    said: Said,
+    looked: bool,
+    /// Of this write: bytes that go for real only because they would be touched, and payloads that go by reference only to
+    /// see whether they still would.
+    real: usize,
+    probes: usize,
+}
+
+/// How a payload that goes by reference is told of later.
+#[derive(Clone, Copy, Default)]
+pub struct Telling {
+    pub head: usize,
+    pub tail: usize,
+    /// It goes by reference only to see: then one as short as any tells as much.
+    pub probe: bool,
+    note: Note,
+}
+
+impl<'a> Message<'a> {
+    /// A write of a connection begins, with its lock held.
+    pub fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd) -> Self {
+        Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }
+    }
+
+    /// Whether nothing of the message has gone before this write.
+    pub fn begins(&self) -> bool {
+        self.said.bytes == 0
+    }
+
+    /// Looks for the content type in memory that the kernel reads too, or has read.
+    pub fn look(&mut self, memory: &[iovec]) {
+        if self.looked || self.said.content != 0 || self.said.bytes as usize >= LOOK_BYTES {
+            return;
+        }
+        self.looked = true;
+        let mut beginning = [0; LOOK_BYTES];
+        let mut there = 0;
+        for slice in slices(memory) {
+            let now = slice.len().min(LOOK_BYTES - there);
+            beginning[there..there + now].copy_from_slice(&slice[..now]);
+            there += now;
+        }
+        if let Some(found) = content_type(&beginning[..there]) {
+            self.said.content = hash(found.to_ascii_lowercase());
+        }
+    }
+
+    /// How so many bytes go, which could be left in the store. `None`: for real.
+    pub fn plan(&mut self, bytes: usize, begins: bool) -> Option<Telling> {
+        let learnt = self.runtime.learnt.as_ref();
+        let Some(learnt) = learnt else { return Some(Telling::default()) };
+        self.runtime.store.reports(|report| learnt.learn(&report));
+        let kind = hash_long((self.upstream(), self.said.content, begins, bytes >= LONG));
+        match learnt.plan(kind, begins, bytes, random()) {
+            Plan::Real => {
+                self.real += bytes;
+                None
+            }
+            Plan::Reference { head, tail, sent, probe } => {
+                Some(Telling { head, tail, probe, note: Note { kind, sent } })
+            }
+        }
+    }
+
+    /// What the plan was for is in the store.
+    pub fn stored(&mut self, reference: &Reference, telling: &Telling) {
+        self.real += telling.head + telling.tail;
+        self.probes += usize::from(telling.probe);
+        self.runtime.store.note(reference, telling.note);
+    }
+
+    /// So many bytes of the write have gone.
+    pub fn end(mut self, sent: usize) {
+        if sent == 0 {
+            return;
+        }
+        self.said.bytes = self.said.bytes.saturating_add(u32::try_from(sent).unwrap_or(u32::MAX));
+        self.connection.set_said(&self.said);
+        if self.real > 0 {
+            count(Counted::SentRealTouched, self.real);
+        }
+        if self.probes > 0 {
+            count(Counted::Probes, self.probes);
+        }
+    }
+
+    /// To whom: of a connection that this end has made, the address; of another, the host, and where it was accepted.
+    fn upstream(&mut self) -> u32 {
+        if self.said.upstream == Said::ACCEPTED || self.said.upstream == Said::CONNECTED {
+            let socket = borrow(self.fd);
+            let peer = getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
+            let own = getsockname(socket).ok().and_then(|own| SocketAddr::try_from(own).ok());
+            self.said.upstream = if self.said.upstream == Said::CONNECTED {
+                hash(peer)
+            } else {
+                hash((peer.map(|peer| peer.ip()), own.map(|own| own.port())))
+            };
+        }
+        self.said.upstream
+    }
+}
+
+fn hash_long(what: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Never one of the small numbers that mean something else.
+fn hash(what: impl Hash) -> u32 {
+    hash_long(what) as u32 | 1 << 31
+}
+
+/// Good enough to keep no rhythm.
+fn random() -> u8 {
+    static STATE: AtomicU32 = AtomicU32::new(0);
+    (STATE.fetch_add(0x9e37_79b9, Ordering::Relaxed) >> 24) as u8
+}

@@ -1,0 +1,33 @@
+//! What the calls of a process on its connections have in common: made once, when the library is loaded.
+
+use std::os::fd::RawFd;
+use std::sync::OnceLock;
+
+use shunt_odb::learnt::Table;
+
+use super::states::Connections;
+use crate::memory::Memory;
+use crate::store::Store;
+
+/// All of it.
+pub struct Runtime {
+    pub connections: Connections,
+    pub memory: Memory,
+    pub store: Store,
+    pub learnt: Option<Table>,
+    /// The number by which programs that this one executes inherit the memory of the connections' states.
+    pub inherited: RawFd,
+}
+
+static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
+
+/// The runtime; `None` where the program is not under `shunt run`, and all calls are glibc's.
+#[inline]
+pub fn runtime() -> Option<&'static Runtime> {
+    RUNTIME.get()?.as_ref()
+}
+
+/// When the library is loaded.
+pub fn begin(made: Option<Runtime>) -> Option<&'static Runtime> {
+    RUNTIME.get_or_init(|| made).as_ref()
+}

@@ -1,0 +1,567 @@
+//! What a write of a framed connection does: large present bytes go to the store and absent bytes stay where they are,
+//! and references to them go into the socket; everything else goes for real. One call to the kernel for all of it.
+
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, RawFd};
+
+use libc::iovec;
+use rustix::fs::FileType;
+use shunt_odb::frame::Sending;
+use shunt_odb::reference::Reference;
+use shunt_odb::store::usage::Counted;
+use smallvec::{SmallVec, smallvec};
+
+use crate::connections::learning::Message;
+use crate::connections::runtime::Runtime;
+use crate::connections::states::Connection;
+use crate::connections::waiting;
+use crate::memory::Copies;
+use crate::memory::outside;
+use crate::store::COPIED_MAX;
+use crate::system::counts::count;
+use crate::system::kernel::{self, Errno};
+use crate::system::parts::{PARTS_AT_ONCE, Parts, addresses, length, of, slices, split};
+
+/// Less than this is sent for real.
+const STORED_MIN: usize = 8 << 10;
+/// A part of a write that is shorter is a header or a frame of the program's own, and not a part of what is beside it.
+const FRAMING_MAX: usize = 512;
+/// What one real frame promises at most: all of it has to be real, whatever the socket takes now.
+const REAL_AT_ONCE: usize = 256 << 10;
+
+/// What a write consists of, in order.
+enum Part {
+    Present(Parts),
+    /// Absent memory, and the reference that stands for it.
+    Absent(Parts, Reference),
+}
+
+/// Cuts a write into what is present and what is absent.
+fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>, copies: &mut Copies) {
+    let mut present = |parts: &mut SmallVec<[Part; 4]>, range: &Range<usize>| {
+        runtime.memory.readable(range, copies, |range| add_present(parts, range));
+    };
+    for part in iov.iter().filter(|part| part.iov_len > 0) {
+        let all = addresses(part);
+        let mut at = all.start;
+        for piece in runtime.memory.absent_within(&all) {
+            present(parts, &(at..piece.addresses.start));
+            at = piece.addresses.end;
+            let memory = of(&piece.addresses);
+            let bytes = piece.addresses.len() as u64;
+            let payload = piece.hold.payload();
+            if let Some(Part::Absent(before, reference)) = parts.last_mut()
+                && reference.payload == payload
+                && reference.offset + reference.length == piece.offset
+            {
+                reference.length += bytes;
+                before.push(memory);
+            } else if let Some(reference) = piece.hold.refer(piece.offset, bytes) {
+                parts.push(Part::Absent(smallvec![memory], reference));
+            } else {
+                add_present(parts, piece.addresses);
+            }
+        }
+        present(parts, &(at..all.end));
+    }
+}
+
+fn add_present(parts: &mut SmallVec<[Part; 4]>, addresses: Range<usize>) {
+    if addresses.is_empty() {
+        return;
+    }
+    match parts.last_mut() {
+        Some(Part::Present(memory)) => memory.push(of(&addresses)),
+        _ => parts.push(Part::Present(smallvec![of(&addresses)])),
+    }
+}
+
+/// A frame of a write.
+enum Frame {
+    /// What is still to come of a real frame that has begun.
+    Promised(Parts),
+    Real(Parts),
+    /// What the store has been given for this write.
+    Stored(Reference),
+    /// What stays where it is.
+    Forwarded(Reference),
+}
+
+impl Frame {
+    /// Where its real bytes are.
+    fn memory(&self) -> &[iovec] {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) => memory,
+            Self::Stored(_) | Self::Forwarded(_) => &[],
+        }
+    }
+
+    /// The program's bytes in it.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) => length(memory),
+            Self::Stored(reference) | Self::Forwarded(reference) => reference.length as usize,
+        }
+    }
+
+    /// Counts so many of its bytes, which went.
+    fn count(&self, bytes: usize) {
+        let what = match self {
+            Self::Promised(_) | Self::Real(_) => Counted::SentReal,
+            Self::Stored(_) => Counted::SentByReference,
+            Self::Forwarded(_) => Counted::PassedOn,
+        };
+        count(what, bytes);
+    }
+
+    /// Takes back what did not go.
+    fn withdraw(&self, runtime: &Runtime) {
+        match self {
+            Self::Promised(_) | Self::Real(_) => {}
+            Self::Stored(reference) => runtime.store.withdraw(reference),
+            Self::Forwarded(reference) => runtime.memory.returns.give(reference.payload, reference.weight),
+        }
+    }
+
+    /// Has the direction owe what the frame begins with; returns the real bytes that follow.
+    fn begin(&self, sending: &mut Sending, is_short: bool) -> usize {
+        match self {
+            Self::Promised(memory) | Self::Real(memory) if is_short => sending.short(length(memory)),
+            Self::Promised(memory) | Self::Real(memory) => sending.real(length(memory)),
+            Self::Stored(reference) | Self::Forwarded(reference) => {
+                sending.reference(reference);
+                0
+            }
+        }
+    }
+}
+
+/// Writes to a connection that may be framed, as sendmsg(2) does.
+pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    if !connection.frames(&runtime.connections, fd) {
+        return outside::write(&runtime.memory, iov, outside::AT_ONCE, |iov| outside::sendmsg(fd, iov, flags));
+    }
+    if flags & libc::MSG_OOB != 0 {
+        // Urgent bytes are not in the stream where they were written; frames are.
+        return Err(libc::EOPNOTSUPP);
+    }
+    let _locked = connection.lock_sending(&runtime.connections, fd);
+    let mut write = Write::new(runtime, connection, fd, flags)?;
+    let mut message = Message::new(runtime, connection, fd);
+    write.is_short =
+        (1..STORED_MIN).contains(&length(iov)) && !iov.iter().any(|part| runtime.memory.meets(&addresses(part)));
+    let outcome = if write.is_short { write.short(iov, &mut message) } else { write.long(iov, &mut message) };
+    message.end(write.sent);
+    write.end(outcome)
+}
+
+/// Sends a file's bytes from `from` on to a framed connection, as sendfile(2) does.
+pub fn write_file(
+    runtime: &Runtime,
+    fd: RawFd,
+    place: u32,
+    file: BorrowedFd<'_>,
+    from: u64,
+    bytes: usize,
+) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    let _locked = connection.lock_sending(&runtime.connections, fd);
+    let mut write = Write::new(runtime, connection, fd, 0)?;
+    write.is_short = bytes < STORED_MIN;
+    let mut message = Message::new(runtime, connection, fd);
+    // All of it, as the kernel would: a program takes less for a full socket, and waits for that to change.
+    let mut outcome = Ok(());
+    while write.sent < bytes && outcome.is_ok() {
+        let before = write.sent;
+        outcome = write.file(file, from + before as u64, bytes - before, &mut message);
+        if write.sent == before {
+            break;
+        }
+    }
+    message.end(write.sent);
+    write.end(outcome)
+}
+
+/// From a pipe, `bytes` that are in it: a frame's header, and the kernel's own splice behind it.
+pub fn from_pipe(
+    runtime: &Runtime,
+    fd: RawFd,
+    place: u32,
+    pipe: RawFd,
+    bytes: usize,
+    flags: u32,
+) -> Result<usize, Errno> {
+    let connection = runtime.connections.at(place);
+    let _locked = connection.lock_sending(&runtime.connections, fd);
+    let mut write = Write::new(runtime, connection, fd, 0)?;
+    let outcome = write.splice(pipe, bytes, flags);
+    write.end(outcome)
+}
+
+/// The frames of a write.
+type Frames = SmallVec<[Frame; 4]>;
+
+/// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
+fn cut(
+    runtime: &Runtime,
+    iov: &[iovec],
+    mut promised: usize,
+    frames: &mut Frames,
+    message: &mut Message<'_>,
+    copies: &mut Copies,
+) -> Result<(), Stop> {
+    let mut all = SmallVec::new();
+    parts(runtime, iov, &mut all, copies);
+    for part in all {
+        match part {
+            Part::Present(memory) => {
+                let (owed, rest) = split(&memory, promised);
+                promised -= length(&owed);
+                if !owed.is_empty() {
+                    frames.push(Frame::Promised(owed));
+                }
+                present(runtime, &rest, frames, message);
+            }
+            Part::Absent(memory, mut reference) => {
+                let (owed, rest) = split(&memory, promised);
+                let now = length(&owed);
+                promised -= now;
+                for part in &owed {
+                    let fetched = runtime.memory.fetch_range(&addresses(part));
+                    if fetched.is_err() {
+                        runtime.memory.returns.give(reference.payload, reference.weight);
+                        frames.iter().for_each(|frame: &Frame| frame.withdraw(runtime));
+                        return Err(Stop::Failed(libc::ECONNRESET));
+                    }
+                }
+                if now > 0 {
+                    frames.push(Frame::Promised(owed));
+                }
+                reference.offset += now as u64;
+                reference.length -= now as u64;
+                if rest.is_empty() {
+                    runtime.memory.returns.give(reference.payload, reference.weight);
+                } else {
+                    frames.push(Frame::Forwarded(reference));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that are there: real where they are few or are framing, else through the store.
+fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &mut Message<'_>) {
+    if length(memory) >= STORED_MIN {
+        message.look(memory);
+    }
+    let mut rest = memory;
+    while let Some(first) = rest.first() {
+        let is_framing = |part: &iovec| part.iov_len < FRAMING_MAX;
+        let kind = is_framing(first);
+        let (run, after) = rest.split_at(rest.iter().position(|part| is_framing(part) != kind).unwrap_or(rest.len()));
+        rest = after;
+        let mut left = Parts::from_slice(run);
+        while length(&left) >= STORED_MIN {
+            let (now, behind) = split(&left, COPIED_MAX);
+            let begins = frames.is_empty() && message.begins();
+            let Some(telling) = message.plan(length(&now), begins) else {
+                real(now, frames);
+                left = behind;
+                continue;
+            };
+            let (head, body) = split(&now, telling.head);
+            let (body, tail) = split(&body, length(&body) - telling.tail);
+            let Some(reference) = runtime.store.put(&slices(&body)) else { break };
+            message.stored(&reference, &telling);
+            real(head, frames);
+            frames.push(Frame::Stored(reference));
+            real(tail, frames);
+            left = behind;
+        }
+        real(left, frames);
+    }
+}
+
+/// Whether a message's body may be written next: HTTP's header ends here, or FastCGI's with its padding.
+fn ends_head(memory: &[iovec]) -> bool {
+    const END: usize = 12;
+    let slices = slices(memory);
+    let Some(slice) = slices.last() else { return false };
+    slice[slice.len().saturating_sub(END)..].windows(4).any(|four| four == b"\r\n\r\n")
+}
+
+/// Bytes that go themselves.
+fn real(memory: Parts, frames: &mut Frames) {
+    let mut left = memory;
+    while !left.is_empty() {
+        let (now, behind) = split(&left, REAL_AT_ONCE);
+        match frames.last_mut() {
+            Some(Frame::Real(before)) if length(before) + length(&now) <= REAL_AT_ONCE => before.extend(now),
+            _ => frames.push(Frame::Real(now)),
+        }
+        left = behind;
+    }
+}
+
+/// A write under way.
+struct Write<'a> {
+    runtime: &'a Runtime,
+    connection: Connection<'a>,
+    fd: RawFd,
+    flags: i32,
+    sending: Sending,
+    sent: usize,
+    /// All of it is there, and it is too short for the store.
+    is_short: bool,
+}
+
+/// Why a write stops before its end.
+enum Stop {
+    /// The kernel took less: the rest is for another write.
+    Full,
+    Failed(Errno),
+}
+
+impl<'a> Write<'a> {
+    /// Begins one, with the connection's lock held; sends first what the last one owes.
+    fn new(runtime: &'a Runtime, connection: Connection<'a>, fd: RawFd, flags: i32) -> Result<Self, Errno> {
+        let mut write =
+            Self { runtime, connection, fd, flags, sending: connection.sending(), sent: 0, is_short: false };
+        if write.sending.is_broken() {
+            return Err(libc::ECONNRESET);
+        }
+        // Of a frame that is void, and no part of one that goes on.
+        if write.sending.promised() == 0 && !write.sending.owed().is_empty() {
+            let pushed = write.push(libc::MSG_MORE);
+            connection.set_sending(&write.sending);
+            pushed?;
+        }
+        Ok(write)
+    }
+
+    /// Sends what is owed.
+    fn push(&mut self, flags: i32) -> Result<(), Errno> {
+        while !self.sending.owed().is_empty() {
+            let owed = self.sending.owed();
+            let part = iovec { iov_base: owed.as_ptr().cast_mut().cast(), iov_len: owed.len() };
+            let taken = kernel::send(self.fd, &[part], self.flags | flags)?;
+            self.sending.sent(taken);
+        }
+        Ok(())
+    }
+
+    fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Stop> {
+        let promised = self.sending.real(bytes);
+        self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
+        let moved = waiting::splice(pipe, self.fd, promised, flags).map_err(Stop::Failed)?;
+        self.sent = self.sending.sent(moved);
+        Ok(())
+    }
+
+    /// What the program's call returns.
+    fn end(mut self, outcome: Result<(), Stop>) -> Result<usize, Errno> {
+        self.sending.wrote(self.sent, self.is_short);
+        self.connection.set_sending(&self.sending);
+        match outcome {
+            Ok(()) => Ok(self.sent),
+            _ if self.sent > 0 => Ok(self.sent),
+            Err(Stop::Full) => Err(libc::EAGAIN),
+            Err(Stop::Failed(errno)) => Err(errno),
+        }
+    }
+
+    fn long(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
+        let (mut frames, mut copies) = (Frames::new(), Copies::new());
+        let promised = self.sending.promised() as usize;
+        let outcome = cut(self.runtime, iov, promised, &mut frames, message, &mut copies);
+        let outcome = outcome.and_then(|()| self.all(&frames));
+        if let (1.., Some(Frame::Promised(memory) | Frame::Real(memory))) = (self.sent, frames.first()) {
+            message.look(memory);
+        }
+        outcome
+    }
+
+    /// Goes as it is, where all of it is promised; else behind a header.
+    fn short(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
+        let (bytes, promised) = (length(iov), self.sending.promised() as usize);
+        let outcome = if self.sending.owed().is_empty() && promised >= bytes && iov.len() <= PARTS_AT_ONCE {
+            kernel::send(self.fd, iov, self.flags).map_err(Stop::Failed).and_then(|taken| {
+                self.sent = self.sending.sent(taken);
+                count(Counted::SentReal, taken);
+                if taken < bytes { Err(Stop::Full) } else { Ok(()) }
+            })
+        } else {
+            let (owed, rest) = split(iov, promised);
+            let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
+            self.all(&frames.collect::<Frames>())
+        };
+        if self.sent > 0 && ends_head(iov) {
+            message.look(iov);
+        }
+        outcome
+    }
+
+    /// Sends frames, as many in one call as the kernel takes parts; takes back what does not go.
+    fn all(&mut self, frames: &[Frame]) -> Result<(), Stop> {
+        let mut rest = frames;
+        while !rest.is_empty() {
+            match self.some(rest) {
+                Ok(went) => rest = &rest[went..],
+                Err((went, stop)) => {
+                    rest[went..].iter().for_each(|frame| frame.withdraw(self.runtime));
+                    return Err(stop);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One write to the kernel. Returns how many frames have begun to go.
+    fn some(&mut self, frames: &[Frame]) -> Result<usize, (usize, Stop)> {
+        let mut planned = self.sending;
+        let mut owed: SmallVec<[u8; 512]> = SmallVec::new();
+        let mut cuts: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut parts = 0;
+        for frame in frames {
+            parts += 1 + frame.memory().len();
+            if parts > PARTS_AT_ONCE && !cuts.is_empty() {
+                break;
+            }
+            let real = frame.begin(&mut planned, self.is_short);
+            owed.extend_from_slice(planned.owed());
+            cuts.push(owed.len());
+            planned.sent(planned.owed().len() + real);
+        }
+        let frames_now = &frames[..cuts.len()];
+        let mut iov = Parts::new();
+        let mut from = 0;
+        for (frame, cut) in frames_now.iter().zip(cuts) {
+            if cut > from {
+                iov.push(iovec { iov_base: owed[from..].as_ptr().cast_mut().cast(), iov_len: cut - from });
+                from = cut;
+            }
+            iov.extend_from_slice(frame.memory());
+        }
+        let mut flags = self.flags;
+        if frames_now.len() < frames.len() {
+            flags |= libc::MSG_MORE;
+        }
+        if self.sent > 0 {
+            // The kernel would not signal a write that has succeeded in part.
+            flags |= libc::MSG_NOSIGNAL;
+        }
+        let asked = length(&iov);
+        debug_assert!(iov.len() <= PARTS_AT_ONCE + 1);
+        let taken = kernel::send(self.fd, &iov, flags).map_err(|errno| (0, Stop::Failed(errno)))?;
+        if taken == asked {
+            self.sending = planned;
+            self.sent += frames_now.iter().map(Frame::bytes).sum::<usize>();
+            frames_now.iter().for_each(|frame| frame.count(frame.bytes()));
+            return Ok(frames_now.len());
+        }
+        Err((self.account(frames_now, taken), Stop::Full))
+    }
+
+    /// Follows the kernel through the frames as far as it took them. Returns how many went, or began to.
+    fn account(&mut self, frames: &[Frame], mut taken: usize) -> usize {
+        for (at, frame) in frames.iter().enumerate() {
+            if taken == 0 {
+                return at;
+            }
+            let real = frame.begin(&mut self.sending, self.is_short);
+            let now = taken.min(self.sending.owed().len() + real);
+            let went = self.sending.sent(now);
+            taken -= now;
+            if !frame.memory().is_empty() {
+                self.sent += went;
+                frame.count(went);
+            } else if self.push(0).is_ok() {
+                // A reference that the kernel took a part of, and a blocking socket the rest.
+                self.sent += frame.bytes();
+                frame.count(frame.bytes());
+            } else {
+                // None of its bytes is written: what is left of it will say that it does not count.
+                self.sending.void_reference();
+                return at;
+            }
+        }
+        frames.len()
+    }
+
+    /// Some of a file's bytes, if it has any.
+    fn file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize, message: &mut Message<'_>) -> Result<(), Stop> {
+        let before = self.sent;
+        let can_be_stored = bytes >= STORED_MIN && self.sending.takes_reference();
+        let begins = before == 0 && message.begins();
+        let telling = can_be_stored.then(|| message.plan(bytes.min(REAL_AT_ONCE), begins)).flatten();
+        let Some(telling) = telling else { return self.file_for_real(file, from, bytes.min(REAL_AT_ONCE)) };
+        // A file's end is no frame of the program's own, which somebody would look at.
+        if telling.head > 0 {
+            self.file_for_real(file, from, telling.head)?;
+        }
+        let head = self.sent - before;
+        if !self.sending.takes_reference() {
+            // The socket took a part of the head: the rest of it is for another write.
+            return Ok(());
+        }
+        let most = if telling.probe { COPIED_MAX } else { bytes };
+        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(most));
+        match stored {
+            Some(reference) => {
+                message.stored(&reference, &telling);
+                self.all(&[Frame::Stored(reference)])
+            }
+            None => self.file_for_real(file, from + head as u64, (bytes - head).min(REAL_AT_ONCE)),
+        }
+    }
+
+    /// The same, not through the store.
+    fn file_for_real(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        if self.sending.owed().is_empty() && self.sending.promised() >= bytes as u64 {
+            match self.rest_of_frame(file, from, bytes) {
+                Err(Stop::Failed(libc::EINVAL)) => {}
+                outcome => return outcome,
+            }
+        }
+        // As much as there is, because a frame promises it.
+        let status = rustix::fs::fstat(file).ok();
+        let status = status.filter(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile);
+        let Some(status) = status else { return self.copy_of_file(file, from, bytes) };
+        let there = u64::try_from(status.st_size).unwrap_or(0).saturating_sub(from).min(bytes as u64);
+        if there == 0 {
+            return Ok(());
+        }
+        let there = there as usize;
+        let promised = if self.is_short { self.sending.short(there) } else { self.sending.real(there) };
+        self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
+        self.rest_of_frame(file, from, promised)
+    }
+
+    /// The same, all of which a frame that has begun has promised.
+    fn rest_of_frame(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        let moved = kernel::send_file(self.fd, file, from, bytes).map_err(Stop::Failed)?;
+        self.sent += self.sending.sent(moved);
+        count(Counted::SentReal, moved);
+        // Less may have another reason than a full socket: the next call says.
+        Ok(())
+    }
+
+    /// The same of what has no size.
+    fn copy_of_file(&mut self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Result<(), Stop> {
+        let mut buffer = vec![0u8; bytes];
+        let got = loop {
+            match rustix::io::pread(file, &mut buffer[..], from) {
+                Err(rustix::io::Errno::INTR) => {}
+                // A directory (sendfile(2)).
+                Err(rustix::io::Errno::ISDIR) => return Err(Stop::Failed(libc::EINVAL)),
+                other => break other.map_err(|error| Stop::Failed(error.raw_os_error()))?,
+            }
+        };
+        let memory = iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: got };
+        let (owed, rest) = split(&[memory], self.sending.promised() as usize);
+        let frames = [Frame::Promised(owed), Frame::Real(rest)].into_iter().filter(|frame| frame.bytes() > 0);
+        self.all(&frames.collect::<Frames>())
+    }
+}

@@ -1,0 +1,50 @@
+//! Forks: the child finds nothing in the middle of a change, and knows what is its parent's.
+
+use std::cell::RefCell;
+
+use crate::bypass::{self, Handings};
+use crate::connections::runtime::runtime;
+use crate::memory;
+use crate::store;
+use crate::system::inside::{self, Inside};
+use crate::system::{counts, process};
+use crate::tls;
+
+/// What a fork finds in order, and holds so: no thread of the parent is in the middle of anything that the child uses.
+struct Still {
+    memory: memory::Still,
+    store: store::Still<'static>,
+    bypass: inside::Still<'static, Handings>,
+    _tls: inside::Still<'static, ()>,
+    _connections: inside::Still<'static, ()>,
+    _inside: Option<Inside>,
+}
+
+thread_local! {
+    static STILL: RefCell<Option<Still>> = const { RefCell::new(None) };
+}
+
+pub extern "C" fn before() {
+    if let Some(runtime) = runtime() {
+        let _inside = Inside::enter();
+        // Others may need the locks while this waits for a holder.
+        runtime.memory.fetch_for_fork();
+        let _connections = runtime.connections.hold_still();
+        let (_tls, bypass, store) = (tls::hold_still(), bypass::hold_still(), runtime.store.hold_still());
+        STILL.set(Some(Still { _inside, _tls, _connections, bypass, store, memory: runtime.memory.hold_still() }));
+    }
+}
+
+pub extern "C" fn after_in_parent() {
+    STILL.set(None);
+}
+
+pub extern "C" fn after_in_child() {
+    if let Some(mut still) = STILL.take() {
+        process::begin();
+        counts::after_fork();
+        still.memory.forget();
+        still.store.forget();
+        still.bypass.forget();
+    }
+}

@@ -1,0 +1,219 @@
+//! Absent memory in large blocks of malloc ([`crate::memory::blocks`]). A page that has been absent once stays registered, and
+//! missing until something is put there: a buffer that is used for one body after the other costs no system call.
+//!
+//! A page may stand for some bytes and hold others: those are saved, and put back together with what it stands for.
+
+use std::ops::Range;
+
+use shunt_odb::absent::Pieces;
+use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
+use smallvec::SmallVec;
+
+use super::{State, filling, pages_around, whole_pages};
+use crate::memory::blocks::{self, PageState};
+
+fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+    range.clone().step_by(PAGE_BYTES).map(|page| page..page + PAGE_BYTES)
+}
+
+/// The longest runs of whole pages that `wanted` holds for.
+fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Range<usize>; 4]> {
+    let mut runs: SmallVec<[Range<usize>; 4]> = SmallVec::new();
+    for page in pages(all).filter(|page| wanted(blocks::state(page.start))) {
+        match runs.last_mut() {
+            Some(last) if last.end == page.start => last.end = page.end,
+            _ => runs.push(page),
+        }
+    }
+    runs
+}
+
+/// Signals wait while this lives: their handlers may write into a page that is being saved.
+struct SignalsWait(libc::sigset_t);
+
+impl SignalsWait {
+    fn new() -> Self {
+        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are written before they are read.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            Self(before.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalsWait {
+    fn drop(&mut self) {
+        // SAFETY: the mask that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// What [`State::place`] has done.
+pub(super) struct Placed {
+    /// The pieces that the block stood for in that range.
+    pub(super) removed: Pieces,
+    /// Parts of the range in pages that are not missing. They are still to be written, and without a lock, because the
+    /// program may have emptied or protected those pages.
+    pub(super) rest: SmallVec<[Range<usize>; 2]>,
+}
+
+impl State {
+    /// Has every page that a range meets missing, and what a page holds outside the range saved. False: it cannot be.
+    pub(super) fn empty_block(&mut self, faults: &Userfaultfd, addresses: &Range<usize>) -> bool {
+        let around = pages_around(addresses);
+        let edges = [around.start, around.end - PAGE_BYTES].into_iter().filter(|page| {
+            let inside = *page >= addresses.start && page + PAGE_BYTES <= addresses.end;
+            !inside && blocks::state(*page) != PageState::Missing
+        });
+        let edges: SmallVec<[usize; 2]> = edges.collect();
+        let _signals = (!edges.is_empty()).then(SignalsWait::new);
+        for page in whole_pages(addresses).step_by(PAGE_BYTES) {
+            if self.saved.is_empty() {
+                break;
+            }
+            self.saved.remove(&page);
+        }
+        for page in &edges {
+            let mut copy = Box::<[u8; PAGE_BYTES]>::new_uninit();
+            // SAFETY: a page of a block, which is not missing: all of the copy is written.
+            let copy = unsafe {
+                std::ptr::copy_nonoverlapping(*page as *const u8, copy.as_mut_ptr().cast::<u8>(), PAGE_BYTES);
+                copy.assume_init()
+            };
+            self.saved.insert(*page, copy);
+        }
+        let ordinary = runs(&around, |state| state == PageState::Ordinary);
+        let emptied = ordinary.iter().cloned().try_for_each(|run| faults.register(run)).and_then(|()| {
+            let there = runs(&around, |state| state != PageState::Missing);
+            there.into_iter().try_for_each(|run| faults.empty(run))
+        });
+        if emptied.is_ok() {
+            blocks::set(&around, PageState::Missing);
+            return true;
+        }
+        // Locked memory (mlock(2)), or too many mappings. Some pages may have been emptied before the one that cannot be.
+        for page in edges {
+            if let Some(copy) = self.saved.remove(&page) {
+                filling::fill(faults, page, &copy[..]);
+            }
+        }
+        for run in ordinary {
+            if faults.unregister(run.clone()).is_err() {
+                blocks::set(&run, PageState::Filled);
+            }
+        }
+        false
+    }
+
+    /// A range of a block stands for nothing any more. Its pages stay as they are.
+    pub(super) fn forget_block(&mut self, range: &Range<usize>) -> Pieces {
+        let gone: SmallVec<[usize; 2]> = self.saved.range(whole_pages(range)).map(|(page, _)| *page).collect();
+        for page in gone {
+            self.saved.remove(&page);
+        }
+        self.absent.remove(range)
+    }
+
+    /// Has the kernel find pages in a range that it is about to write somewhere in.
+    pub(super) fn make_ordinary(&mut self, range: &Range<usize>) -> Pieces {
+        let Some(faults) = self.faults.clone() else { return Pieces::new() };
+        let inner = whole_pages(range);
+        let removed = self.forget_block(&inner);
+        if !inner.is_empty() && blocks::any(&inner, PageState::Missing) && faults.unregister(inner.clone()).is_ok() {
+            blocks::set(&inner, PageState::Ordinary);
+        }
+        for page in pages(&pages_around(range)) {
+            let is_edge = page.start < inner.start || page.end > inner.end;
+            // One that stands for something beside the range is fetched when the kernel touches it.
+            if is_edge && blocks::state(page.start) == PageState::Missing && !self.absent.meets(&page) {
+                self.fill_page(&faults, page.start);
+            }
+        }
+        removed
+    }
+
+    /// Puts bytes into the missing pages of a block, in place of what it stands for.
+    pub(super) fn place(&mut self, at: usize, bytes: &[u8]) -> Placed {
+        let range = at..at + bytes.len();
+        let mut placed = Placed { removed: self.absent.remove(&range), rest: SmallVec::new() };
+        let Some(faults) = self.faults.clone() else { return placed };
+        let whole = runs(&whole_pages(&range), |state| state == PageState::Missing);
+        for run in &whole {
+            if filling::fill(&faults, run.start, &bytes[run.start - at..run.end - at]) {
+                blocks::set(run, PageState::Filled);
+            }
+        }
+        self.saved.retain(|page, _| !whole.iter().any(|run| run.contains(page)));
+        for page in pages(&pages_around(&range)).filter(|page| !whole.iter().any(|run| run.contains(&page.start))) {
+            let here = page.start.max(range.start)..page.end.min(range.end);
+            let part = &bytes[here.start - at..here.end - at];
+            if blocks::state(page.start) != PageState::Missing {
+                match placed.rest.last_mut() {
+                    Some(last) if last.end == here.start => last.end = here.end,
+                    _ => placed.rest.push(here),
+                }
+                continue;
+            }
+            let copy = self.saved.entry(page.start).or_insert_with(|| Box::new([0; PAGE_BYTES]));
+            copy[here.start - page.start..here.end - page.start].copy_from_slice(part);
+            if !self.absent.meets(&page) {
+                self.fill_page(&faults, page.start);
+            }
+        }
+        placed
+    }
+
+    /// What a range holds in missing pages, beside what those stand for.
+    pub(super) fn saved_within(&self, range: &Range<usize>) -> Vec<(Range<usize>, Vec<u8>)> {
+        let first = range.start / PAGE_BYTES * PAGE_BYTES;
+        let saved = self.saved.range(first..range.end);
+        let missing = saved.filter(|(page, _)| blocks::state(**page) == PageState::Missing);
+        let parts = missing.map(|(page, copy)| {
+            let here = range.start.max(*page)..range.end.min(page + PAGE_BYTES);
+            (here.clone(), copy[here.start - page..here.end - page].to_vec())
+        });
+        parts.collect()
+    }
+
+    /// A missing page that stands for nothing gets what it holds.
+    fn fill_page(&mut self, faults: &Userfaultfd, page: usize) {
+        let filled = match self.saved.remove(&page) {
+            Some(copy) => filling::fill(faults, page, &copy[..]),
+            None => filling::fill_zeros(faults, page..page + PAGE_BYTES),
+        };
+        if filled {
+            blocks::set(&(page..page + PAGE_BYTES), PageState::Filled);
+        }
+    }
+
+    /// Somebody has touched a page that stands for nothing.
+    pub(super) fn fill_meaningless(&mut self, faults: &Userfaultfd, page: usize) {
+        if blocks::state(page) != PageState::Missing {
+            // Filled a moment ago, or emptied by the program itself.
+            if faults.is_absent(page) {
+                let _ = filling::fill_zeros(faults, page..page + PAGE_BYTES);
+            }
+            return;
+        }
+        let block = blocks::around(page);
+        if self.absent.meets(&block) || self.saved.range(block.clone()).next().is_some() {
+            self.fill_page(faults, page);
+        } else if faults.unregister(block.clone()).is_ok() {
+            // The block has another use now, which is not to wait for us at every page.
+            blocks::set(&block, PageState::Ordinary);
+        }
+    }
+
+    /// Has every page there that holds something and stands for nothing.
+    pub(super) fn fill_saved(&mut self) {
+        let Some(faults) = self.faults.clone() else { return };
+        let whole = |page: &usize| !self.absent.meets(&(*page..page + PAGE_BYTES));
+        let held: Vec<usize> = self.saved.keys().copied().filter(whole).collect();
+        for page in held {
+            self.fill_page(&faults, page);
+        }
+    }
+}

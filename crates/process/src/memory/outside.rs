@@ -1,0 +1,147 @@
+//! Writes where no references go: to clients, to files, to programs that are not under Shunt. What is absent is fetched into
+//! memory of our own and written from there.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+use libc::iovec;
+use shunt_odb::reference::{Reference, Weight};
+use shunt_odb::store::usage::Counted;
+use smallvec::smallvec;
+
+use super::scratch::Buffer;
+use super::{Copies, Memory};
+use crate::system::counts::count;
+use crate::system::inside::outside;
+use crate::system::kernel::{self, Errno};
+use crate::system::parts::{Parts, addresses, length, of, split};
+use crate::system::real::{self, errno};
+
+/// sendmsg(2) that may wait: glibc's, where the thread may be cancelled.
+pub fn sendmsg(fd: RawFd, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
+    let message = kernel::message(iov);
+    // SAFETY: the message and its parts are readable for the call; memory is the program's, whose fault it is (EFAULT)
+    // where it is not.
+    let sent = outside(|| unsafe { real::sendmsg(fd, &raw const message, flags) });
+    usize::try_from(sent).map_err(|_| errno())
+}
+
+/// writev(2), as above.
+pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
+    let count = iov.len().min(libc::UIO_MAXIOV as usize);
+    // SAFETY: as above.
+    let sent = outside(|| unsafe { real::writev(fd, iov.as_ptr(), count as i32) });
+    usize::try_from(sent).map_err(|_| errno())
+}
+
+/// Absent bytes that leave for somewhere that takes no references are fetched so much at a time.
+pub const AT_ONCE: usize = 512 << 10;
+
+/// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
+/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time.
+pub fn write(
+    memory: &Memory,
+    iov: &[iovec],
+    at_once: usize,
+    emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    if !iov.iter().any(|part| memory.meets(&addresses(part))) {
+        return emit(iov);
+    }
+    let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
+    while !rest.is_empty() {
+        let now = split(&rest, at_once).0;
+        // Also where some went already: of a short write a program waits until there is room, and there is.
+        let chunk = Fetched::new(memory, &now).ok_or(libc::ECONNRESET)?;
+        match emit(&chunk.iov) {
+            Ok(went) => {
+                chunk.keep_from(memory, went);
+                sent += went;
+                if went < length(&chunk.iov[..chunk.iov.len().min(libc::UIO_MAXIOV as usize)]) {
+                    return Ok(sent);
+                }
+                rest = split(&rest, went).1;
+            }
+            Err(_) if sent > 0 => return Ok(sent),
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(sent)
+}
+
+/// Some of a write, with what is absent of it in our own memory.
+struct Fetched<'a> {
+    iov: Parts,
+    /// Of `iov`, where it is ours: where the program has it, and the bytes.
+    ours: Vec<(usize, Parts, Buffer<'a>)>,
+    /// What else of `iov` is ours.
+    _copies: Copies,
+}
+
+impl<'a> Fetched<'a> {
+    /// `None`: it cannot be had.
+    fn new(memory: &'a Memory, iov: &[iovec]) -> Option<Self> {
+        let mut wanted: Vec<(Parts, Option<Reference>)> = Vec::new();
+        let mut copies = Copies::new();
+        let mut present = |wanted: &mut Vec<(Parts, Option<Reference>)>, range: &Range<usize>| {
+            memory.readable(range, &mut copies, |range| wanted.push((smallvec![of(&range)], None)));
+        };
+        for part in iov {
+            let all = addresses(part);
+            let mut at = all.start;
+            for piece in memory.absent_within(&all) {
+                present(&mut wanted, &(at..piece.addresses.start));
+                at = piece.addresses.end;
+                let (payload, bytes) = (piece.hold.payload(), piece.addresses.len() as u64);
+                piece.hold.touch(piece.offset, bytes);
+                match wanted.iter_mut().rev().find(|(parts, _)| length(parts) > 0) {
+                    Some((before, Some(reference)))
+                        if reference.payload == payload && reference.offset + reference.length == piece.offset =>
+                    {
+                        before.push(of(&piece.addresses));
+                        reference.length += bytes;
+                    }
+                    _ => {
+                        let reference =
+                            Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: bytes };
+                        wanted.push((smallvec![of(&piece.addresses)], Some(reference)));
+                    }
+                }
+            }
+            present(&mut wanted, &(at..all.end));
+        }
+        let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies };
+        for (parts, reference) in wanted.into_iter().filter(|(parts, _)| length(parts) > 0) {
+            let Some(reference) = reference else {
+                fetched.iov.extend(parts);
+                continue;
+            };
+            count(Counted::Fetched, reference.length as usize);
+            let mut bytes = memory.scratch.buffer(reference.length as usize);
+            memory.holders.fetch(&reference, &mut bytes).ok()?;
+            fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
+            fetched.ours.push((fetched.iov.len() - 1, parts, bytes));
+        }
+        Some(fetched)
+    }
+
+    /// The kernel took the first `taken` bytes: the program writes the others once more, so they are put into place.
+    fn keep_from(&self, memory: &Memory, taken: usize) {
+        if taken >= length(&self.iov) {
+            return;
+        }
+        for (at, parts, bytes) in &self.ours {
+            let before = length(&self.iov[..*at]);
+            let mut skipped = taken.saturating_sub(before).min(bytes.len());
+            let mut from = skipped;
+            for part in parts {
+                let skip = skipped.min(part.iov_len);
+                skipped -= skip;
+                let left = part.iov_len - skip;
+                // SAFETY: the bytes that this memory of the program stands for.
+                unsafe { memory.write(part.iov_base as usize + skip, &bytes[from..from + left]) };
+                from += left;
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Where this process leaves what it writes: a segment of the machine's store, leased when it is first needed.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use shunt_odb::learnt::{Note, Report};
+use shunt_odb::place::Version;
+use shunt_odb::reference::Reference;
+use shunt_odb::segment::{Writer, now_ms};
+use shunt_odb::store::client::{Connection, QUICK};
+
+use crate::system::inside::{self, Lock};
+use crate::system::ranks::Rank;
+
+/// After the store refused, or was not there: how long until it is asked again.
+const RETRY_MS: u64 = 1000;
+
+/// The most that one reference stands for: of a copy, and of a file.
+pub const COPIED_MAX: usize = 1 << 20;
+const REFERRED_MAX: usize = 1 << 30;
+
+pub struct Store {
+    path: PathBuf,
+    leased: Lock<Leased>,
+}
+
+#[derive(Default)]
+struct Leased {
+    /// While this is open the store knows that the segment's program lives.
+    connection: Option<Connection>,
+    writer: Option<Writer>,
+    asked_ms: u64,
+}
+
+impl Store {
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, leased: Lock::new(Rank::Segment, Leased::default()) }
+    }
+
+    /// The store's socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keeps a copy of some bytes. `None`: there is no room now; send them.
+    pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+        let mut leased = self.leased.lock();
+        leased.writer(&self.path)?.put(bytes)
+    }
+
+    /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of some. `None`: there is no room now, or
+    /// the file has nothing there.
+    pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
+        let version = Version::of(file).ok().flatten();
+        let mut leased = self.leased.lock();
+        leased.writer(&self.path)?;
+        version
+            .and_then(|version| leased.refer_to_file(file, &version, from, bytes.min(REFERRED_MAX)))
+            .or_else(|| leased.writer.as_mut()?.put_file(file, from, bytes.min(COPIED_MAX)))
+    }
+
+    /// Asks to be told what becomes of a payload.
+    pub fn note(&self, reference: &Reference, note: Note) {
+        let mut leased = self.leased.lock();
+        if let Some(writer) = &mut leased.writer {
+            writer.note(reference, note);
+        }
+    }
+
+    /// Tells what has become of some.
+    pub fn reports(&self, tell: impl FnMut(Report)) {
+        let mut leased = self.leased.lock();
+        leased.writer.iter_mut().flat_map(Writer::reports).for_each(tell);
+    }
+
+    /// Takes back what was not sent.
+    pub fn withdraw(&self, reference: &Reference) {
+        let mut leased = self.leased.lock();
+        if let Some(writer) = &mut leased.writer {
+            writer.withdraw(reference);
+        }
+    }
+
+    /// Until the value is dropped nobody else uses it: before a fork, so that the child can [`Still::forget`].
+    pub fn hold_still(&self) -> Still<'_> {
+        Still(self.leased.hold_still())
+    }
+}
+
+pub struct Still<'a>(inside::Still<'a, Leased>);
+
+impl Still<'_> {
+    /// In the child: the segment is the parent's.
+    pub fn forget(&mut self) {
+        *self.0 = Leased::default();
+    }
+}
+
+impl Leased {
+    /// Not so often where the last answer was none.
+    fn may_ask(&self) -> bool {
+        self.asked_ms == 0 || now_ms() >= self.asked_ms + RETRY_MS
+    }
+
+    fn writer(&mut self, path: &Path) -> Option<&mut Writer> {
+        if self.writer.as_ref().is_some_and(|writer| !writer.is_served()) {
+            // The agent has ended, and perhaps begun again: what is left in that segment, those get who map it.
+            *self = Self::default();
+        }
+        if self.writer.is_none() {
+            if !self.may_ask() {
+                return None;
+            }
+            let leased = self.lease(path);
+            self.asked_ms = now_ms();
+            match leased {
+                Ok(writer) => self.writer = writer,
+                Err(_) => self.connection = None,
+            }
+        }
+        self.writer.as_mut()
+    }
+
+    fn open(&mut self, path: &Path) -> io::Result<()> {
+        let connection = Connection::open_within(path, QUICK)?;
+        crate::system::counts::begin(&connection);
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    /// Takes a second at most, where the agent is stopped.
+    fn lease(&mut self, path: &Path) -> io::Result<Option<Writer>> {
+        if self.connection.is_none() {
+            self.open(path)?;
+        }
+        self.connection.as_ref().map_or(Ok(None), Connection::lease)
+    }
+
+    fn refer_to_file(&mut self, file: BorrowedFd<'_>, version: &Version, from: u64, most: usize) -> Option<Reference> {
+        let (connection, writer) = (self.connection.as_ref()?, self.writer.as_mut()?);
+        match connection.refer_to_file(writer, file, version, from, most as u64) {
+            Ok(reference) => reference,
+            Err(_) => {
+                // Nobody knows what it would answer next.
+                *self = Self { asked_ms: now_ms(), ..Self::default() };
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Which OpenSSL an object of the program belongs to. A process may have several: Python's `ssl` has the system's, and a
+//! wheel brings its own under another name, which only that wheel sees. The interposed symbols are called for all of
+//! them, so each call goes on to the OpenSSL that made the object it is about.
+//!
+//! An object leads to its OpenSSL by its SSL_METHOD, a constant in that library: SSL_CTX_new gets its address, and each
+//! connection has it in one of its first words. The caller's address says less: a wrapper that ends in a jump
+//! (`return SSL_write(...)`) leaves its own caller's. So that is asked only where the object does not tell, after the
+//! program's global scope, as the dynamic linker does.
+//!
+//! Symbols are looked up without the loader's lock, which a thread may hold that waits for this one: that is taken once in a
+//! process, for each context until an OpenSSL is adopted, and where no object tells. Nothing is kept of a library that may
+//! be unloaded.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use super::Ssl;
+use super::elf::LinkMap;
+use crate::system::real::{errno, set_errno};
+
+/// OpenSSL's functions that are interposed.
+#[derive(Clone, Copy)]
+pub enum Function {
+    Write,
+    WriteEx,
+    NewContext,
+    NewContextEx,
+    SetCallback,
+    GetError,
+    Clear,
+    CallbackCtrl,
+}
+
+const FUNCTIONS: usize = Function::CallbackCtrl as usize + 1;
+
+impl Function {
+    fn name(self) -> &'static CStr {
+        match self {
+            Self::Write => c"SSL_write",
+            Self::WriteEx => c"SSL_write_ex",
+            Self::NewContext => c"SSL_CTX_new",
+            Self::NewContextEx => c"SSL_CTX_new_ex",
+            Self::SetCallback => c"SSL_set_msg_callback",
+            Self::GetError => c"SSL_get_error",
+            Self::Clear => c"SSL_clear",
+            Self::CallbackCtrl => c"SSL_callback_ctrl",
+        }
+    }
+}
+
+/// A function of every OpenSSL since 1.1 that is not interposed here.
+const METHOD: &CStr = c"TLS_method";
+/// Under this name programs load the system's for themselves.
+const SYSTEMS: &CStr = c"libssl.so.3";
+/// Words of a connection that may point to its SSL_METHOD: the first in BoringSSL, the second in OpenSSL up to 3.1 and in
+/// LibreSSL, the third and fourth since OpenSSL 3.2.
+const WORDS: usize = 4;
+
+/// glibc's `struct dl_find_object` (dlfcn.h) on x86_64.
+#[repr(C)]
+#[derive(Default)]
+struct Found {
+    flags: u64,
+    start: usize,
+    end: usize,
+    map: usize,
+    frames: usize,
+    reserved: [u64; 7],
+}
+
+/// A loaded library or program.
+#[derive(Clone, Copy)]
+struct Object {
+    start: usize,
+    end: usize,
+    map: *const LinkMap,
+}
+
+impl Object {
+    /// `None`: nothing is loaded there, or glibc is older than 2.35.
+    fn at(address: usize) -> Option<Self> {
+        static FIND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+        const FIRST_PAGE: usize = 4096;
+        if address < FIRST_PAGE {
+            return None;
+        }
+        let mut find = FIND.load(Ordering::Relaxed);
+        if find.is_null() {
+            find = next(c"_dl_find_object");
+            FIND.store(find, Ordering::Relaxed);
+        }
+        if find.is_null() {
+            return None;
+        }
+        // SAFETY: glibc's function of this name has this type.
+        let find: unsafe extern "C" fn(usize, *mut Found) -> i32 = unsafe { std::mem::transmute(find) };
+        let mut found = Found::default();
+        // SAFETY: any address may be asked for; room for the answer.
+        let is_found = unsafe { find(address, &raw mut found) } == 0;
+        is_found.then_some(Self { start: found.start, end: found.end, map: found.map as *const LinkMap })
+    }
+
+    fn contains(&self, address: usize) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// This library's.
+    fn own() -> Option<Self> {
+        static HERE: u8 = 0;
+        Self::at(&raw const HERE as usize)
+    }
+
+    /// A function that it defines itself; null: there is none.
+    fn function(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: the program uses what is in it, so it stays loaded.
+        let found = unsafe { (*self.map).function(name) };
+        if self.contains(found as usize) { found } else { ptr::null_mut() }
+    }
+
+    /// A handle to it, for dlsym(3); null: there is none.
+    fn open(&self, flags: i32) -> *mut c_void {
+        // SAFETY: as above; the loader's string.
+        unsafe { libc::dlopen((*self.map).name, libc::RTLD_LAZY | libc::RTLD_NOLOAD | flags) }
+    }
+}
+
+/// Looks up a symbol in the program's global scope, behind this library; null: there is none.
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: a name that ends with a zero byte.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// Looks up a symbol in a library and those that it is linked to. `library`: a handle of [`Object::open`] or dlopen(3), which
+/// is given up; null for null.
+fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
+    if library.is_null() {
+        return library;
+    }
+    // SAFETY: a handle that is given up once, and a name that ends with a zero byte.
+    unsafe {
+        let found = libc::dlsym(library, name.as_ptr());
+        libc::dlclose(library);
+        found
+    }
+}
+
+/// The system's OpenSSL, if the program has loaded it.
+fn systems() -> *mut c_void {
+    // SAFETY: a name that ends with a zero byte.
+    unsafe { libc::dlopen(SYSTEMS.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
+}
+
+/// The one whose connections are handed off. It is never unloaded.
+struct Known {
+    start: AtomicUsize,
+    /// 0: there is none.
+    end: AtomicUsize,
+    functions: [AtomicPtr<c_void>; FUNCTIONS],
+}
+
+static KNOWN: Known = Known {
+    start: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
+    functions: [const { AtomicPtr::new(ptr::null_mut()) }; FUNCTIONS],
+};
+
+impl Known {
+    #[inline]
+    fn contains(&self, address: usize) -> bool {
+        address < self.end.load(Ordering::Acquire) && address >= self.start.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether there is one.
+pub fn has_known() -> bool {
+    KNOWN.end.load(Ordering::Acquire) != 0
+}
+
+/// The object of the program's that a call is about.
+#[derive(Clone, Copy)]
+pub enum Of {
+    /// An `SSL`.
+    Connection(*const Ssl),
+    /// An `SSL_METHOD`.
+    Method(*const c_void),
+}
+
+impl Of {
+    /// Addresses, of which one lies in the OpenSSL that made it.
+    ///
+    /// # Safety
+    /// It is one, or null.
+    #[inline]
+    unsafe fn leads(self) -> [usize; WORDS] {
+        match self {
+            Self::Method(method) => [method as usize, 0, 0, 0],
+            Self::Connection(ssl) if ssl.is_null() => [0; WORDS],
+            // SAFETY: the caller's promise: an SSL is longer than that in each version, and aligned to words.
+            Self::Connection(ssl) => unsafe { ssl.cast::<[usize; WORDS]>().read() },
+        }
+    }
+
+    /// Whether it belongs to the OpenSSL that was adopted ([`Candidate::adopt`]).
+    ///
+    /// # Safety
+    /// It is one, or null.
+    #[inline]
+    pub unsafe fn is_known(self) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.leads() }.into_iter().any(|lead| KNOWN.contains(lead))
+    }
+
+    /// The function of the OpenSSL that made it; where it does not tell, what a call from `caller` would reach; null: there
+    /// is none.
+    ///
+    /// # Safety
+    /// It is one, or null.
+    pub unsafe fn function(self, function: Function, caller: usize) -> *mut c_void {
+        // SAFETY: the caller's promise.
+        let leads = unsafe { self.leads() };
+        if leads.into_iter().any(|lead| KNOWN.contains(lead)) {
+            let known = KNOWN.functions[function as usize].load(Ordering::Relaxed);
+            if !known.is_null() {
+                return known;
+            }
+        }
+        let theirs = leads.into_iter().filter_map(Object::at).map(|object| object.function(function.name()));
+        theirs.into_iter().find(|found| !found.is_null()).unwrap_or_else(|| reached_from(caller, function.name()))
+    }
+}
+
+/// As the dynamic linker looks: in the global scope, then in the caller's. Where the caller is in no library, the system's.
+#[cold]
+fn reached_from(caller: usize, name: &CStr) -> *mut c_void {
+    let before = errno();
+    let mut found = next(name);
+    if found.is_null() {
+        found = symbol(Object::at(caller).map_or_else(systems, |scope| scope.open(0)), name);
+    }
+    let is_own = Object::own().is_some_and(|own| own.contains(found as usize));
+    set_errno(before);
+    if is_own { ptr::null_mut() } else { found }
+}
+
+/// An OpenSSL whose connections may be handed off. From then on it stays loaded: what is kept in it, by numbers that it has
+/// given, would mean something else to one that is loaded in its place.
+pub struct Candidate {
+    object: Object,
+    handle: *mut c_void,
+    is_global: bool,
+}
+
+impl Candidate {
+    /// A method's OpenSSL, where that is what the program is linked to, or the system's, which it has loaded: one that a
+    /// part of the program has brought for itself is left alone.
+    pub fn of(method: *const c_void) -> Option<Self> {
+        let object = Object::at(method as usize)?;
+        let is_global = object.contains(next(METHOD) as usize);
+        if !is_global && !object.contains(symbol(systems(), METHOD) as usize) {
+            return None;
+        }
+        let handle = object.open(libc::RTLD_NODELETE);
+        (!handle.is_null()).then_some(Self { object, handle, is_global })
+    }
+
+    /// One of its functions, or of the libraries that it is linked to; null: there is none.
+    pub fn find(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: a name that ends with a zero byte, in a library that is loaded.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+    }
+
+    /// Where the program's calls go on to. In the global scope others may stand before it.
+    pub fn functions(&self) -> [*mut c_void; FUNCTIONS] {
+        use Function::{CallbackCtrl, Clear, GetError, NewContext, NewContextEx, SetCallback, Write, WriteEx};
+        let mut functions = [ptr::null_mut(); FUNCTIONS];
+        for function in [Write, WriteEx, NewContext, NewContextEx, SetCallback, GetError, Clear, CallbackCtrl] {
+            let name = function.name();
+            functions[function as usize] = if self.is_global { next(name) } else { self.object.function(name) };
+        }
+        functions
+    }
+
+    /// Its connections are handed off from here on, if `begin` succeeds. One thread at a time; the first is taken, for good.
+    pub fn adopt(&self, functions: &[*mut c_void; FUNCTIONS], begin: impl FnOnce() -> bool) -> bool {
+        if has_known() {
+            return KNOWN.contains(self.object.start);
+        }
+        if !begin() {
+            return false;
+        }
+        for (slot, function) in KNOWN.functions.iter().zip(functions) {
+            slot.store(*function, Ordering::Relaxed);
+        }
+        KNOWN.start.store(self.object.start, Ordering::Relaxed);
+        KNOWN.end.store(self.object.end, Ordering::Release);
+        true
+    }
+}

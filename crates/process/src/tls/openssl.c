@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * OpenSSL as the program has it. Nothing is linked to: a program may have no OpenSSL, or load it
+ * later. So each function that openssl/shunt_tls*.c call is a jump to where the program's
+ * own was found (libraries.rs).
+ */
+#include <openssl/bio.h>
+#include <openssl/ssl.h>
+#include <string.h>
+
+#include "shunt_tls_state.h"
+
+#define SHUNT_OPENSSL(X)                                                                           \
+    X(BIO_clear_flags)                                                                             \
+    X(BIO_ctrl)                                                                                    \
+    X(BIO_free) X(BIO_get_data) X(BIO_get_new_index) X(BIO_meth_new) X(BIO_meth_set_ctrl) X(       \
+        BIO_meth_set_write) X(BIO_method_type) X(BIO_new) X(BIO_set_data) X(BIO_set_flags)         \
+        X(BIO_set_init) X(BIO_test_flags) X(BIO_up_ref) X(BIO_write) X(CRYPTO_clear_free) X(       \
+            CRYPTO_free) X(CRYPTO_get_ex_new_index) X(CRYPTO_zalloc) X(ERR_clear_error)            \
+            X(EVP_CIPHER_CTX_ctrl) X(EVP_CIPHER_CTX_free) X(EVP_CIPHER_CTX_new) X(                 \
+                EVP_CIPHER_fetch) X(EVP_EncryptFinal_ex) X(EVP_EncryptInit_ex)                     \
+                X(EVP_EncryptUpdate) X(EVP_MAC_CTX_free) X(EVP_MAC_CTX_new) X(                     \
+                    EVP_MAC_CTX_set_params) X(EVP_MAC_fetch) X(EVP_MAC_final) X(EVP_MAC_free)      \
+                    X(EVP_MAC_init) X(EVP_MAC_update) X(OPENSSL_cleanse) X(                        \
+                        OSSL_PARAM_construct_end) X(OSSL_PARAM_construct_utf8_string)              \
+                        X(SSL_CIPHER_get_protocol_id) X(SSL_CTX_add_custom_ext) X(                 \
+                            SSL_CTX_get_keylog_callback) X(SSL_CTX_has_client_custom_ext)          \
+                            X(SSL_CTX_set_keylog_callback) X(SSL_SESSION_get_max_fragment_length)  \
+                                X(SSL_ctrl) X(SSL_do_handshake) X(SSL_get0_alpn_selected)          \
+                                    X(SSL_get_SSL_CTX) X(SSL_get_current_cipher)                   \
+                                        X(SSL_get_ex_data) X(SSL_get_key_update_type)              \
+                                            X(SSL_get_read_ahead) X(SSL_get_session)               \
+                                                X(SSL_get_wbio) X(SSL_is_init_finished)            \
+                                                    X(SSL_is_server) X(SSL_key_update) X(SSL_peek) \
+                                                        X(SSL_set0_wbio) X(SSL_set_ex_data)        \
+                                                            X(SSL_set_read_ahead) X(SSL_version)   \
+                                                                X(SSL_CTX_set_msg_callback)
+
+#define FUNCTION(name)                                                                       \
+    __attribute__((visibility("hidden"))) void *shunt_openssl_##name;                        \
+    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", @function\n" #name \
+            ": jmp *shunt_openssl_" #name "(%rip)\n");
+
+SHUNT_OPENSSL(FUNCTION)
+
+static int progress_index = -1;
+
+/* 1: all of them are there, and `found` has their addresses. Takes no lock but the loader's. */
+int shunt_openssl_find(void *(*find)(void *library, const char *name), void *library, void **found,
+                       size_t room)
+{
+#define FIND(name)                                                   \
+    if (room-- == 0 || (*found++ = find(library, #name)) == NULL) { \
+        return 0;                                                    \
+    }
+
+    SHUNT_OPENSSL(FIND)
+
+    return 1;
+}
+
+/* Calls go there from here on. */
+int shunt_openssl_use(void *const *found)
+{
+#define USE(name) shunt_openssl_##name = *found++;
+
+    SHUNT_OPENSSL(USE)
+
+    progress_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
+
+    return progress_index >= 0;
+}
+
+/* The socket that a connection writes to, if it writes to one by itself; else -1. */
+int shunt_openssl_socket(SSL *ssl)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+    BIO *bio = SSL_get_wbio(ssl);
+    const unsigned char *protocol;
+    unsigned n;
+    int fd = -1;
+
+    if (state && state->gate && bio == state->gate) {
+        bio = state->socket;
+    }
+
+    /* several responses share the connection (HTTP/2): none has much of it in a row */
+    SSL_get0_alpn_selected(ssl, &protocol, &n);
+
+    if (n == 2 && memcmp(protocol, "h2", 2) == 0) {
+        return -1;
+    }
+
+    if (bio && BIO_method_type(bio) == BIO_TYPE_SOCKET && !(SSL_get_mode(ssl) & SSL_MODE_ASYNC)) {
+        BIO_get_fd(bio, &fd);
+    }
+
+    return fd;
+}
+
+/* How far a write is that the program has to call again; 0: there is none. */
+uint64_t shunt_openssl_progress(SSL *ssl)
+{
+    return progress_index < 0 ? 0 : (uintptr_t) SSL_get_ex_data(ssl, progress_index);
+}
+
+int shunt_openssl_set_progress(SSL *ssl, uint64_t progress)
+{
+    return SSL_set_ex_data(ssl, progress_index, (void *) (uintptr_t) progress);
+}
+
+/* What is written again may lie elsewhere than before. */
+void shunt_openssl_let_memory_move(SSL *ssl)
+{
+    SSL_set_mode(ssl, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+}
+
+/* What is left of the last handoff leaves with it, or waits behind it. */
+void shunt_openssl_flush(SSL *ssl)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state) {
+        shunt_tls_flush(state);
+    }
+}
+
+/* The program has a message callback of its own from here on: nobody counts the records any more.
+ */
+void shunt_openssl_unwatch(SSL *ssl)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state) {
+        state->secret_bytes = 0;
+    }
+}

@@ -1,0 +1,242 @@
+//! By futex(2) calls of our own. Those of std call libc's syscall(3), which crates/preload
+//! interposes: a lock that is given up must not enter the program's library once more.
+//!
+//! Nobody is poisoned: what a panic leaves half done, who locks next finds so.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+/// And somebody may wait for it.
+const WAITED_FOR: u32 = 2;
+
+/// Looks so often whether a lock is given up before its waiter asks the kernel: what is done under these is short.
+const LOOKS: u32 = 100;
+
+/// Woken, changed, interrupted, or, where this is true, out of time: the caller looks.
+fn wait(word: &AtomicU32, while_it_is: u32, at_most: Option<Duration>) -> bool {
+    let patience = at_most.and_then(|time| Timespec::try_from(time).ok());
+    futex::wait(word, futex::Flags::PRIVATE, while_it_is, patience.as_ref()) == Err(Errno::TIMEDOUT)
+}
+
+fn wake(word: &AtomicU32, how_many: u32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, how_many);
+}
+
+/// What one thread at a time uses.
+#[derive(Debug, Default)]
+pub struct Mutex<T: ?Sized> {
+    word: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached through a guard, of which there is one at a time.
+unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
+// SAFETY: as above.
+unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
+
+/// [`Mutex::lock`]; gives the lock up when dropped.
+#[derive(Debug)]
+pub struct MutexGuard<'a, T: ?Sized> {
+    mutex: &'a Mutex<T>,
+    /// Not to be dropped by another thread: waiters count on the order of one thread's steps.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+// SAFETY: a shared guard gives shared references to the value.
+unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
+
+impl<T> Mutex<T> {
+    /// A free one.
+    pub const fn new(value: T) -> Self {
+        Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    fn guard(&self) -> MutexGuard<'_, T> {
+        MutexGuard { mutex: self, _thread: std::marker::PhantomData }
+    }
+
+    /// Waits until nobody else has it.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        if self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.lock_contended();
+        }
+        self.guard()
+    }
+
+    #[cold]
+    fn lock_contended(&self) {
+        for _ in 0..LOOKS {
+            if self.word.load(Ordering::Relaxed) == FREE
+                && self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        // Whoever has waited leaves the mark: others may wait still.
+        while self.word.swap(WAITED_FOR, Ordering::Acquire) != FREE {
+            wait(&self.word, WAITED_FOR, None);
+        }
+    }
+
+    /// `None`: another thread has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let is_free = self.word.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        is_free.then(|| self.guard())
+    }
+}
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: while the guard lives nobody else reaches the value.
+        unsafe { &*self.mutex.value.get() }
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above.
+        unsafe { &mut *self.mutex.value.get() }
+    }
+}
+
+impl<T: ?Sized> Drop for MutexGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.mutex.word.swap(FREE, Ordering::Release) == WAITED_FOR {
+            wake(&self.mutex.word, 1);
+        }
+    }
+}
+
+/// What threads wait for that have a lock: it is given up meanwhile.
+#[derive(Debug, Default)]
+pub struct Condvar {
+    /// How often something has changed.
+    changes: AtomicU32,
+}
+
+impl Condvar {
+    /// One that nobody waits for.
+    pub const fn new() -> Self {
+        Self { changes: AtomicU32::new(0) }
+    }
+
+    fn wait_at_most<'a, T: ?Sized>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        time: Option<Duration>,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let mutex = guard.mutex;
+        // Read with the lock: a change from here on is one that the kernel's comparison sees.
+        let changes = self.changes.load(Ordering::Relaxed);
+        drop(guard);
+        let is_over = wait(&self.changes, changes, time);
+        (mutex.lock(), is_over)
+    }
+
+    /// Waits for a change. Returns without one, too.
+    pub fn wait<'a, T: ?Sized>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.wait_at_most(guard, None).0
+    }
+
+    /// The same, for so long at most: true, where nothing has changed in that time.
+    pub fn wait_timeout<'a, T: ?Sized>(&self, guard: MutexGuard<'a, T>, time: Duration) -> (MutexGuard<'a, T>, bool) {
+        self.wait_at_most(guard, Some(time))
+    }
+
+    /// Something has changed. Called with the lock, or after it.
+    pub fn notify_all(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        wake(&self.changes, i32::MAX as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time() {
+        const THREADS: usize = 8;
+        const STEPS: usize = 20_000;
+        let counter = Arc::new(Mutex::new(0_usize));
+        let count = |counter: Arc<Mutex<usize>>| {
+            move || {
+                for step in 0..STEPS {
+                    let mut counter = counter.lock();
+                    let before = *counter;
+                    if step % 1000 == 0 {
+                        thread::yield_now();
+                    }
+                    *counter = before + 1;
+                }
+            }
+        };
+        let threads: Vec<_> = (0..THREADS).map(|_| thread::spawn(count(Arc::clone(&counter)))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(*counter.lock(), THREADS * STEPS);
+    }
+
+    #[test]
+    fn a_lock_that_is_taken_is_not_taken_twice() {
+        let mutex = Mutex::new(1);
+        let guard = mutex.lock();
+        assert!(mutex.try_lock().is_none());
+        drop(guard);
+        *mutex.try_lock().unwrap() = 2;
+        assert_eq!(*mutex.lock(), 2);
+    }
+
+    #[test]
+    fn all_who_wait_hear_of_a_change() {
+        let shared = Arc::new((Mutex::new(0_u32), Condvar::new()));
+        let wait = |shared: Arc<(Mutex<u32>, Condvar)>| {
+            move || {
+                let (mutex, changed) = &*shared;
+                for turn in 1..=500 {
+                    let mut value = mutex.lock();
+                    while *value < turn {
+                        value = changed.wait(value);
+                    }
+                }
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|_| thread::spawn(wait(Arc::clone(&shared)))).collect();
+        for turn in 1..=500 {
+            *shared.0.lock() = turn;
+            shared.1.notify_all();
+            if turn % 50 == 0 {
+                thread::yield_now();
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_time() {
+        let (mutex, changed) = (Mutex::new(()), Condvar::new());
+        let begun = Instant::now();
+        while !changed.wait_timeout(mutex.lock(), Duration::from_millis(20)).1 {}
+        assert!(begun.elapsed() >= Duration::from_millis(20));
+        assert!(mutex.try_lock().is_some());
+    }
+}

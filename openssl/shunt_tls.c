@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A generation of write keys goes to a backend, and ends with a KeyUpdate (RFC 8446, 4.6.3).
+ * OpenSSL has no call for that, and needs none: SSL_key_update into a closed gate brings it into
+ * the next generation without a byte.
+ */
+#include "shunt_tls_state.h"
+
+#include <openssl/err.h>
+
+/* ---- KeyUpdates ---- */
+
+/* The last KeyUpdate leaves with the next record, which may be long after take_back: it has left by
+ * now, or has not. */
+static void tls_settle_update(shunt_tls_state_t *state, uint64_t now_ms)
+{
+    if (state->closing) {
+        state->updates_ms[(state->updates - 1) % SHUNT_TLS_STRICT_UPDATES] = now_ms;
+        state->closing = state->waiting != 0;
+    }
+}
+
+/* Whether two more may leave now: one that opens a generation, and the one that closes it. */
+static int tls_in_budget(const shunt_tls_state_t *state, uint64_t now_ms)
+{
+    uint64_t oldest;
+
+    if (!state->strict || state->updates + 2 <= SHUNT_TLS_STRICT_UPDATES) {
+        return 1;
+    }
+
+    oldest = state->updates_ms[(state->updates + 1) % SHUNT_TLS_STRICT_UPDATES];
+
+    return now_ms - oldest >= SHUNT_TLS_STRICT_WINDOW_MS;
+}
+
+static void tls_note_update(shunt_tls_state_t *state, uint64_t now_ms)
+{
+    state->updates_ms[state->updates++ % SHUNT_TLS_STRICT_UPDATES] = now_ms;
+}
+
+/* 1: OpenSSL writes in the next generation. 0: the socket takes no more now. -1: broken. */
+static int tls_update(SSL *ssl)
+{
+    int n;
+
+    ERR_clear_error();
+
+    if (SSL_key_update(ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
+        ERR_clear_error();
+        return -1;
+    }
+
+    n = SSL_do_handshake(ssl);
+
+    if (n == 1) {
+        return 1;
+    }
+
+    n = SSL_get_error(ssl, n);
+    ERR_clear_error();
+
+    return n == SSL_ERROR_WANT_WRITE ? 0 : -1;
+}
+
+/* ---- the life of a handoff ---- */
+
+shunt_tls_refusal_t shunt_tls_refused(SSL *ssl, uint64_t now_ms)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (SSL_version(ssl) != TLS1_3_VERSION) {
+        return SHUNT_TLS_VERSION;
+    }
+
+    if (!SSL_is_init_finished(ssl)) {
+        return SHUNT_TLS_EARLY;
+    }
+
+    if (state == NULL || state->secret_bytes == 0 ||
+        shunt_tls_key_bytes(shunt_tls_suite(ssl)) == 0) {
+        return SHUNT_TLS_SUITE;
+    }
+
+    /* or the program has given it another BIO since */
+    if (BIO_get_ktls_send(SSL_get_wbio(ssl)) || (state->gate && SSL_get_wbio(ssl) != state->gate)) {
+        return SHUNT_TLS_KERNEL;
+    }
+
+    tls_settle_update(state, now_ms);
+
+    return tls_in_budget(state, now_ms) ? SHUNT_TLS_READY : SHUNT_TLS_BUDGET;
+}
+
+int shunt_tls_is_fresh(SSL *ssl)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    return state && state->records == 0;
+}
+
+int shunt_tls_hand_over(SSL *ssl, int fresh, uint64_t now_ms, struct shunt_tls *keys)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+    int rc;
+
+    if (state == NULL || state->frozen || !SSL_is_init_finished(ssl)) {
+        return -1;
+    }
+
+    tls_settle_update(state, now_ms);
+
+    if (!fresh) {
+        rc = tls_update(ssl);
+
+        if (rc != 1) {
+            return rc;
+        }
+
+        tls_note_update(state, now_ms);
+    }
+
+    state->told = state->generation;
+
+    return state->waiting || shunt_tls_write_keys(ssl, state, keys) != 0 ? -1 : 1;
+}
+
+int shunt_tls_freeze(SSL *ssl, const struct shunt_tls *keys, uint64_t payload)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state == NULL || state->frozen || shunt_tls_set_gate(ssl, state) != 0 || state->waiting) {
+        return -1;
+    }
+
+    /* The KeyUpdate for take_back, while the keys are at hand. Not sooner: its number is one that
+     * OpenSSL would use, where nothing comes of the handoff. */
+    if (shunt_tls_seal_key_update(keys, payload, state->key_update) != 0) {
+        return -1;
+    }
+
+    state->frozen = 1;
+    state->handed = state->generation;
+    state->handed_records = state->records;
+
+    /* is_broken: one record at a time */
+    state->read_ahead = SSL_get_read_ahead(ssl);
+    SSL_set_read_ahead(ssl, 0);
+    SSL_clear_mode(ssl, SSL_MODE_AUTO_RETRY);
+
+    return 0;
+}
+
+int shunt_tls_go_on(SSL *ssl, const struct shunt_tls *keys, uint64_t payload, uint64_t now_ms)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state == NULL) {
+        return -1;
+    }
+
+    if (state->waiting == SHUNT_TLS_KEY_UPDATE_BYTES && state->records == 0 &&
+        state->generation == state->told + 1 && state->handed == state->told) {
+        return shunt_tls_seal_key_update(keys, payload, state->key_update);
+    }
+
+    if (state->generation != state->told || state->records != keys->record ||
+        shunt_tls_freeze(ssl, keys, payload) != 0) {
+        return -1;
+    }
+
+    return shunt_tls_take_back(ssl, now_ms);
+}
+
+int shunt_tls_rest(SSL *ssl, uint64_t wire, struct shunt_tls *keys, uint64_t *from)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state == NULL || !state->frozen || state->generation != state->handed ||
+        shunt_tls_write_keys(ssl, state, keys) != 0) {
+        return -1;
+    }
+
+    keys->record = state->handed_records;
+    shunt_tls_skip(keys, wire, from);
+
+    return 0;
+}
+
+int shunt_tls_is_broken(SSL *ssl)
+{
+    char byte;
+    int n;
+
+    /* OpenSSL answers a KeyUpdate before it reads the next: then its generation would be one that
+     * the backend does not end. What comes after the first is read when the payload is through. */
+    if (SSL_get_key_update_type(ssl) != SSL_KEY_UPDATE_NONE) {
+        return 0;
+    }
+
+    ERR_clear_error();
+    n = SSL_peek(ssl, &byte, 1);
+
+    if (n > 0) {
+        return 0;
+    }
+
+    n = SSL_get_error(ssl, n);
+    ERR_clear_error();
+
+    /* after a close_notify the client may go on reading, as after a FIN */
+    return n != SSL_ERROR_WANT_READ && n != SSL_ERROR_WANT_WRITE && n != SSL_ERROR_ZERO_RETURN;
+}
+
+int shunt_tls_reclaim(SSL *ssl, uint64_t now_ms)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    if (state == NULL || !state->frozen || state->generation != state->handed ||
+        state->records != state->handed_records) {
+        return -1;
+    }
+
+    /* The KeyUpdate that was sealed has the number of a record behind the payload, and never left.
+     */
+    OPENSSL_cleanse(state->key_update, sizeof(state->key_update));
+    state->frozen = 0;
+    SSL_set_read_ahead(ssl, state->read_ahead);
+    SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);
+
+    /* a backend has been told this generation's key */
+    if (tls_update(ssl) < 0) {
+        return -1;
+    }
+
+    tls_note_update(state, now_ms);
+
+    return 0;
+}
+
+int shunt_tls_take_back(SSL *ssl, uint64_t now_ms)
+{
+    shunt_tls_state_t *state = shunt_tls_state(ssl);
+
+    /* Whatever was written meanwhile went nowhere, and the client will miss it. */
+    if (state == NULL || !state->frozen || state->generation != state->handed ||
+        state->records != state->handed_records) {
+        return -1;
+    }
+
+    /* OpenSSL's own KeyUpdate goes nowhere, and is the answer to whatever the client has asked for.
+     */
+    if (tls_update(ssl) != 1 || state->generation != state->handed + 1) {
+        return -1;
+    }
+
+    state->waiting = SHUNT_TLS_KEY_UPDATE_BYTES;
+    state->frozen = 0;
+    state->closing = 1;
+    tls_note_update(state, now_ms);
+    SSL_set_read_ahead(ssl, state->read_ahead);
+    SSL_set_mode(ssl, SSL_MODE_AUTO_RETRY);
+
+    return 0;
+}
