@@ -141,7 +141,7 @@ ngx_int_t ngx_http_shunt_parse_start(ngx_str_t *field, ngx_http_shunt_consent_t 
 
     *to_at = c.pos - field->data;
 
-    return NGX_OK;
+    return ngx_http_shunt_take_hex(&c, consent->to, SHUNT_TO_BYTES);
 }
 
 ngx_int_t ngx_http_shunt_parse_consent(ngx_str_t *field, ngx_http_shunt_consent_t *consent)

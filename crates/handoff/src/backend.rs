@@ -17,7 +17,7 @@ use shunt_wire::{Address, Endpoint};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::attach::{self, BE_CONNECTED, BE_IN, BE_OUT, TcPrograms};
-use crate::bpf::backend::BackendSkelBuilder;
+use crate::bpf::backend::{BackendSkelBuilder, OpenBackendSkel};
 use crate::bpf::{MAX_SENDERS, SENDER_LIVE, SENDER_WORD, SenderKey as KeyBytes, SenderSlot};
 use crate::counters::{self, Counter};
 use crate::error::SteeringError;
@@ -51,6 +51,15 @@ pub struct Backend {
     reports: RingBuffer,
 }
 
+/// What the verifier takes for constants: it looks at no branch that they close.
+pub(crate) fn set_constants(open: &mut OpenBackendSkel<'_>, netns_cookie: u64, ports: &RangeInclusive<u16>) {
+    if let Some(rodata) = open.maps.rodata_data.as_mut() {
+        rodata.netns_cookie = netns_cookie;
+        rodata.sender_port_low = *ports.start();
+        rodata.sender_port_high = *ports.end();
+    }
+}
+
 impl Backend {
     /// Loads and attaches the programs, in place of an earlier agent's. Its senders are forgotten: their sockets ended
     /// with it, and their late packets are dropped.
@@ -70,11 +79,7 @@ impl Backend {
         let mut builder = BackendSkelBuilder::default();
         builder.obj_builder.pin_root_path(&config.pin_dir).map_err(load)?;
         let mut open = builder.open(&mut storage).map_err(load)?;
-        if let Some(rodata) = open.maps.rodata_data.as_mut() {
-            rodata.netns_cookie = config.netns_cookie;
-            rodata.sender_port_low = *config.ports.start();
-            rodata.sender_port_high = *config.ports.end();
-        }
+        set_constants(&mut open, config.netns_cookie, &config.ports);
         let maps = &open.maps;
         pins::check_layout(&config.pin_dir, [&maps.senders, &maps.sender_slots, &maps.counters])?;
         let mut loaded = open.load().map_err(load)?;

@@ -14,7 +14,7 @@ use shunt_sys::mapped::MappedArray;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::attach::{self, FE_IN, FE_OUT, FE_SETSOCKOPT, TcPrograms};
-use crate::bpf::frontend::FrontendSkelBuilder;
+use crate::bpf::frontend::{FrontendSkelBuilder, OpenFrontendSkel};
 use crate::bpf::{
     BEGUN_OF_A_RING, BREAKS, Begun, FLOW_CLIENT_FIN, FLOW_QUEUES, FLOW_RESET, FLOW_SERVER_FIN, MAX_PEERS, MAX_RINGS,
     RING_BYTES,
@@ -146,6 +146,13 @@ pub struct Frontend {
     tc: Arc<TcPrograms>,
 }
 
+/// What the verifier takes for constants: it looks at no branch that they close.
+pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64) {
+    if let Some(rodata) = open.maps.rodata_data.as_mut() {
+        rodata.netns_cookie = netns_cookie;
+    }
+}
+
 impl Frontend {
     /// Loads and attaches the programs, in place of an earlier agent's, whose flows go on.
     ///
@@ -165,9 +172,7 @@ impl Frontend {
         let mut builder = FrontendSkelBuilder::default();
         builder.obj_builder.pin_root_path(&config.pin_dir).map_err(load)?;
         let mut open = builder.open(&mut storage).map_err(load)?;
-        if let Some(rodata) = open.maps.rodata_data.as_mut() {
-            rodata.netns_cookie = config.netns_cookie;
-        }
+        set_constants(&mut open, config.netns_cookie);
         let maps = &open.maps;
         pins::check_layout(
             &config.pin_dir,

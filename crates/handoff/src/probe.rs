@@ -2,6 +2,7 @@
 //! whether it takes the programs themselves.
 
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::ptr;
 
 use libbpf_rs::libbpf_sys::{
@@ -14,6 +15,7 @@ use libbpf_rs::{AsRawLibbpf, MapType, OpenObject, ProgramType, Result};
 use crate::bpf::backend::BackendSkelBuilder;
 use crate::bpf::frontend::FrontendSkelBuilder;
 use crate::error::SteeringError;
+use crate::{backend, frontend};
 
 /// Helpers that came late, or that a build may leave out, by the type of the program that calls them.
 const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
@@ -23,6 +25,7 @@ const HELPERS: &[(ProgramType, bpf_func_id, &str)] = &[
     (ProgramType::SchedCls, BPF_FUNC_tcp_sock, "bpf_tcp_sock (tc)"),
     (ProgramType::SchedCls, BPF_FUNC_ringbuf_output, "bpf_ringbuf_output (tc)"),
     (ProgramType::CgroupSockopt, BPF_FUNC_get_netns_cookie, "bpf_get_netns_cookie (cgroup/setsockopt)"),
+    (ProgramType::SockOps, BPF_FUNC_get_netns_cookie, "bpf_get_netns_cookie (sockops)"),
     (ProgramType::SockOps, BPF_FUNC_setsockopt, "bpf_setsockopt (sockops)"),
 ];
 
@@ -50,32 +53,45 @@ pub fn missing() -> Result<Vec<&'static str>> {
     Ok(missing)
 }
 
+/// Any network namespace's: without one the programs ask for none.
+const SOME_COOKIE: u64 = 1;
+
 /// Has the kernel check the frontend's programs, and forgets them: nothing is attached or pinned.
 ///
 /// # Errors
 /// [`SteeringError::Load`], with the kernel's answer: each release counts a program's stack and steps its own way.
 pub fn load_frontend() -> Result<(), SteeringError> {
-    load_and_forget::<FrontendSkelBuilder>("frontend")
+    const OBJECT: &str = "frontend";
+    crate::until_not_interrupted(|| {
+        let mut storage = MaybeUninit::uninit();
+        let mut open = FrontendSkelBuilder::default().open(&mut storage).map_err(refused(OBJECT))?;
+        frontend::set_constants(&mut open, SOME_COOKIE);
+        load_and_forget(open).map_err(refused(OBJECT))
+    })
 }
 
-/// The same of the backend's programs.
+/// The same of the backend's programs, for an agent whose sockets have these ports.
 ///
 /// # Errors
 /// As of [`load_frontend`].
-pub fn load_backend() -> Result<(), SteeringError> {
-    load_and_forget::<BackendSkelBuilder>("backend")
+pub fn load_backend(ports: &RangeInclusive<u16>) -> Result<(), SteeringError> {
+    const OBJECT: &str = "backend";
+    crate::until_not_interrupted(|| {
+        let mut storage = MaybeUninit::uninit();
+        let mut open = BackendSkelBuilder::default().open(&mut storage).map_err(refused(OBJECT))?;
+        backend::set_constants(&mut open, SOME_COOKIE, ports);
+        load_and_forget(open).map_err(refused(OBJECT))
+    })
 }
 
-fn load_and_forget<B: for<'a> SkelBuilder<'a> + Default>(object: &'static str) -> Result<(), SteeringError> {
+fn refused(object: &'static str) -> impl FnOnce(libbpf_rs::Error) -> SteeringError {
+    move |source| SteeringError::Load { object, source }
+}
+
+fn load_and_forget<'a>(mut open: impl OpenSkel<'a>) -> Result<()> {
     crate::attach::log_libbpf();
-    crate::until_not_interrupted(|| {
-        let load = |source| SteeringError::Load { object, source };
-        let mut storage = MaybeUninit::uninit();
-        let mut open = B::default().open(&mut storage).map_err(load)?;
-        without_pins(open.open_object_mut()).map_err(load)?;
-        open.load().map_err(load)?;
-        Ok(())
-    })
+    without_pins(open.open_object_mut())?;
+    open.load().map(drop)
 }
 
 /// An agent's maps are found by their pins, and these are not to be the agent's.
@@ -107,11 +123,22 @@ mod tests {
             return eprintln!("skipped: loading the programs takes root");
         }
         // Where libbpf pins the maps of an object that says nothing else (LIBBPF_PIN_BY_NAME).
-        let pins = ["flows", "peers", "senders", "counters"].map(|name| std::path::Path::new("/sys/fs/bpf").join(name));
+        let pins = [
+            "flows",
+            "peers",
+            "rings",
+            "ring_owners",
+            "handshakes",
+            "watched_ports",
+            "senders",
+            "sender_slots",
+            "counters",
+        ]
+        .map(|name| std::path::Path::new("/sys/fs/bpf").join(name));
         let there = || pins.each_ref().map(|pin| pin.exists());
         let before = there();
         super::load_frontend().unwrap();
-        super::load_backend().unwrap();
+        super::load_backend(&(61000..=61063)).unwrap();
         assert_eq!(there(), before);
     }
 }

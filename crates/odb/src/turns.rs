@@ -1,7 +1,7 @@
 //! Which of a few threads leads, where each may be held up by somebody who says nothing: then another one leads, and what comes
 //! for the same somebody waits until the first is through. So each who is silent holds up one thread at most.
 //!
-//! The crate's loom test (tests/turns.rs) tries every order of their steps.
+//! tests/turns.rs has loom try the orders of their steps (scripts/loom).
 
 use std::collections::HashMap;
 use std::hash::Hash;

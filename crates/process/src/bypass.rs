@@ -14,7 +14,7 @@
 
 mod handing;
 mod handings;
-mod rescue;
+pub mod rescue;
 mod sealed;
 
 use std::ops::Range;
@@ -269,10 +269,10 @@ pub fn tend(runtime: &'static Runtime) {
     runtime.memory.return_shares();
 }
 
-/// Before the program writes to, or closes, a descriptor: waits where a rescue is under way there.
+/// Before the program writes to a descriptor, by a call with such flags: waits where a rescue is under way on its connection, as
+/// the program's own call would for room. True: it is under way, and this program does not wait (EAGAIN). When it is over, the program is
+/// told that there is room.
 #[inline]
-pub fn waits_for_rescue(fd: RawFd) {
-    if rescue::any() {
-        rescue::wait(fd);
-    }
+pub fn is_full_of_rescue(fd: RawFd, flags: i32) -> bool {
+    rescue::any() && rescue::is_full(fd, flags)
 }

@@ -4,7 +4,7 @@
 //!   process's have in common;
 //! * [`users`]: what a process lets go of that becomes another user's;
 //! * `learning`: what of a write is not left in the store, because it would be looked at;
-//! * `waiting`: the program's own waits; `ahead`: what is in a socket;
+//! * [`waiting`]: the program's own waits; `ahead`: what is in a socket;
 //! * [`reading`]: a read under way; `peek`, [`receive`], [`available`]: a look (MSG_PEEK), a read, FIONREAD;
 //! * [`send`]: a write; [`pipe`]: splice(2), both ways.
 
@@ -20,4 +20,4 @@ pub mod runtime;
 pub mod send;
 pub mod states;
 pub mod users;
-mod waiting;
+pub mod waiting;

@@ -1,8 +1,11 @@
 //! Forks: the child finds nothing in the middle of a change, and knows what is its parent's.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
-use crate::bypass::{self, Handings};
+use shunt_sys::locked;
+
+use crate::bypass::{self, Handings, rescue};
 use crate::connections::runtime::runtime;
 use crate::memory;
 use crate::store;
@@ -12,6 +15,8 @@ use crate::tls;
 
 /// What a fork finds in order, and holds so: no thread of the parent is in the middle of anything that the child uses.
 struct Still {
+    _keys: locked::Still,
+    rescues: inside::Still<'static, BTreeSet<u64>>,
     memory: memory::Still,
     store: store::Still<'static>,
     bypass: inside::Still<'static, Handings>,
@@ -31,7 +36,9 @@ pub extern "C" fn before() {
         runtime.memory.fetch_for_fork();
         let _connections = runtime.connections.hold_still();
         let (_tls, bypass, store) = (tls::hold_still(), bypass::hold_still(), runtime.store.hold_still());
-        STILL.set(Some(Still { _inside, _tls, _connections, bypass, store, memory: runtime.memory.hold_still() }));
+        let memory = runtime.memory.hold_still();
+        let (rescues, _keys) = (rescue::hold_still(), locked::hold_still());
+        STILL.set(Some(Still { _keys, rescues, memory, store, bypass, _tls, _connections, _inside }));
     }
 }
 
@@ -46,5 +53,6 @@ pub extern "C" fn after_in_child() {
         still.memory.forget();
         still.store.forget();
         still.bypass.forget();
+        rescue::forget(&mut still.rescues);
     }
 }

@@ -34,39 +34,76 @@ fn sources(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(of).filter(|path| path.extension().is_some_and(|kind| kind == "rs")).collect()
 }
 
-/// The words of paths that follow `root` in the code, without what comments say.
-fn paths<'a>(code: &'a str, root: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
-    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
-    lines.flat_map(move |line| line.split(root).skip(1)).map(|rest| {
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
-        rest[..end].split("::").collect()
-    })
+/// The code, without what comments say.
+fn without_comments(code: &str) -> String {
+    code.lines()
+        .map(|line| line.split(" //").next().unwrap_or_default())
+        .filter(|line| !line.trim().starts_with("//"))
+        .fold(String::new(), |mut code, line| {
+            code += line;
+            code.push('\n');
+            code
+        })
+}
+
+/// The paths that begin here: one, or all of a group in braces.
+fn expand(text: &str) -> Vec<Vec<String>> {
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(text.len());
+    let words: Vec<String> = text[..end].split("::").filter(|word| !word.is_empty()).map(str::to_owned).collect();
+    if !text[end..].starts_with('{') {
+        return vec![words];
+    }
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for c in text[end..].chars() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        match c {
+            '{' if depth == 1 => {}
+            '}' if depth == 0 => break,
+            ',' if depth == 1 => parts.push(String::new()),
+            _ => parts.last_mut().unwrap().push(c),
+        }
+    }
+    let inner = parts.iter().filter(|part| !part.trim().is_empty()).flat_map(|part| expand(part.trim()));
+    inner.map(|path| [words.clone(), path].concat()).collect()
+}
+
+/// What a module's code names of this crate, each from the crate's root.
+fn named(module: &[&str], code: &str) -> Vec<Vec<String>> {
+    let code = without_comments(code);
+    let after = |root: &'static str| {
+        let code = &code;
+        code.match_indices(root).filter(|(at, _)| !code[..*at].ends_with("super::")).map(move |(at, _)| &code[at..])
+    };
+    let of_root = after("crate::").flat_map(|text| expand(&text["crate::".len()..]));
+    let of_super = after("super::").flat_map(expand).map(|path| {
+        let up = path.iter().take_while(|word| *word == "super").count();
+        let around = module[..module.len().saturating_sub(up)].iter().map(|word| (*word).to_owned());
+        around.chain(path.into_iter().skip(up)).collect()
+    });
+    of_root.chain(of_super).filter(|path: &Vec<String>| !path.is_empty()).collect()
 }
 
 /// What a file knows of that is above it.
 fn upward(module: &[&str], code: &str) -> Vec<String> {
-    let list = |layer: &str| match layer {
+    let inner = match module[0] {
         "system" => &SYSTEM[..],
         "connections" => &CONNECTIONS[..],
         _ => &[],
     };
     let own = place(&LAYERS, module[0]);
+    let own_inner = module.get(1).filter(|_| !inner.is_empty()).map(|name| place(inner, name));
     let mut wrong: Vec<String> = own.clone().err().into_iter().collect();
-    let inner = list(module[0]);
-    let mut siblings: Vec<&str> = Vec::new();
-    for path in paths(code, "crate::") {
-        let known = place(&LAYERS, path[0]);
-        if known.clone().is_err() || own.clone().is_ok_and(|own| known.is_ok_and(|known| known > own)) {
+    wrong.extend(own_inner.clone().and_then(Result::err));
+    let (Ok(own), own_inner) = (own, own_inner.and_then(Result::ok)) else { return wrong };
+    for path in named(module, code) {
+        let is_above = match (place(&LAYERS, &path[0]), path.get(1).map(|name| place(inner, name)), own_inner) {
+            (Err(_), ..) => true,
+            (Ok(known), Some(Ok(known_inner)), Some(own_inner)) if known == own => known_inner > own_inner,
+            (Ok(known), ..) => known > own,
+        };
+        if is_above {
             wrong.push(format!("{} -> {}", module.join("::"), path.join("::")));
         }
-        siblings.extend((path[0] == module[0]).then(|| path.get(1).copied()).flatten());
-    }
-    if module.len() == 2 && !inner.is_empty() {
-        siblings.extend(paths(code, "super::").map(|path| path[0]).filter(|name| !name.is_empty()));
-        let own = place(inner, module[1]);
-        wrong.extend(own.clone().err());
-        let above = siblings.iter().filter(|name| place(inner, name).is_ok_and(|known| own.clone() < Ok(known)));
-        wrong.extend(above.map(|name| format!("{} -> {name}", module.join("::"))));
     }
     wrong
 }
@@ -91,7 +128,16 @@ fn an_arrow_that_points_up_is_found() {
     assert!(found(&["store"], "    let x = crate::connections::runtime::runtime();"));
     assert!(found(&["connections", "send"], "use super::pipe;"));
     assert!(found(&["connections", "send"], "use crate::connections::pipe::from;"));
+    assert!(found(&["connections", "send"], "use super::{waiting, pipe};"));
+    assert!(found(&["connections", "send"], "use crate::connections::{\n    waiting,\n    pipe::{a, b},\n};"));
+    assert!(found(&["system", "kernel"], "use super::{threads, inside};"));
+    assert!(found(&["store"], "use super::{bypass, tls};"));
+    assert!(found(&["memory", "faults"], "use super::super::bypass;"));
+    assert!(found(&["memory", "faults"], "use crate::{system, bypass};"));
     assert!(found(&["nobody"], ""));
+    assert!(found(&["connections", "nobody"], ""));
+    assert!(!found(&["connections", "pipe"], "use crate::{memory, system::{kernel, real}};"));
+    assert!(!found(&["memory", "block"], "use super::{State, filling};"));
     assert!(!found(&["connections", "pipe"], "use super::send;"));
     assert!(!found(&["memory"], "//! See [`crate::bypass`]."));
 }

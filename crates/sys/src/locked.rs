@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous};
 
-use crate::lock::Mutex;
+use crate::lock::{Mutex, MutexGuard};
 
 /// Bytes of a place. A multiple of any alignment that keys of ciphers have.
 pub(crate) const PLACE_BYTES: usize = 1024;
@@ -53,7 +53,16 @@ impl Locked {
     }
 }
 
-fn places() -> crate::lock::MutexGuard<'static, Locked> {
+/// [`hold_still`].
+#[derive(Debug)]
+pub struct Still(#[allow(dead_code, reason = "it is held")] MutexGuard<'static, Locked>);
+
+/// Until the value is dropped no key gets a place or gives one back: before a fork, so that the child can.
+pub fn hold_still() -> Still {
+    Still(places())
+}
+
+fn places() -> MutexGuard<'static, Locked> {
     // Nothing here panics between two writes that belong together.
     LOCKED.lock()
 }

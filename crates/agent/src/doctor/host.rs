@@ -130,12 +130,14 @@ pub(super) fn machine(config: &Config) -> Vec<Finding> {
 /// Whether this kernel's verifier takes what an agent of this configuration would load.
 fn verified(config: &Config) -> Vec<Finding> {
     let frontend = config.frontend.as_ref().map(|_| probe::load_frontend().map_err(|error| chain(&error)));
-    let backend = config.backend.as_ref().map(|_| probe::load_backend().map_err(|error| chain(&error)));
+    let ports = config.backend.as_ref().map(|backend| &backend.ports.0);
+    let backend = ports.map(|ports| probe::load_backend(ports).map_err(|error| chain(&error)));
     let store = config.store.as_ref().map(|_| shunt_negotiation::load_and_forget().map_err(|error| chain(&error)));
     let of = |(whose, taken): (&str, Option<Result<(), String>>)| {
-        let advice = |refusal| {
+        let advice = |refusal: String| {
             format!(
-                "this kernel refuses them: {refusal}. It is a defect of Shunt where `uname -r` says 5.15 or newer:                  please report that with the output of `shuntd --check -v`; another kernel of the distribution may do"
+                "{refusal}. Where nothing else here is amiss, and memory is not short, this is a defect of Shunt: please \
+                 report it with what an agent logs under RUST_LOG=libbpf=debug, and use another kernel of the distribution"
             )
         };
         Some(Finding::of("kernel", format!("the BPF programs of {whose}"), taken?.err().map(advice)))

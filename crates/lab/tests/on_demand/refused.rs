@@ -1,14 +1,18 @@
 //! Machines that do not send what they have: the client gets every byte all the same.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::Signal;
-use shunt_lab::{Ending, Fetch, Options, Settings, faults::Client};
+use shunt_lab::{Contents, Ending, Fetch, Options, Process, Settings, faults::Client};
+use shunt_testbed::eventually;
 
 use crate::lost::until_handed_off;
 use crate::service::Running;
-use crate::{LIMIT, options, paths, run, trailers};
+use crate::{LIMIT, options, paths, program, run, trailers};
 
 /// So many requests for every file on each of eight connections at once, of all kinds: about a thousand.
 fn thousand(service: &Running<'_>) -> Result<()> {
@@ -126,6 +130,94 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
         until_handed_off(service)
     })
+}
+
+const BEGINNING: usize = 256 << 10;
+/// The first of them may be lost with the session.
+const BEGUN: usize = 6;
+
+/// Has a program begin to write to clients that take nothing, and nobody send that: it is taken back. Then the program goes on with
+/// the last of them, or closes it; what it says of its next write, and that client.
+fn written_meanwhile(
+    service: &mut Running<'_>,
+    then: &str,
+    new_client: impl FnOnce(SocketAddr) -> Result<Option<TcpStream>>,
+) -> Result<(String, Process, Vec<TcpStream>)> {
+    let [length, beginning, begun] = [LENGTH, BEGINNING, BEGUN].map(|number| number.to_string());
+    let arguments = ["/1m", &length, &beginning, &begun, then];
+    let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
+    // From then on it is known who sends to such clients.
+    service.lab.client().run(|| everything(TcpStream::connect(at)?))??;
+    let signal = |service: &mut Running<'_>, signal| -> Result<()> {
+        service.service.agent_process(service.lab.frontend())?.context("it runs")?.signal(signal)
+    };
+    signal(service, Signal::STOP)?;
+    let connect = || -> Result<(Vec<TcpStream>, TcpStream)> {
+        let clients: Result<_> = (0..BEGUN).map(|_| with_little_room(at)).collect();
+        Ok((clients?, TcpStream::connect(at)?))
+    };
+    let (clients, mut other) = service.lab.client().run(connect)??;
+    std::thread::sleep(Duration::from_secs(3));
+    signal(service, Signal::CONT)?;
+    eventually(|| {
+        let stats = service.frontend_stats()?;
+        let (taken_back, lost) =
+            (stats.count("store.by_program.python3.taken_back"), stats.count("agent.ended.PeerLost"));
+        ensure!(taken_back >= BEGINNING as u64 && lost >= 1, "{taken_back} are back, {lost} lost{}", program.log());
+        let all = taken_back / BEGINNING as u64 + stats.count("frontend.fe_cancelled");
+        ensure!(all >= BEGUN as u64, "only {all} are over{}", program.log());
+        Ok(())
+    })?;
+    other.set_read_timeout(Some(LIMIT))?;
+    other.write_all(b"!")?;
+    let new = new_client(at)?;
+    let mut told = [0; 7];
+    other.read_exact(&mut told).with_context(|| program.log())?;
+    Ok((String::from_utf8_lossy(&told).into_owned(), program, clients.into_iter().chain(new).collect()))
+}
+
+/// The client takes nothing of what has come back. Who writes to it without waiting hears that there is no room, until there is.
+#[test]
+fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
+    run("what_comes_back_holds_up_no_program_that_does_not_wait", options(), |service| {
+        let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
+        ensure!(told == "is full", "{told}{}", program.log());
+        everything(clients.pop().context("no client")?).with_context(|| program.log())
+    })
+}
+
+#[test]
+fn what_comes_back_holds_up_nobody_who_gets_its_number() -> Result<()> {
+    run("what_comes_back_holds_up_nobody_who_gets_its_number", options(), |service| {
+        let client = service.lab.client();
+        let connect = |at| Ok(Some(client.run(|| TcpStream::connect(at))??));
+        let (told, program, mut clients) = written_meanwhile(service, "closes", connect)?;
+        ensure!(told == "went on", "{told}{}", program.log());
+        let mut greeting = String::new();
+        clients.pop().context("no client")?.read_to_string(&mut greeting)?;
+        ensure!(greeting == "hello", "{greeting:?}");
+        Ok(())
+    })
+}
+
+const LENGTH: usize = 1 << 20;
+
+/// A connection whose client takes little before it reads.
+fn with_little_room(at: SocketAddr) -> Result<TcpStream> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    sockopt::set_socket_recv_buffer_size(&socket, 8 << 10)?;
+    rustix::net::connect(&socket, &at)?;
+    Ok(TcpStream::from(socket))
+}
+
+/// Reads all, which is the body.
+fn everything(mut client: TcpStream) -> Result<()> {
+    client.set_read_timeout(Some(LIMIT))?;
+    let mut got = Vec::new();
+    client.read_to_end(&mut got)?;
+    ensure!(got.len() == LENGTH, "{} bytes", got.len());
+    ensure!(Contents::of("1m").compare(&got).is_ok(), "other bytes");
+    Ok(())
 }
 
 /// Nobody can write what comes back, and its client need not wait for it.

@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, off64_t, size_t, ssize_t};
+use shunt_process::bypass;
 use shunt_process::connections::pipe;
 use shunt_process::connections::runtime::Runtime;
 use shunt_process::connections::send;
@@ -22,10 +23,13 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
             returned(sends_file(runtime, to, place, from, unsafe { offset.as_mut() }, bytes))
         }
         // SAFETY: the program's own call.
-        None if connection(from).is_none() => unsafe {
-            shunt_process::bypass::waits_for_rescue(to);
-            real::sendfile64(to, from, offset, bytes)
-        },
+        None if connection(from).is_none() => {
+            if bypass::is_full_of_rescue(to, 0) {
+                return returned(Err(libc::EAGAIN));
+            }
+            // SAFETY: the program's own call.
+            unsafe { real::sendfile64(to, from, offset, bytes) }
+        }
         None => returned(Err(libc::EINVAL)),
     }
 }

@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off64_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use shunt_process::bypass;
-use shunt_process::bypass::waits_for_rescue;
 use shunt_process::connections::runtime::{Runtime, runtime};
 use shunt_process::connections::{reading, receive, send};
 use shunt_process::descriptors;
@@ -76,7 +75,9 @@ fn writes(fd: RawFd, iov: Option<&[iovec]>, how: How) -> Option<ssize_t> {
         let Some(_inside) = Inside::enter() else { return Some(returned(Err(libc::EAGAIN))) };
         return ours(fd, send::write(runtime, fd, place, iov, flags));
     }
-    waits_for_rescue(fd);
+    if bypass::is_full_of_rescue(fd, flags) {
+        return Some(returned(Err(libc::EAGAIN)));
+    }
     if let How::Message(_) = how {
         return fetches(iov);
     }

@@ -2,7 +2,7 @@
 //! writes on waits for that; else its client has a part of it, and the connection ends, as by a network that fails.
 
 use std::collections::BTreeSet;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::link::is_refusal;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
-use shunt_sys::odb;
+use shunt_sys::{odb, sockopt};
 
 use super::handing::Failed;
 use crate::connections::runtime::Runtime;
+use crate::connections::waiting::waits;
 use crate::system::counts::count;
-use crate::system::inside::{Inside, Lock, outside};
+use crate::system::inside::{Inside, Lock, Still, outside};
 use crate::system::kernel::borrow;
 use crate::system::kernel::{self, own};
 use crate::system::ranks::Rank;
@@ -25,32 +26,48 @@ use crate::system::threads;
 const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 const AT_ONCE: u64 = 256 << 10;
 
-/// Descriptors where one is under way: nearly always, there are none.
+/// Connections where one is under way: nearly always, there are none.
 static RESCUES: AtomicUsize = AtomicUsize::new(0);
-static UNDER_WAY: Lock<BTreeSet<RawFd>> = Lock::new(Rank::Rescues, BTreeSet::new());
+/// By cookie (SO_COOKIE): a program may close a descriptor and get its number again, or have several.
+static UNDER_WAY: Lock<BTreeSet<u64>> = Lock::new(Rank::Rescues, BTreeSet::new());
 
 #[inline]
 pub fn any() -> bool {
     RESCUES.load(Ordering::Acquire) > 0
 }
 
+/// See [`super::is_full_of_rescue`].
 #[cold]
-pub fn wait(fd: RawFd) {
-    let Some(_inside) = Inside::enter() else { return };
-    let is_under_way = || UNDER_WAY.lock().contains(&fd);
+pub fn is_full(fd: RawFd, flags: i32) -> bool {
+    let Some(_inside) = Inside::enter() else { return false };
+    let Ok(cookie) = rustix::net::sockopt::socket_cookie(borrow(fd)) else { return false };
+    let is_under_way = || UNDER_WAY.lock().contains(&cookie);
     while is_under_way() {
+        if !waits(fd, flags) {
+            return true;
+        }
         outside(|| std::thread::sleep(Duration::from_millis(1)));
     }
+    false
 }
 
-/// A descriptor's, until it is dropped.
-struct UnderWay(RawFd);
+/// A connection's, until it is dropped.
+struct UnderWay(u64);
+
+/// A program that was told EAGAIN meanwhile waits for an edge (EPOLLET). Where there is no room, the kernel is to tell of some
+/// (tcp_poll notes that somebody asks); and where there is, it looks for who waits whenever this bound is set
+/// (do_tcp_setsockopt, sk_stream_write_space).
+fn tell_of_room(connection: &OwnedFd) {
+    let mut wanted = [PollFd::new(connection, PollFlags::OUT)];
+    let _ = poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    let _ = sockopt::set_i32(connection.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
+}
 
 impl UnderWay {
-    fn new(fd: RawFd) -> Self {
-        UNDER_WAY.lock().insert(fd);
+    fn new(cookie: u64) -> Self {
+        UNDER_WAY.lock().insert(cookie);
         RESCUES.fetch_add(1, Ordering::Release);
-        Self(fd)
+        Self(cookie)
     }
 }
 
@@ -61,12 +78,23 @@ impl Drop for UnderWay {
     }
 }
 
+/// Until the value is dropped none begins or ends: before a fork.
+pub fn hold_still() -> Still<'static, BTreeSet<u64>> {
+    UNDER_WAY.hold_still()
+}
+
+/// In the child, whose parent's threads do them.
+pub fn forget(under_way: &mut Still<'static, BTreeSet<u64>>) {
+    under_way.clear();
+    RESCUES.store(0, Ordering::Release);
+}
+
 /// Does what is left to do, in a thread of its own: it may take as long as its client does.
 pub fn start(runtime: &'static Runtime, failed: Failed) {
     let Some(connection) = connection(&failed) else {
         return super::lock().cancel(failed.handing.message.handoff);
     };
-    let under_way = UnderWay::new(failed.handing.fd);
+    let under_way = UnderWay::new(failed.handing.cookie);
     let handoff = failed.handing.message.handoff;
     if failed.handing.is_sealed || !is_refusal(failed.reason) || odb::undo(&connection, handoff).is_err() {
         return reset(&connection);
@@ -74,10 +102,11 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
     count(Counted::TakenBack, failed.handing.message.length as usize);
     let copy = rustix::io::fcntl_dupfd_cloexec(&connection, 512);
     let started = threads::start("shunt-rescue", move || {
-        let _under_way = under_way;
         if write_all(runtime, &connection, &failed).is_none() {
             reset(&connection);
         }
+        drop(under_way);
+        tell_of_room(&connection);
     });
     if !started && let Ok(copy) = copy {
         reset(&copy);

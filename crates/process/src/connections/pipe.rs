@@ -10,6 +10,7 @@ use crate::connections::reading::{Frame, Read, Stop};
 use crate::connections::runtime::Runtime;
 use crate::connections::send;
 use crate::connections::waiting;
+use crate::system::inside::outside;
 use crate::system::kernel::Errno;
 use crate::system::kernel::borrow;
 
@@ -122,6 +123,11 @@ pub fn into_connection(
 fn is_ready(fd: RawFd, what: PollFlags, waits: bool) -> Result<bool, Errno> {
     let mut wanted = [PollFd::from_borrowed_fd(borrow(fd), what)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut wanted, if waits { None } else { Some(&now) }).map_err(|error| error.raw_os_error())?;
+    let mut ask = |patience| poll(&mut wanted, patience).map_err(|error| error.raw_os_error());
+    if waits {
+        outside(|| ask(None))?
+    } else {
+        ask(Some(&now))?
+    };
     Ok(wanted[0].revents().intersects(what))
 }

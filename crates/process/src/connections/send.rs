@@ -355,6 +355,8 @@ impl<'a> Write<'a> {
     fn splice(&mut self, pipe: RawFd, bytes: usize, flags: u32) -> Result<(), Stop> {
         let promised = self.sending.real(bytes);
         self.push(libc::MSG_MORE).map_err(Stop::Failed)?;
+        // The thread may be cancelled there, with the header gone.
+        self.connection.set_sending(&self.sending);
         let moved = waiting::splice(pipe, self.fd, promised, flags).map_err(Stop::Failed)?;
         self.sent = self.sending.sent(moved);
         Ok(())

@@ -1,4 +1,5 @@
-//! The same as in `futex.rs`, of loom's. No wait there ends because time has passed.
+//! The same as in `futex.rs`, of loom's. The first wait of each condition variable's that has a limit ends by it, and no other: loom
+//! knows of no time, and of as many steps only as end.
 
 use std::time::Duration;
 
@@ -27,7 +28,11 @@ impl<T> Mutex<T> {
 
 /// What threads wait for that have a lock: it is given up meanwhile.
 #[derive(Debug, Default)]
-pub struct Condvar(loom::sync::Condvar);
+pub struct Condvar {
+    of_loom: loom::sync::Condvar,
+    /// Whether one has ended by its limit. No atomic of loom's: it is no step.
+    is_over: std::sync::atomic::AtomicBool,
+}
 
 impl Condvar {
     /// One that nobody waits for.
@@ -37,16 +42,19 @@ impl Condvar {
 
     /// Waits for a change.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        self.0.wait(guard).expect("loom's are not poisoned")
+        self.of_loom.wait(guard).expect("loom's are not poisoned")
     }
 
-    /// The same: loom knows of no time.
+    /// The same, or not at all: true.
     pub fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, _time: Duration) -> (MutexGuard<'a, T>, bool) {
-        (self.wait(guard), false)
+        if self.is_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return (self.wait(guard), false);
+        }
+        (guard, true)
     }
 
     /// Something has changed.
     pub fn notify_all(&self) {
-        self.0.notify_all();
+        self.of_loom.notify_all();
     }
 }

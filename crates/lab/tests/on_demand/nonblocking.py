@@ -1,0 +1,70 @@
+"""Gives a body to its first client. Writes the beginning of it to the next, and says nothing more until it is told to, without ever
+waiting in a write. Then it writes the rest to the last of those, which hears how that went from a line of its own; or it closes that
+one, and greets a new client in the same place. Arguments: where it listens, who has the body, its path, its length, that of the
+beginning, for how many, and "goes on" or "closes"."""
+import select
+import socket
+import sys
+
+from absent import address, body
+
+
+def rest(client, whole, done, room):
+    """Writes it whenever there is room."""
+    while done < len(whole):
+        if not room.poll(60):
+            sys.exit(f"no room after {done} bytes")
+        try:
+            while done < len(whole):
+                done += client.send(whole[done:])
+        except BlockingIOError:
+            pass
+
+
+def tried(client, what):
+    """Bytes that were written, and what is said of it."""
+    try:
+        return client.send(what), b"went on"
+    except BlockingIOError:
+        return 0, b"is full"
+
+
+def main():
+    listens, of, path, length, beginning, clients, then = sys.argv[1:]
+    length, done = int(length), int(beginning)
+    listener = socket.create_server(address(listens))
+    buffer = bytearray(length + 65536)
+    first, _ = listener.accept()
+    first.sendall(body(buffer, address(of), path, length))
+    first.close()
+    whole = body(buffer, address(of), path, length)
+    begun = []
+    for _ in range(int(clients)):
+        client, _ = listener.accept()
+        client.setblocking(False)
+        if client.send(whole[:done]) != done:
+            sys.exit("the beginning does not fit")
+        begun.append(client)
+    other, _ = listener.accept()
+    client = begun.pop()
+    room = select.epoll()
+    room.register(client, select.EPOLLOUT | select.EPOLLET)
+    other.recv(1)
+    if then == "closes":
+        number = client.fileno()
+        client.close()
+        client, _ = listener.accept()
+        if client.fileno() != number:
+            sys.exit(f"{client.fileno()} in place of {number}")
+        client.setblocking(False)
+        other.sendall(tried(client, b"hello")[1])
+    else:
+        while room.poll(0):
+            pass
+        more, said = tried(client, whole[done:])
+        other.sendall(said)
+        rest(client, whole, done + more, room)
+    client.close()
+
+
+main()
