@@ -1,4 +1,4 @@
-"""Gives a body to its first client. Writes the beginning of it to the next, and says nothing more until it is told to, without ever
+"""Gives a body to each client that says w. Writes the beginning of it to those that do not, and says nothing more until it is told to, without ever
 waiting in a write. Then it writes the rest to the last of those, which hears how that went from a line of its own; or it closes that
 one, and greets a new client in the same place. Arguments: where it listens, who has the body, its path, its length, that of the
 beginning, for how many, and "goes on" or "closes"."""
@@ -34,13 +34,15 @@ def main():
     length, done = int(length), int(beginning)
     listener = socket.create_server(address(listens))
     buffer = bytearray(length + 65536)
-    first, _ = listener.accept()
-    first.sendall(body(buffer, address(of), path, length))
-    first.close()
-    whole = body(buffer, address(of), path, length)
     begun = []
-    for _ in range(int(clients)):
+    while len(begun) < int(clients):
         client, _ = listener.accept()
+        if client.recv(1) == b"w":
+            client.sendall(body(buffer, address(of), path, length))
+            client.close()
+            continue
+        if not begun:
+            whole = body(buffer, address(of), path, length)
         client.setblocking(False)
         if client.send(whole[:done]) != done:
             sys.exit("the beginning does not fit")

@@ -147,13 +147,18 @@ fn written_meanwhile(
     let arguments = ["/1m", &length, &beginning, &begun, then];
     let (program, at) = program::start(service, include_str!("nonblocking.py"), &arguments)?;
     // From then on it is known who sends to such clients.
-    service.lab.client().run(|| everything(TcpStream::connect(at)?))??;
+    eventually(|| {
+        service.lab.client().run(|| everything(asking(TcpStream::connect(at)?, b"w")?))??;
+        let begun = service.frontend_stats()?.count("frontend.fe_begun");
+        ensure!(begun > 0, "nothing is handed off{}", program.log());
+        Ok(())
+    })?;
     let signal = |service: &mut Running<'_>, signal| -> Result<()> {
         service.service.agent_process(service.lab.frontend())?.context("it runs")?.signal(signal)
     };
     signal(service, Signal::STOP)?;
     let connect = || -> Result<(Vec<TcpStream>, TcpStream)> {
-        let clients: Result<_> = (0..BEGUN).map(|_| with_little_room(at)).collect();
+        let clients: Result<_> = (0..BEGUN).map(|_| asking(with_little_room(at)?, b"s")).collect();
         Ok((clients?, TcpStream::connect(at)?))
     };
     let (clients, mut other) = service.lab.client().run(connect)??;
@@ -161,11 +166,9 @@ fn written_meanwhile(
     signal(service, Signal::CONT)?;
     eventually(|| {
         let stats = service.frontend_stats()?;
-        let (taken_back, lost) =
-            (stats.count("store.by_program.python3.taken_back"), stats.count("agent.ended.PeerLost"));
-        ensure!(taken_back >= BEGINNING as u64 && lost >= 1, "{taken_back} are back, {lost} lost{}", program.log());
-        let all = taken_back / BEGINNING as u64 + stats.count("frontend.fe_cancelled");
-        ensure!(all >= BEGUN as u64, "only {all} are over{}", program.log());
+        let taken_back = stats.count("store.by_program.python3.taken_back") / BEGINNING as u64;
+        let over = taken_back + stats.count("frontend.fe_cancelled");
+        ensure!(taken_back > 0 && over >= BEGUN as u64, "{taken_back} of {over} are taken back{}", program.log());
         Ok(())
     })?;
     other.set_read_timeout(Some(LIMIT))?;
@@ -208,6 +211,11 @@ fn with_little_room(at: SocketAddr) -> Result<TcpStream> {
     sockopt::set_socket_recv_buffer_size(&socket, 8 << 10)?;
     rustix::net::connect(&socket, &at)?;
     Ok(TcpStream::from(socket))
+}
+
+fn asking(mut client: TcpStream, what: &[u8]) -> Result<TcpStream> {
+    client.write_all(what)?;
+    Ok(client)
 }
 
 /// Reads all, which is the body.
