@@ -23,6 +23,7 @@ pub const FIRST_PLACE: u32 = 4;
 static ENTRIES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(FOREIGN) }; DESCRIPTORS];
 
 /// `None`: beyond.
+#[inline]
 pub fn entry(fd: RawFd) -> Option<&'static AtomicU32> {
     ENTRIES.get(usize::try_from(fd).ok()?)
 }

@@ -25,6 +25,7 @@ impl Inside {
 }
 
 impl Drop for Inside {
+    #[inline]
     fn drop(&mut self) {
         INSIDE.set(false);
     }
@@ -34,6 +35,7 @@ impl Drop for Inside {
 struct Back(bool);
 
 impl Drop for Back {
+    #[inline]
     fn drop(&mut self) {
         INSIDE.set(self.0);
     }
