@@ -54,15 +54,17 @@ static void ngx_http_shunt_fuzz_traceparent(ngx_str_t *field)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    size_t to_at;
     char text[512], from[32] = "", header[32] = "", hex[33], to[17];
     ngx_str_t field = {size, (u_char *) data};
-    ngx_http_shunt_consent_t consent;
+    ngx_http_shunt_consent_t consent, start;
     ngx_http_shunt_payload_t payload;
 
     if (ngx_http_shunt_parse_consent(&field, &consent) == NGX_OK) {
         ngx_http_shunt_fuzz_hex(hex, consent.nonce, 16);
         ngx_http_shunt_fuzz_hex(to, consent.to, SHUNT_TO_BYTES);
-        assert(memcmp(data + consent.to_at, to, 16) == 0);
+        assert(ngx_http_shunt_parse_start(&field, &start, &to_at) == NGX_OK);
+        assert(memcmp(start.nonce, consent.nonce, 16) == 0);
         if (consent.from) {
             snprintf(from, sizeof(from), "; from=%" PRIu64, consent.from);
         }
@@ -73,6 +75,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                  (int) consent.frontend.len, consent.frontend.data, hex, to, consent.tiers,
                  consent.rest ? "; rest=1" : "", from, header);
         ngx_http_shunt_fuzz_same(text, data, size);
+    }
+
+    /* hop.c writes there */
+    if (ngx_http_shunt_parse_start(&field, &start, &to_at) == NGX_OK) {
+        ngx_http_shunt_fuzz_hex(to, start.to, SHUNT_TO_BYTES);
+        assert(to_at + 2 * SHUNT_TO_BYTES <= size);
+        assert(memcmp(data + to_at, to, 2 * SHUNT_TO_BYTES) == 0);
     }
 
     if (ngx_http_shunt_parse_payload(&field, &payload) == NGX_OK) {
