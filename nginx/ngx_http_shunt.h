@@ -25,9 +25,6 @@
 /* What a tier that says nothing of it takes of a response's header: nginx's default. */
 #define SHUNT_HEADER_BYTES 4096
 
-/* what every consent begins with */
-#define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
-
 #define SHUNT_CONSENT_BYTES                                                                   \
     (sizeof("1; frontend=; nonce=; to=; tiers=255; from=; header=") + SHUNT_NAME_BYTES + 32 + \
      2 * SHUNT_TO_BYTES + 2 * NGX_INT64_LEN)

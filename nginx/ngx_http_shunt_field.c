@@ -6,6 +6,8 @@
  */
 #include "ngx_http_shunt.h"
 
+#define NGX_HTTP_SHUNT_CONSENT_START "1; frontend="
+
 /* SHUNT_TO_BYTES of zeros */
 #define NGX_HTTP_SHUNT_TO_NOBODY "0000000000000000"
 

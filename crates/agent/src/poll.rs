@@ -154,7 +154,7 @@ impl Poll {
         let _ = epoll::delete(&self.0, fd);
     }
 
-    /// What is ready, at most [`EVENTS_AT_ONCE`]; empty after `timeout`.
+    /// Finds what is ready, at most [`EVENTS_AT_ONCE`]; nothing after `timeout`.
     ///
     /// # Errors
     /// The kernel's.

@@ -51,7 +51,7 @@ pub struct Backend {
     reports: RingBuffer,
 }
 
-/// What the verifier takes for constants: it looks at no branch that they close.
+/// Sets what the verifier takes for constants: it looks at no branch that they close.
 pub(crate) fn set_constants(open: &mut OpenBackendSkel<'_>, netns_cookie: u64, ports: &RangeInclusive<u16>) {
     if let Some(rodata) = open.maps.rodata_data.as_mut() {
         rodata.netns_cookie = netns_cookie;

@@ -146,7 +146,7 @@ pub struct Frontend {
     tc: Arc<TcPrograms>,
 }
 
-/// What the verifier takes for constants: it looks at no branch that they close.
+/// Sets what the verifier takes for constants: it looks at no branch that they close.
 pub(crate) fn set_constants(open: &mut OpenFrontendSkel<'_>, netns_cookie: u64) {
     if let Some(rodata) = open.maps.rodata_data.as_mut() {
         rodata.netns_cookie = netns_cookie;

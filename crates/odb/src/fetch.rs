@@ -19,12 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use introducers::{Introducers, Pool};
-use own::{FILES_MAX, Local, NoAnswer, Own};
 use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
-pub use tender::Threads;
-use tender::{Task, Tasks};
-use way::Way;
 
 use crate::hold::Returns;
 use crate::place::SentFile;
@@ -32,6 +27,11 @@ use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
 use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
+use introducers::{Introducers, Pool};
+use own::{FILES_MAX, Local, NoAnswer, Own};
+pub use tender::Threads;
+use tender::{Task, Tasks};
+use way::Way;
 
 /// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
 /// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.

@@ -24,7 +24,7 @@ struct Roles<K, V> {
     is_led: bool,
     is_tended: bool,
     tended: Instant,
-    /// Whom a thread waits for, and what came for them meanwhile.
+    /// Those whom a thread waits for, and what came for each meanwhile.
     slow: HashMap<K, Vec<V>>,
 }
 
@@ -84,7 +84,7 @@ impl<K: Copy + Eq + Hash, V> Turns<K, V> {
         true
     }
 
-    /// What was kept for the thread that has waited for `slow`. None of it: from here on nobody does.
+    /// Takes what was kept for the thread that has waited for `slow`. Where that is nothing, nobody waits for `slow` from here on.
     pub fn kept(&self, slow: K) -> Vec<V> {
         let mut roles = self.roles.lock();
         let kept = roles.slow.get_mut(&slow).map(std::mem::take).unwrap_or_default();

@@ -8,7 +8,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use shunt_odb::turns::Turns;
 
-/// What comes: for whom, and whether it takes long.
+/// An event: for whom it is, and whether it takes long.
 type Event = (char, bool);
 
 struct World {
@@ -23,7 +23,7 @@ impl World {
         self.served[at].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// What a thread does until nothing more comes.
+    /// Takes a thread's turns until no event is left.
     fn run(&self) {
         loop {
             self.turns.wait_to_lead(Duration::ZERO, loom::thread::yield_now);

@@ -83,12 +83,12 @@ impl Allocator {
 }
 
 /// Before a fork, after everything else: no other thread is in the middle of an allocation when the child begins.
-pub extern "C" fn before_fork() {
+pub fn before_fork() {
     HELD.set(Some(ManuallyDrop::new(crate::ALLOCATOR.lock())));
 }
 
 /// In both, before everything else.
-pub extern "C" fn after_fork() {
+pub fn after_fork() {
     drop(HELD.take().map(ManuallyDrop::into_inner));
 }
 

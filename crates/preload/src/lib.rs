@@ -2,9 +2,10 @@
 //!
 //! * [`hooks`]: the symbols, and nothing but which function each means;
 //! * [`load`]: what the process has of Shunt, found when the library is loaded;
-//! * [`allocator`]: memory of the library's own.
+//! * [`allocator`]: memory of the library's own; [`forking`]: a fork, with that held.
 
 mod allocator;
+mod forking;
 mod hooks;
 mod load;
 

@@ -15,11 +15,11 @@ use shunt_process::memory::{Calls, Memory};
 use shunt_process::store::Store;
 use shunt_process::system::inside::Inside;
 use shunt_process::system::{kernel, process, ranks, scarce};
-use shunt_process::{bypass, descriptors, forks};
+use shunt_process::{bypass, descriptors};
 use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 
-use crate::allocator;
+use crate::forking;
 use crate::hooks::exec::ENVIRONMENT;
 use crate::hooks::{exec, heap, stream};
 
@@ -30,15 +30,11 @@ static AT_LOAD: extern "C" fn() = at_load;
 extern "C" fn at_load() {
     let environment = std::env::var(ENVIRONMENT).unwrap_or_default();
     if let Some(runtime) = runtime::begin(from_environment(&environment)) {
-        // The allocator's first: the others, which allocate, run before it is held and after it is given up.
-        // SAFETY: handlers that live as long as the process; they touch nothing but a lock of ours.
-        unsafe {
-            let after: Option<unsafe extern "C" fn()> = Some(allocator::after_fork);
-            libc::pthread_atfork(Some(allocator::before_fork), after, after)
-        };
         // SAFETY: handlers that live as long as the process; what runs in the child between fork and return only
         // stores into atomics and replaces what the parent's threads may hold.
-        unsafe { libc::pthread_atfork(Some(forks::before), Some(forks::after_in_parent), Some(forks::after_in_child)) };
+        unsafe {
+            libc::pthread_atfork(Some(forking::before), Some(forking::after_in_parent), Some(forking::after_in_child))
+        };
         if value(&environment, "locks") == Some("checked") {
             ranks::check();
         }

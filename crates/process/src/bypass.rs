@@ -18,15 +18,12 @@ pub mod rescue;
 mod sealed;
 
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use handing::bytes;
-pub use handings::Handings;
 use libc::iovec;
 use rustix::net::ipproto;
-pub use sealed::{Client, Turn, can_begin, seal};
 use shunt_odb::absent::Piece;
 use shunt_odb::store::usage::Counted;
 use shunt_sys::sockopt;
@@ -35,12 +32,14 @@ use smallvec::SmallVec;
 use crate::connections::runtime::Runtime;
 use crate::memory::outside;
 use crate::system::counts::count;
-use crate::system::inside::{Held, Inside, Lock, Still};
-use crate::system::kernel::borrow;
-use crate::system::kernel::{self, Errno};
+use crate::system::inside::{Held, Inside, Lock};
+use crate::system::kernel::{self, Errno, borrow};
 use crate::system::parts::{Parts, addresses, length, of};
 use crate::system::ranks::Rank;
 use crate::system::real::{errno, set_errno};
+use handing::bytes;
+pub use handings::Handings;
+pub use sealed::{Client, Turn, can_begin, seal};
 
 /// What is fetched all the same for a client that others send to: while they do, its socket takes little, and what was fetched
 /// in vain cannot be handed off any more.
@@ -63,7 +62,7 @@ const UNPROVEN_LAST: u8 = UNPROVEN + 15;
 /// Regions that have begun and that no agent has been told of: nearly always, there are none.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 
-/// What is under way.
+/// The handoffs under way.
 static HANDINGS: LazyLock<Lock<Handings>> = LazyLock::new(|| Lock::new(Rank::Handings, Handings::default()));
 
 /// A write, cut at its first run of absent bytes that one machine has.
@@ -122,8 +121,8 @@ fn try_lock() -> Option<Held<'static, Handings>> {
 }
 
 /// Until the value is dropped nothing changes: before a fork, when all that has begun is told.
-pub fn hold_still() -> Still<'static, Handings> {
-    let mut handings = HANDINGS.hold_still();
+pub fn hold_still() -> Held<'static, Handings> {
+    let mut handings = lock();
     handings.tell_all();
     handings
 }
@@ -229,8 +228,13 @@ fn refuse_for_now(fd: RawFd) {
 fn prepare(fd: RawFd) {
     let Some(client) = client(fd).filter(|client| client.load(Ordering::Relaxed) == POSSIBLE) else { return };
     let _ = rustix::net::sockopt::set_tcp_nodelay(borrow(fd), true);
-    let _ = sockopt::set_i32(borrow(fd), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
+    limit_unsent(borrow(fd));
     client.store(PREPARED, Ordering::Relaxed);
+}
+
+/// From here on there is room in a socket only when all has left.
+fn limit_unsent(socket: BorrowedFd<'_>) {
+    let _ = sockopt::set_i32(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
 }
 
 /// Bytes that were written and that the kernel has not sent yet.

@@ -9,19 +9,19 @@ use crate::bypass::{self, Handings, rescue};
 use crate::connections::runtime::runtime;
 use crate::memory;
 use crate::store;
-use crate::system::inside::{self, Inside};
+use crate::system::inside::{Held, Inside};
 use crate::system::{counts, process};
 use crate::tls;
 
 /// What a fork finds in order, and holds so: no thread of the parent is in the middle of anything that the child uses.
 struct Still {
     _keys: locked::Still,
-    rescues: inside::Still<'static, BTreeSet<u64>>,
+    rescues: Held<'static, BTreeSet<u64>>,
     memory: memory::Still,
     store: store::Still<'static>,
-    bypass: inside::Still<'static, Handings>,
-    _tls: inside::Still<'static, ()>,
-    _connections: inside::Still<'static, ()>,
+    bypass: Held<'static, Handings>,
+    _tls: Held<'static, ()>,
+    _connections: Held<'static, ()>,
     _inside: Option<Inside>,
 }
 
@@ -29,7 +29,7 @@ thread_local! {
     static STILL: RefCell<Option<Still>> = const { RefCell::new(None) };
 }
 
-pub extern "C" fn before() {
+pub fn before() {
     if let Some(runtime) = runtime() {
         let _inside = Inside::enter();
         // Others may need the locks while this waits for a holder.
@@ -42,11 +42,11 @@ pub extern "C" fn before() {
     }
 }
 
-pub extern "C" fn after_in_parent() {
+pub fn after_in_parent() {
     STILL.set(None);
 }
 
-pub extern "C" fn after_in_child() {
+pub fn after_in_child() {
     if let Some(mut still) = STILL.take() {
         process::begin();
         counts::after_fork();

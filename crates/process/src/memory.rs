@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::mm::{MprotectFlags, mprotect};
-use scratch::Scratch;
 use shunt_odb::absent::{Absent, Piece, Pieces};
 use shunt_odb::fetch::{self, FetchError, Holders, Threads, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
@@ -35,9 +34,10 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::system::counts::{self, count};
-use crate::system::inside::{self, Held, Lock};
+use crate::system::inside::{Held, Lock};
 use crate::system::ranks::Rank;
 use crate::system::threads;
+use scratch::Scratch;
 
 /// The most that is fetched at a time.
 const FETCH_BYTES: usize = 1 << 20;
@@ -531,7 +531,7 @@ impl Memory {
     /// Then, until the value is dropped nothing changes.
     pub fn hold_still(&'static self) -> Still {
         // In this order: whoever makes memory absent may have threads started.
-        let mut state = self.state.hold_still();
+        let mut state = self.lock();
         state.fill_saved();
         let holders = self.holders.hold_still();
         Still { state, returns: self.returns.hold_still(), holders }
@@ -567,7 +567,7 @@ impl Memory {
 
 /// [`Memory::hold_still`].
 pub struct Still {
-    state: inside::Still<'static, State>,
+    state: Held<'static, State>,
     returns: hold::Still<'static>,
     holders: fetch::Still<'static>,
 }

@@ -10,7 +10,7 @@ use shunt_odb::reference::Reference;
 use shunt_odb::segment::{Writer, now_ms};
 use shunt_odb::store::client::{Connection, QUICK};
 
-use crate::system::inside::{self, Lock};
+use crate::system::inside::{Held, Lock};
 use crate::system::ranks::Rank;
 
 /// After the store refused, or was not there: how long until it is asked again.
@@ -84,11 +84,11 @@ impl Store {
 
     /// Until the value is dropped nobody else uses it: before a fork, so that the child can [`Still::forget`].
     pub fn hold_still(&self) -> Still<'_> {
-        Still(self.leased.hold_still())
+        Still(self.leased.lock())
     }
 }
 
-pub struct Still<'a>(inside::Still<'a, Leased>);
+pub struct Still<'a>(Held<'a, Leased>);
 
 impl Still<'_> {
     /// In the child: the segment is the parent's.

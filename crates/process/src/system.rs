@@ -10,5 +10,6 @@ pub mod process;
 pub mod ranks;
 pub mod real;
 pub mod scarce;
+pub mod signals;
 pub mod stack;
 pub mod threads;

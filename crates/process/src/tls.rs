@@ -22,8 +22,6 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::OFlags;
 use rustix::net::sockopt::Timeout;
 use shunt_odb::absent::Piece;
 use shunt_odb::segment::now_ms;
@@ -35,8 +33,9 @@ use zerocopy::FromZeros;
 use self::libraries::{Candidate, Of};
 use crate::bypass::{self, Client, Turn};
 use crate::connections::runtime::Runtime;
+use crate::connections::waiting::{has_room, waits};
 use crate::memory::any_absent;
-use crate::system::inside::{Held, Inside, Lock, Still};
+use crate::system::inside::{Held, Inside, Lock};
 use crate::system::kernel::borrow;
 use crate::system::ranks::Rank;
 use crate::system::real::{self, set_errno};
@@ -86,8 +85,8 @@ fn lock() -> Held<'static, ()> {
 }
 
 /// Until the value is dropped nobody else is in OpenSSL for us: before a fork.
-pub fn hold_still() -> Still<'static, ()> {
-    LOCK.hold_still()
+pub fn hold_still() -> Held<'static, ()> {
+    lock()
 }
 
 unsafe extern "C" fn find(library: *mut c_void, name: *const c_char) -> *mut c_void {
@@ -294,15 +293,9 @@ fn run(runtime: &Runtime, range: &Range<usize>) -> SmallVec<[Piece; 8]> {
     run
 }
 
-/// Whether a few bytes go out without waiting.
-fn has_room(fd: RawFd) -> bool {
-    let mut wanted = [PollFd::from_borrowed_fd(borrow(fd), PollFlags::OUT)];
-    poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
-}
-
-/// The same, after as much time as a write of the program's would wait.
+/// Whether a few bytes go out ([`has_room`]) after as much time as a write of the program's would wait.
 fn waits_for_room(fd: RawFd) -> bool {
-    if rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)) {
+    if !waits(fd, 0) {
         return false;
     }
     let limit = rustix::net::sockopt::socket_timeout(borrow(fd), Timeout::Send).ok().flatten();

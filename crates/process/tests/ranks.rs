@@ -37,7 +37,7 @@ fn locks_are_taken_from_the_outermost_in() {
         *absent += *segment;
     }
     drop(ABSENT.lock());
-    drop(SEGMENT.hold_still());
+    drop(SEGMENT.lock());
     outside(|| ());
 }
 

@@ -121,8 +121,10 @@ pub(super) fn machine(config: &Config) -> Vec<Finding> {
             let why = format!("the kernel was not asked: {error}; run it as root");
             findings.push(Finding::skipped("kernel", "BPF", why));
         }
-        Ok(missing) if !missing.is_empty() => findings.push(features(&missing)),
-        Ok(_) => findings.extend(verified(config)),
+        Ok(missing) => {
+            findings.push(features(&missing));
+            findings.extend(missing.is_empty().then(|| verified(config)).into_iter().flatten());
+        }
     }
     findings
 }

@@ -86,22 +86,30 @@ fn more_clients_than_a_machine_may_send_to_wait() -> Result<()> {
     })
 }
 
+/// Does it while the frontend's agent stands still, for longer than its peers wait for it.
+fn while_the_agent_stands_still<T>(service: &mut Running<'_>, what: impl FnOnce() -> Result<T>) -> Result<T> {
+    let frontend = service.lab.frontend();
+    let mut signal = |signal| service.service.agent_process(frontend)?.context("it runs")?.signal(signal);
+    signal(Signal::STOP)?;
+    let done = what()?;
+    std::thread::sleep(Duration::from_secs(3));
+    signal(Signal::CONT)?;
+    Ok(done)
+}
+
 /// Has each of eight clients ask for one body while the frontend's agent stands still for longer than its peers wait for it:
 /// what a program tells it meanwhile is of a session that is over. Returns how many got all; the others nothing of the body.
 fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> {
     until_handed_off(service)?;
-    let (frontend, server) = (service.lab.frontend(), service.service.chain().server());
+    let server = service.service.chain().server();
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         clients.push(Client::connect(service.lab.client(), server, None)?);
     }
-    let signal = |service: &mut Running<'_>, signal| -> Result<()> {
-        service.service.agent_process(frontend)?.context("it runs")?.signal(signal)
-    };
-    signal(service, Signal::STOP)?;
-    clients.iter_mut().for_each(|client| client.ask_with(fields, "/64k", "64k", 64 << 10));
-    std::thread::sleep(Duration::from_secs(3));
-    signal(service, Signal::CONT)?;
+    while_the_agent_stands_still(service, || {
+        clients.iter_mut().for_each(|client| client.ask_with(fields, "/64k", "64k", 64 << 10));
+        Ok(())
+    })?;
     let mut whole = 0;
     for client in &mut clients {
         match client.finish(LIMIT)? {
@@ -153,17 +161,12 @@ fn written_meanwhile(
         ensure!(begun > 0, "nothing is handed off{}", program.log());
         Ok(())
     })?;
-    let signal = |service: &mut Running<'_>, signal| -> Result<()> {
-        service.service.agent_process(service.lab.frontend())?.context("it runs")?.signal(signal)
-    };
-    signal(service, Signal::STOP)?;
     let connect = || -> Result<(Vec<TcpStream>, TcpStream)> {
         let clients: Result<_> = (0..BEGUN).map(|_| asking(with_little_room(at)?, b"s")).collect();
         Ok((clients?, TcpStream::connect(at)?))
     };
-    let (clients, mut other) = service.lab.client().run(connect)??;
-    std::thread::sleep(Duration::from_secs(3));
-    signal(service, Signal::CONT)?;
+    let client = service.lab.client();
+    let (clients, mut other) = while_the_agent_stands_still(service, || client.run(connect)?)?;
     eventually(|| {
         let stats = service.frontend_stats()?;
         let taken_back = stats.count("store.by_program.python3.taken_back") / BEGINNING as u64;

@@ -3,11 +3,10 @@
 use libc::{c_int, c_long, c_uint, c_void, sockaddr, socklen_t};
 use shunt_process::bypass::turn_ends;
 use shunt_process::connections::runtime::runtime;
-use shunt_process::forks;
 use shunt_process::system::kernel;
 
 use super::{descriptor, exec, file, heap, returned, set_errno, socket};
-use crate::allocator;
+use crate::forking;
 
 /// A pointer argument.
 fn at<T>(argument: usize) -> *mut T {
@@ -104,14 +103,12 @@ unsafe fn clone3_copies(arguments: usize, bytes: usize) -> bool {
 /// # Safety
 /// A call that makes a process with its own copy of this one's memory.
 unsafe fn forked(number: c_long, arguments: [usize; 6]) -> isize {
-    forks::before();
-    allocator::before_fork();
+    forking::before();
     // SAFETY: the caller's promise.
     let outcome = unsafe { kernel::call(number, arguments) };
-    allocator::after_fork();
     match outcome {
-        Ok(0) => forks::after_in_child(),
-        _ => forks::after_in_parent(),
+        Ok(0) => forking::after_in_child(),
+        _ => forking::after_in_parent(),
     }
     returned(outcome)
 }
@@ -124,8 +121,7 @@ struct Begin {
 }
 
 extern "C-unwind" fn begin(begin: *mut c_void) -> c_int {
-    allocator::after_fork();
-    forks::after_in_child();
+    forking::after_in_child();
     // SAFETY: the child's copy of what `clone` passed.
     let Begin { start, argument } = unsafe { begin.cast::<Begin>().read() };
     start(argument)
@@ -147,13 +143,11 @@ unsafe extern "C-unwind" fn clone(
         // SAFETY: as above.
         return unsafe { super::real::clone(start, stack, flags, argument, parent, area, child) };
     }
-    forks::before();
-    allocator::before_fork();
+    forking::before();
     let mut what = Begin { start, argument };
     // SAFETY: as above; the child has its own copy of `what`.
     let process = unsafe { super::real::clone(begin, stack, flags, (&raw mut what).cast(), parent, area, child) };
-    allocator::after_fork();
-    forks::after_in_parent();
+    forking::after_in_parent();
     process
 }
 

@@ -4,12 +4,10 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, off64_t, size_t, ssize_t};
 use shunt_process::bypass;
-use shunt_process::connections::pipe;
 use shunt_process::connections::runtime::Runtime;
-use shunt_process::connections::send;
+use shunt_process::connections::{pipe, send};
 use shunt_process::system::inside::Inside;
-use shunt_process::system::kernel::Errno;
-use shunt_process::system::kernel::borrow;
+use shunt_process::system::kernel::{Errno, borrow};
 
 use super::{connection, real, returned};
 

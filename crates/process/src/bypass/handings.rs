@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::OFlags;
 use shunt_odb::absent::Piece;
 use shunt_odb::link::{Link, Outcome, Sender, Standing};
 use shunt_odb::segment::now_ms;
@@ -17,6 +16,7 @@ use shunt_wire::local::{Reason, Tls};
 use super::handing::{Failed, Handing, bytes, is_long, region_bytes};
 use super::{BEGUN, prepare, refuse, refuse_for_now, unsent};
 use crate::connections::runtime::Runtime;
+use crate::connections::waiting::waits;
 use crate::system::counts::count;
 use crate::system::kernel::borrow;
 
@@ -85,9 +85,7 @@ impl Handings {
 
     /// Who waits in its calls may not come by here again for long.
     pub fn tell_if_waits(&mut self, fd: RawFd, flags: i32) {
-        let waits = flags & libc::MSG_DONTWAIT == 0
-            && !rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-        if waits {
+        if waits(fd, flags) {
             self.tell_all();
         }
     }

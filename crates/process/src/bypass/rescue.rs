@@ -2,7 +2,7 @@
 //! writes on waits for that; else its client has a part of it, and the connection ends, as by a network that fails.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shunt_odb::link::is_refusal;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
-use shunt_sys::{odb, sockopt};
+use shunt_sys::odb;
 
 use super::handing::Failed;
+use super::limit_unsent;
 use crate::connections::runtime::Runtime;
-use crate::connections::waiting::waits;
+use crate::connections::waiting::{has_room, waits};
 use crate::system::counts::count;
-use crate::system::inside::{Inside, Lock, Still, outside};
-use crate::system::kernel::borrow;
-use crate::system::kernel::{self, own};
+use crate::system::inside::{Held, Inside, Lock, outside};
+use crate::system::kernel::{self, borrow, own};
 use crate::system::ranks::Rank;
 use crate::system::threads;
 
@@ -54,13 +54,11 @@ pub fn is_full(fd: RawFd, flags: i32) -> bool {
 /// A connection's, until it is dropped.
 struct UnderWay(u64);
 
-/// A program that was told EAGAIN meanwhile waits for an edge (EPOLLET). Where there is no room, the kernel is to tell of some
-/// (tcp_poll notes that somebody asks); and where there is, it looks for who waits whenever this bound is set
-/// (do_tcp_setsockopt, sk_stream_write_space).
+/// A program that was told EAGAIN meanwhile waits for an edge (EPOLLET). Where there is no room, the kernel is asked for it; and
+/// where there is, it looks for who waits whenever this bound is set (do_tcp_setsockopt, sk_stream_write_space).
 fn tell_of_room(connection: &OwnedFd) {
-    let mut wanted = [PollFd::new(connection, PollFlags::OUT)];
-    let _ = poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    let _ = sockopt::set_i32(connection.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
+    has_room(connection.as_raw_fd());
+    limit_unsent(connection.as_fd());
 }
 
 impl UnderWay {
@@ -79,12 +77,12 @@ impl Drop for UnderWay {
 }
 
 /// Until the value is dropped none begins or ends: before a fork.
-pub fn hold_still() -> Still<'static, BTreeSet<u64>> {
-    UNDER_WAY.hold_still()
+pub fn hold_still() -> Held<'static, BTreeSet<u64>> {
+    UNDER_WAY.lock()
 }
 
 /// In the child, whose parent's threads do them.
-pub fn forget(under_way: &mut Still<'static, BTreeSet<u64>>) {
+pub fn forget(under_way: &mut BTreeSet<u64>) {
     under_way.clear();
     RESCUES.store(0, Ordering::Release);
 }
@@ -142,7 +140,6 @@ fn write_all(runtime: &'static Runtime, connection: &OwnedFd, failed: &Failed) -
 }
 
 fn write(connection: &OwnedFd, mut bytes: &mut [u8]) -> Option<()> {
-    use std::os::fd::AsRawFd;
     while !bytes.is_empty() {
         match kernel::send(connection.as_raw_fd(), &own(bytes), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
             Ok(sent) => bytes = &mut bytes[sent..],

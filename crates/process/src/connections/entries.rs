@@ -1,4 +1,4 @@
-//! What is known of the process's descriptors, by number.
+//! A table of the process's descriptors, by number: what is known of each.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -11,8 +11,7 @@ use crate::connections::runtime::Runtime;
 use crate::connections::send;
 use crate::connections::waiting;
 use crate::system::inside::outside;
-use crate::system::kernel::Errno;
-use crate::system::kernel::borrow;
+use crate::system::kernel::{Errno, borrow};
 
 /// The most that is put into a pipe at a time: what a new one holds.
 const AT_ONCE: u64 = 64 << 10;

@@ -24,7 +24,7 @@ use shunt_sys::own::OwnFd;
 use shunt_sys::shared::SharedMemory;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::system::inside::{Lock, Still};
+use crate::system::inside::{Held, Lock};
 use crate::system::kernel::borrow;
 use crate::system::process;
 use crate::system::ranks::{Rank, Taken};
@@ -173,8 +173,8 @@ impl Connections {
     }
 
     /// Until the value is dropped no thread is about to enter a connection or to take one back: before a fork.
-    pub fn hold_still(&self) -> Still<'_, ()> {
-        self.entering.hold_still()
+    pub fn hold_still(&self) -> Held<'_, ()> {
+        self.entering.lock()
     }
 
     /// Whether a state is with its socket.

@@ -1,4 +1,4 @@
-//! What a read waits for that finds too little: the kernel's own readiness, timeouts and signals.
+//! What a read or a write waits for that finds too little: the kernel's own readiness, timeouts and signals.
 
 use std::os::fd::RawFd;
 
@@ -43,6 +43,12 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
     let got = outside(|| patient(fd, &own(&mut seen[..needed]), libc::MSG_PEEK | libc::MSG_WAITALL))?;
     // Less of it: a signal came, or the end, and then it is for the program what it is.
     Ok(got > 0)
+}
+
+/// Whether a few bytes go out without waiting. Where they do not, the kernel says when they do (tcp_poll notes who asks).
+pub fn has_room(fd: RawFd) -> bool {
+    let mut wanted = [PollFd::from_borrowed_fd(kernel::borrow(fd), PollFlags::OUT)];
+    poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
 /// Whether the other end will send no more.

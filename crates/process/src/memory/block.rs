@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::{State, filling, pages_around, whole_pages};
 use crate::memory::blocks::{self, PageState};
+use crate::system::signals::SignalsWait;
 
 fn pages(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     range.clone().step_by(PAGE_BYTES).map(|page| page..page + PAGE_BYTES)
@@ -26,29 +27,6 @@ fn runs(all: &Range<usize>, wanted: impl Fn(PageState) -> bool) -> SmallVec<[Ran
         }
     }
     runs
-}
-
-/// Signals wait while this lives: their handlers may write into a page that is being saved.
-struct SignalsWait(libc::sigset_t);
-
-impl SignalsWait {
-    fn new() -> Self {
-        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: both sets are written before they are read.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            Self(before.assume_init())
-        }
-    }
-}
-
-impl Drop for SignalsWait {
-    fn drop(&mut self) {
-        // SAFETY: the mask that was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
-    }
 }
 
 /// What [`State::place`] has done.
@@ -69,6 +47,7 @@ impl State {
             !inside && blocks::state(*page) != PageState::Missing
         });
         let edges: SmallVec<[usize; 2]> = edges.collect();
+        // A signal's handler may write into a page that is being saved.
         let _signals = (!edges.is_empty()).then(SignalsWait::new);
         for page in whole_pages(addresses).step_by(PAGE_BYTES) {
             if self.saved.is_empty() {

@@ -61,12 +61,6 @@ pub struct Held<'a, T> {
     _back: Back,
 }
 
-/// [`Lock::hold_still`].
-pub struct Still<'a, T> {
-    guard: MutexGuard<'a, T>,
-    _taken: Taken,
-}
-
 impl<T> Lock<T> {
     pub const fn new(rank: Rank, of: T) -> Self {
         Self { rank, mutex: Mutex::new(of) }
@@ -84,12 +78,6 @@ impl<T> Lock<T> {
         let guard = self.mutex.try_lock()?;
         Some(Held { guard, _taken: Taken::tried(self.rank), _back: back })
     }
-
-    /// Before a fork, by a thread that is in the library until the value is dropped in parent and child.
-    pub fn hold_still(&self) -> Still<'_, T> {
-        let taken = Taken::new(self.rank);
-        Still { guard: self.mutex.lock(), _taken: taken }
-    }
 }
 
 impl<T> Deref for Held<'_, T> {
@@ -101,20 +89,6 @@ impl<T> Deref for Held<'_, T> {
 }
 
 impl<T> DerefMut for Held<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
-
-impl<T> Deref for Still<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Still<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard
     }

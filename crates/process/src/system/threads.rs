@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use super::inside::Inside;
+use super::signals::SignalsWait;
 
 thread_local! {
     /// While the thread that this one starts is ours.
@@ -15,23 +16,15 @@ thread_local! {
 /// It is in the library as long as it lives: its own system calls end no turn of the program, whose thread may hold Handings,
 /// and wait for a lock that this one has just dropped and is to wake it for.
 pub fn start(name: &'static str, work: impl FnOnce() + Send + 'static) -> bool {
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are written before they are read. The new thread inherits a mask that blocks all.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-    }
+    let _signals = SignalsWait::new();
     let builder = std::thread::Builder::new().name(name.into()).stack_size(256 << 10);
-    let started = start_ours(|| {
+    start_ours(|| {
         builder.spawn(|| {
             let _inside = Inside::enter();
             work();
         })
-    });
-    // SAFETY: the mask that the first call wrote.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    started.is_ok()
+    })
+    .is_ok()
 }
 
 /// Whether the thread that this one starts now is one of [`start`].
