@@ -74,12 +74,15 @@ fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
 fn line(number: u64, of: u64, (ours, plain): &(Turn, Turn)) -> String {
     let p99 = |turn: &Turn| turn.seen.latency_ns.value_at_quantile(0.99) as f64 / 1e6;
     format!(
-        "{number} of {of}: p99 {:.1} ms, plain {:.1} ms; {} responses, {} wrong, plain {}, {}",
+        "{number} of {of}: p99 {:.1} ms, plain {:.1} ms; {} responses, {} wrong, plain {}, {}; \
+         drawn per byte received {:.3}, plain {:.3}",
         p99(ours),
         p99(plain),
         ours.seen.responses,
         ours.seen.wrong.len(),
         plain.seen.responses,
         plain.seen.wrong.len(),
+        ours.drawn_per_received(),
+        plain.drawn_per_received(),
     )
 }

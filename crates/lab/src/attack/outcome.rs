@@ -11,7 +11,8 @@ use crate::soak::Case;
 
 /// The honest clients' p99 latency may be so many times plain nginx's.
 const P99_RATIO: f64 = 1.5;
-/// Bytes drawn per byte received may be so many times plain nginx's: what the greedy client's link loses is chance.
+/// Bytes drawn per byte received, in the middle of the turns, may be so many times plain nginx's: what the greedy
+/// client's link loses is chance.
 const DRAWN_RATIO: f64 = 1.1;
 /// Most lines about one thing that is wrong.
 const WORDS_SHOWN: usize = 12;
@@ -36,7 +37,7 @@ struct Sum {
     responses: u64,
     wrong: Vec<String>,
     p99_ms: Sample,
-    drawn_per_received: f64,
+    drawn_per_received: Sample,
 }
 
 impl Sum {
@@ -46,7 +47,7 @@ impl Sum {
             responses: total(|turn| turn.seen.responses),
             wrong: turns.clone().flat_map(|turn| turn.seen.wrong.clone()).collect(),
             p99_ms: turns.clone().map(|turn| turn.seen.latency_ns.value_at_quantile(0.99) as f64 / 1e6).collect(),
-            drawn_per_received: total(|turn| turn.drawn) as f64 / total(|turn| turn.received).max(1) as f64,
+            drawn_per_received: turns.map(Turn::drawn_per_received).collect(),
         }
     }
 }
@@ -61,7 +62,7 @@ impl Outcome {
     ) -> Self {
         let (ours, plain) = (Sum::of(turns.iter().map(|turn| &turn.0)), Sum::of(turns.iter().map(|turn| &turn.1)));
         let p99_ratio = ours.p99_ms.ratios_to(&plain.p99_ms).median();
-        let drawn_ratio = ours.drawn_per_received / plain.drawn_per_received;
+        let drawn_ratio = ours.drawn_per_received.ratios_to(&plain.drawn_per_received).median();
         let total = |count: fn(&Turn) -> u64| turns.iter().map(|turn| count(&turn.0)).sum::<u64>() as f64;
         let mut wrong: Vec<String> = ended[0].iter().map(|one| format!("ended: {one}")).collect();
         wrong.extend(ours.wrong.iter().map(|one| format!("not whole: {one}")));
@@ -81,7 +82,7 @@ impl Outcome {
             Case::of("responses", "responses", ours.responses as f64),
             Case::of("shortcuts", "responses", shortcuts as f64),
             Case::of("p99-ratio", "times plain nginx", p99_ratio),
-            Case::of("drawn-per-received", "bytes", ours.drawn_per_received),
+            Case::of("drawn-per-received", "bytes", ours.drawn_per_received.median()),
             Case::of("drawn-ratio", "times plain nginx", drawn_ratio),
             Case::of("packets", "packets", total(|turn| turn.packets)),
             Case::of("messages", "messages", total(|turn| turn.messages)),
@@ -101,9 +102,9 @@ impl Outcome {
                 format!("{p99_ratio:.2} of {P99_RATIO}"),
             ),
             row(
-                "bytes drawn per byte received",
-                format!("{:.3}", ours.drawn_per_received),
-                format!("{:.3}", plain.drawn_per_received),
+                "bytes drawn per byte received, median of turns",
+                format!("{:.3}", ours.drawn_per_received.median()),
+                format!("{:.3}", plain.drawn_per_received.median()),
                 format!("{drawn_ratio:.2} of {DRAWN_RATIO}"),
             ),
         ];

@@ -38,6 +38,13 @@ pub(super) struct Turn {
     pub(super) received: u64,
 }
 
+impl Turn {
+    /// How much the greedy client made the service send, per byte that reached it.
+    pub(super) fn drawn_per_received(&self) -> f64 {
+        self.drawn as f64 / self.received.max(1) as f64
+    }
+}
+
 /// A service and its lab.
 pub(super) struct Side<'lab> {
     lab: &'lab Lab,
