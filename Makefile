@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo older-kernels loom fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
+.PHONY: demo older-kernels loom sanitize fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -51,6 +51,9 @@ older-kernels: packages rust   ## all tests of the BPF programs on Linux 5.15 an
 
 loom: rust             ## tests that try every order of a few threads' steps
 	scripts/loom
+
+sanitize: rust         ## the layers of on-demand buffers under AddressSanitizer
+	$(AS_ROOT) scripts/sanitize
 
 fuzz: build            ## every fuzzer, SECONDS_EACH=20
 	scripts/fuzz

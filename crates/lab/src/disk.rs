@@ -223,7 +223,8 @@ impl Filesystem for Files {
             Ok(read) => reply.data(&read),
             Err(error) => reply.error(error),
         };
-        match *self.state.reads() {
+        let reads = *self.state.reads();
+        match reads {
             Reads::Well | Reads::Fail => {}
             // Whoever waits for this read keeps nobody else waiting.
             Reads::Hang | Reads::Gone | Reads::Slowly => {

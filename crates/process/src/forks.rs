@@ -47,7 +47,8 @@ pub fn after_in_parent() {
 }
 
 pub fn after_in_child() {
-    if let Some(mut still) = STILL.take() {
+    let still = STILL.take();
+    if let Some(mut still) = still {
         process::begin();
         counts::after_fork();
         still.memory.forget();

@@ -248,7 +248,9 @@ impl Memory {
             && blocks::contains(range.start)
             && blocks::any(&pages_around(range), blocks::PageState::Missing)
         {
-            for (place, bytes) in self.lock().saved_within(range) {
+            // Not in the loop's head, where the lock would be held while a page is touched whose fault needs it.
+            let saved = self.lock().saved_within(range);
+            for (place, bytes) in saved {
                 each(at..place.start);
                 at = place.end;
                 let start = bytes.as_ptr() as usize;

@@ -63,7 +63,8 @@ impl Introducers {
     /// What `open` says, where there is none.
     pub(super) fn take(&self, open: impl FnOnce() -> io::Result<Connection>) -> io::Result<Introducer<'_>> {
         let taken = |connection| Introducer { introducers: self, connection: Some(connection) };
-        if let Some(connection) = self.lock().next() {
+        let free = self.lock().next();
+        if let Some(connection) = free {
             return Ok(taken(connection));
         }
         let refused = match open() {

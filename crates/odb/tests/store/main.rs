@@ -1,18 +1,18 @@
 //! The store as a process sees it: real sockets, real shared memory, every byte compared.
 
+mod bed;
 mod entrance;
 mod files;
 mod silent;
 
 use std::io::{IoSlice, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use bed::{Bed, STRANGER};
 use shunt_odb::fetch::{FetchError, Holders, Wanted};
 use shunt_odb::hold::{Hold, Returns};
 use shunt_odb::records::Sealing;
@@ -20,77 +20,11 @@ use shunt_odb::reference::{Holder, Reference, Weight};
 use shunt_odb::segment::Writer;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
-use shunt_odb::store::pinned::Shelf;
-use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
-use shunt_odb::store::usage::{self, Counted, Usage};
-use shunt_sys::lock::Mutex;
+use shunt_odb::store::usage::{self, Counted};
 use shunt_wire::tls::{Keys, Suite};
 use zerocopy::FromZeros;
 
-/// A store in a thread of its own.
-struct Bed {
-    dir: tempfile::TempDir,
-    orders: Orders,
-    counters: Arc<Counters>,
-    /// The user that programs are taken for.
-    user: Arc<Mutex<u32>>,
-    wishes: mpsc::Receiver<(u64, Holder)>,
-    usage: Arc<Mutex<Usage>>,
-    shelf: Shelf,
-}
-
-/// In place of an agent's event loop.
-struct Door {
-    user: Arc<Mutex<u32>>,
-    wishes: mpsc::Sender<(u64, Holder)>,
-}
-
-/// Whom the door lets nobody in as.
-const STRANGER: u32 = u32::MAX;
-
-impl Agent for Door {
-    fn admit(&mut self, _: &OwnedFd) -> Option<Caller> {
-        let user = *self.user.lock();
-        (user != STRANGER).then_some(Caller { user, group: user, process: 77 })
-    }
-
-    fn reach(&mut self, program: u64, holder: Holder) {
-        self.wishes.send((program, holder)).unwrap();
-    }
-
-    fn hand_off(&mut self, _: u64, _: Caller) {
-        unreachable!("nobody here has clients");
-    }
-}
-
 impl Bed {
-    fn new(limits: Limits) -> Self {
-        Self::named("m0", limits)
-    }
-
-    fn named(name: &str, limits: Limits) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let programs = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        bind(&programs, &SocketAddrUnix::new(dir.path().join("store")).unwrap()).unwrap();
-        listen(&programs, 16).unwrap();
-        let user = Arc::new(Mutex::new(1000));
-        let (give, wishes) = mpsc::channel();
-        let door = Door { user: Arc::clone(&user), wishes: give };
-        let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
-        let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
-        std::thread::spawn(move || server.run().unwrap());
-        Self { dir, orders, counters, user, wishes, usage, shelf }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("store")
-    }
-
-    fn program(&self) -> Connection {
-        Connection::open(&self.path()).unwrap()
-    }
-
     /// A reader of the same user: it maps what is here.
     fn holders(&self) -> Holders {
         Holders::new(self.path(), |_| ())
@@ -113,12 +47,6 @@ impl Bed {
 
     fn fetched_bytes(&self) -> u64 {
         self.counters.fetched_bytes.load(std::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        self.orders.stop();
     }
 }
 

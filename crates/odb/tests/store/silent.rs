@@ -1,10 +1,12 @@
 //! Holders that say nothing, and everybody else, who does not wait for them.
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::RecvTimeoutError;
 use std::thread::ScopedJoinHandle;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use shunt_odb::reference::PayloadId;
 use zerocopy::IntoBytes;
 

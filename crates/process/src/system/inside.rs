@@ -55,6 +55,7 @@ pub struct Lock<T> {
 }
 
 /// [`Lock::lock`]. The lock is given up before the thread leaves the library.
+#[clippy::has_significant_drop]
 pub struct Held<'a, T> {
     guard: MutexGuard<'a, T>,
     _taken: Taken,

@@ -44,6 +44,7 @@ unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 
 /// [`Mutex::lock`]; gives the lock up when dropped.
 #[derive(Debug)]
+#[clippy::has_significant_drop]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
     /// Not to be dropped by another thread: waiters count on the order of one thread's steps.

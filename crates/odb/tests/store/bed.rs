@@ -1,0 +1,86 @@
+//! A store, and who stands in for its agent.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use shunt_odb::reference::Holder;
+use shunt_odb::store::Limits;
+use shunt_odb::store::client::Connection;
+use shunt_odb::store::pinned::Shelf;
+use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
+use shunt_odb::store::usage::Usage;
+use shunt_sys::lock::Mutex;
+
+/// A store in a thread of its own.
+pub struct Bed {
+    pub dir: tempfile::TempDir,
+    pub orders: Orders,
+    pub counters: Arc<Counters>,
+    /// The user that programs are taken for.
+    pub user: Arc<Mutex<u32>>,
+    pub wishes: mpsc::Receiver<(u64, Holder)>,
+    pub usage: Arc<Mutex<Usage>>,
+    pub shelf: Shelf,
+}
+
+/// In place of an agent's event loop.
+struct Door {
+    user: Arc<Mutex<u32>>,
+    wishes: mpsc::Sender<(u64, Holder)>,
+}
+
+/// Whom the door lets nobody in as.
+pub const STRANGER: u32 = u32::MAX;
+
+impl Agent for Door {
+    fn admit(&mut self, _: &OwnedFd) -> Option<Caller> {
+        let user = *self.user.lock();
+        (user != STRANGER).then_some(Caller { user, group: user, process: 77 })
+    }
+
+    fn reach(&mut self, program: u64, holder: Holder) {
+        self.wishes.send((program, holder)).unwrap();
+    }
+
+    fn hand_off(&mut self, _: u64, _: Caller) {
+        unreachable!("nobody here has clients");
+    }
+}
+
+impl Bed {
+    pub fn new(limits: Limits) -> Self {
+        Self::named("m0", limits)
+    }
+
+    pub fn named(name: &str, limits: Limits) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let programs = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        bind(&programs, &SocketAddrUnix::new(dir.path().join("store")).unwrap()).unwrap();
+        listen(&programs, 16).unwrap();
+        let user = Arc::new(Mutex::new(1000));
+        let (give, wishes) = mpsc::channel();
+        let door = Door { user: Arc::clone(&user), wishes: give };
+        let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
+        let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
+        std::thread::spawn(move || server.run().unwrap());
+        Self { dir, orders, counters, user, wishes, usage, shelf }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
+    pub fn program(&self) -> Connection {
+        Connection::open(&self.path()).unwrap()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.orders.stop();
+    }
+}

@@ -1,0 +1,318 @@
+//! Absent memory as a program uses it: whatever is done to it, in whatever order, it reads as if it had never been absent.
+//! All is real: the kernel's userfaultfd, the threads that serve its faults, a store, forks.
+
+#[path = "../../odb/tests/store/bed.rs"]
+mod bed;
+
+use std::fs::File;
+use std::io::{IoSlice, Write};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+
+use bed::Bed;
+use proptest::prelude::*;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use shunt_odb::segment::Writer;
+use shunt_odb::store::Limits;
+use shunt_odb::store::client::Connection;
+use shunt_process::memory::outside::{self, AT_ONCE};
+use shunt_process::memory::{Calls, Memory, blocks};
+use shunt_process::system::parts;
+use shunt_sys::lock::Mutex;
+use shunt_sys::userfaultfd::PAGE_BYTES;
+use shunt_testbed::may_run;
+
+/// What a process has of the library.
+struct Process {
+    memory: &'static Memory,
+    /// Of the one that made the bodies.
+    writer: Mutex<Writer>,
+    _segment: Connection,
+    _bed: Mutex<Bed>,
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+fn process() -> &'static Process {
+    PROCESS.get_or_init(|| {
+        blocks::begin(0);
+        let bed = Bed::new(Limits::default());
+        let segment = bed.program();
+        let writer = Mutex::new(segment.lease().unwrap().unwrap());
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd").unwrap();
+        let tick = || PROCESS.get().is_some_and(|of| of.memory.holders.send_returns(&of.memory.returns));
+        let memory = Memory::new(device.into(), bed.path(), Calls { tick, tend: || () });
+        Process { memory: Box::leak(Box::new(memory)), writer, _segment: segment, _bed: Mutex::new(bed) }
+    })
+}
+
+/// Where it has memory: blocks of malloc, and mappings of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Block,
+    Mapping,
+}
+
+const KINDS: [(Kind, usize); 5] = [
+    (Kind::Block, 3 * PAGE_BYTES - 100),
+    (Kind::Block, 17 * PAGE_BYTES),
+    (Kind::Block, 40 * PAGE_BYTES + 7),
+    (Kind::Mapping, 9 * PAGE_BYTES),
+    (Kind::Mapping, 33 * PAGE_BYTES),
+];
+
+struct Region {
+    kind: Kind,
+    memory: Range<usize>,
+    /// What each byte is to be; `None`: anything.
+    model: Vec<Option<u8>>,
+}
+
+impl Region {
+    fn new((kind, bytes): (Kind, usize)) -> Self {
+        let start = match kind {
+            Kind::Block => blocks::allocate(bytes).unwrap(),
+            Kind::Mapping => {
+                let (flags, access) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
+                // SAFETY: a new mapping at an address of the kernel's choice.
+                unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags).unwrap() as usize }
+            }
+        };
+        // A block may have been another one before.
+        let known = (kind == Kind::Mapping).then_some(0);
+        Self { kind, memory: start..start + bytes, model: vec![known; bytes] }
+    }
+
+    fn addresses(&self, part: &Range<usize>) -> Range<usize> {
+        self.memory.start + part.start..self.memory.start + part.end
+    }
+
+    fn expect(&mut self, part: Range<usize>, bytes: impl IntoIterator<Item = Option<u8>>) {
+        self.model[part].iter_mut().zip(bytes).for_each(|(model, byte)| *model = byte);
+    }
+
+    fn assert_is(&self, part: &Range<usize>, bytes: &[u8], what: &str) {
+        assert_eq!(bytes.len(), part.len(), "{what}");
+        for (at, (byte, model)) in bytes.iter().zip(&self.model[part.clone()]).enumerate() {
+            assert!(model.is_none_or(|model| model == *byte), "{what}: byte {} of {part:?} is {byte}", part.start + at);
+        }
+    }
+
+    /// As the program's own instructions find it.
+    fn loaded(&self, part: &Range<usize>) -> Vec<u8> {
+        // SAFETY: memory of this region.
+        self.addresses(part).map(|address| unsafe { (address as *const u8).read_volatile() }).collect()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        process().memory.forget(&self.memory);
+        match self.kind {
+            Kind::Block => blocks::free(self.memory.start),
+            // SAFETY: nobody has it any more.
+            Kind::Mapping => unsafe { munmap(self.memory.start as *mut _, self.memory.len()).unwrap() },
+        }
+    }
+}
+
+/// A part of a region: which, and two places as parts of 65,536.
+#[derive(Debug, Clone, Copy)]
+struct Part(usize, u16, u16);
+
+impl Part {
+    fn range(self) -> Range<usize> {
+        let bytes = KINDS[self.0].1;
+        let place = |at: u16| (at as usize * bytes) >> 16;
+        place(self.1.min(self.2))..place(self.1.max(self.2)) + 1
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A reference is read into it.
+    Receives(Part, u8),
+    Loads(Part),
+    Stores(Part, u8),
+    /// The kernel is given all of it, and writes half of it.
+    Reads(Part, u8),
+    /// The library puts bytes there.
+    Puts(Part, u8),
+    Forgets(Part),
+    /// It goes to somebody who takes no references, and at first only so many bytes.
+    Sends(Part, usize),
+    Copies(Part, Part),
+    Fetches(Part),
+    Frees(usize),
+    Forks,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let part = || (0..KINDS.len(), any::<u16>(), any::<u16>()).prop_map(|(at, from, to)| Part(at, from, to));
+    let step = prop_oneof![
+        6 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Receives(part, seed)),
+        2 => part().prop_map(Step::Loads),
+        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Stores(part, seed)),
+        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Reads(part, seed)),
+        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Puts(part, seed)),
+        1 => part().prop_map(Step::Forgets),
+        3 => (part(), 0..100_000_usize).prop_map(|(part, most)| Step::Sends(part, most)),
+        3 => (part(), part()).prop_map(|(from, to)| Step::Copies(from, to)),
+        1 => part().prop_map(Step::Fetches),
+        1 => (0..KINDS.len()).prop_map(Step::Frees),
+        1 => Just(Step::Forks),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// Bytes that repeat nowhere nearby.
+fn body(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ seed).collect()
+}
+
+fn take(regions: &mut Vec<Region>, step: &Step) {
+    let Process { memory, writer, .. } = process();
+    let some = |bytes: &[u8]| bytes.iter().copied().map(Some).collect::<Vec<_>>();
+    match step {
+        Step::Receives(part, seed) => {
+            let (region, part) = (&mut regions[part.0], part.range());
+            let into = memory.can_be_absent(&region.addresses(&part));
+            if into.is_empty() {
+                return;
+            }
+            let part = into.start - region.memory.start..into.end - region.memory.start;
+            let body = body(*seed, into.len());
+            let reference = writer.lock().put(&[IoSlice::new(&body)]).expect("the store has room");
+            let hold = memory.hold(&reference, reference.weight, false);
+            let made = memory.make_absent(into.clone(), &hold, 0);
+            region.expect(part, body.into_iter().map(|byte| made.then_some(byte)));
+            assert!(made, "nothing keeps this memory from being absent");
+        }
+        Step::Loads(part) => {
+            let (region, part) = (&regions[part.0], part.range());
+            region.assert_is(&part, &region.loaded(&part), "loaded");
+        }
+        Step::Stores(part, seed) => {
+            let (region, part) = (&mut regions[part.0], part.range());
+            let bytes = body(*seed, part.len());
+            // SAFETY: memory of this region.
+            region.addresses(&part).zip(&bytes).for_each(|(at, byte)| unsafe { (at as *mut u8).write_volatile(*byte) });
+            region.expect(part, some(&bytes));
+        }
+        Step::Reads(part, seed) => {
+            let (region, part) = (&mut regions[part.0], part.range());
+            let (into, bytes) = (region.addresses(&part), body(*seed, part.len() / 2));
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&bytes).unwrap();
+            memory.overwriting(&into);
+            // SAFETY: memory of this region.
+            let read = unsafe { rustix::io::pread(file.as_fd(), slice(&into), 0).unwrap() };
+            assert_eq!(read, bytes.len());
+            region.expect(part, some(&bytes).into_iter().chain(std::iter::repeat(None)));
+        }
+        Step::Puts(part, seed) => {
+            let (region, part) = (&mut regions[part.0], part.range());
+            let bytes = body(*seed, part.len());
+            // SAFETY: memory of this region.
+            unsafe { memory.write(region.memory.start + part.start, &bytes) };
+            region.expect(part, some(&bytes));
+        }
+        Step::Forgets(part) => {
+            let (region, part) = (&mut regions[part.0], part.range());
+            memory.forget(&region.addresses(&part));
+            region.expect(part, std::iter::repeat(None));
+        }
+        Step::Sends(part, most) => {
+            let (region, part) = (&regions[part.0], part.range());
+            let (mut got, mut rest) = (Vec::new(), region.addresses(&part));
+            let mut most = Some(*most).filter(|most| *most > 0);
+            while !rest.is_empty() {
+                let sent = std::cell::RefCell::new(Vec::new());
+                let took = outside::write(memory, &[parts::of(&rest)], AT_ONCE, |iov| {
+                    let all = parts::slices(iov).iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
+                    let now = all.len().min(most.unwrap_or(usize::MAX));
+                    sent.borrow_mut().extend_from_slice(&all[..now]);
+                    Ok(now)
+                });
+                assert_eq!(took, Ok(sent.borrow().len()));
+                got.append(&mut sent.borrow_mut());
+                rest.start += took.unwrap_or(0);
+                most = None;
+            }
+            region.assert_is(&part, &got, "sent");
+        }
+        Step::Copies(from, to) => {
+            let (source, target) = (from.range(), to.range());
+            let bytes = source.len().min(target.len());
+            let (source, target) = (source.start..source.start + bytes, target.start..target.start + bytes);
+            let (addresses, at) = (regions[from.0].addresses(&source), regions[to.0].addresses(&target).start);
+            // SAFETY: memory of these regions.
+            let copied = unsafe { memory.copy(&addresses, at) };
+            let model: Vec<_> = regions[from.0].model[source].iter().map(|byte| byte.filter(|_| copied)).collect();
+            regions[to.0].expect(target, model);
+        }
+        Step::Fetches(part) => {
+            let (region, part) = (&regions[part.0], part.range());
+            memory.fetch_range(&region.addresses(&part)).unwrap();
+            assert!(memory.absent_within(&region.addresses(&part)).is_empty());
+        }
+        Step::Frees(at) => {
+            drop(regions.remove(*at));
+            regions.insert(*at, Region::new(KINDS[*at]));
+        }
+        Step::Forks => fork(regions),
+    }
+}
+
+/// # Safety
+/// The memory may be written.
+unsafe fn slice<'a>(range: &Range<usize>) -> &'a mut [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(range.start as *mut u8, range.len()) }
+}
+
+/// A child has all that its parent has.
+fn fork(regions: &[Region]) {
+    let memory = process().memory;
+    memory.fetch_for_fork();
+    let still = memory.hold_still();
+    // SAFETY: the child only reads memory and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_same = |region: &Region| {
+            let here = region.memory.clone().map(|address| {
+                // SAFETY: memory of this region.
+                unsafe { (address as *const u8).read_volatile() }
+            });
+            here.zip(&region.model).all(|(byte, model)| model.is_none_or(|model| model == byte))
+        };
+        // SAFETY: ends this process, without anything of the parent's.
+        unsafe { libc::_exit(i32::from(!regions.iter().all(is_same))) };
+    }
+    drop(still);
+    let mut status = 0;
+    // SAFETY: waits for the child, and writes how it ended.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "a child reads something else");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn memory_reads_as_if_it_had_never_been_absent(steps in steps()) {
+        if !may_run("memory_reads_as_if_it_had_never_been_absent") {
+            return Ok(());
+        }
+        process();
+        let mut regions: Vec<_> = KINDS.into_iter().map(Region::new).collect();
+        for step in &steps {
+            take(&mut regions, step);
+        }
+        for region in &regions {
+            let all = 0..region.model.len();
+            region.assert_is(&all, &region.loaded(&all), "at the end");
+        }
+    }
+}
