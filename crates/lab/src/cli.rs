@@ -16,6 +16,26 @@ use crate::placement::Placement;
 use crate::wire::Wire;
 use shunt_testbed::{LabId, labs, remove_leftovers};
 
+/// A command was told something that makes no sense, in words that say what would.
+#[derive(Debug)]
+pub struct WrongUse(pub String);
+
+impl std::fmt::Display for WrongUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUse {}
+
+/// Fails where a command was told nonsense.
+///
+/// # Errors
+/// [`WrongUse`].
+pub(crate) fn ensure_use(makes_sense: bool, words: impl FnOnce() -> String) -> Result<()> {
+    if makes_sense { Ok(()) } else { Err(WrongUse(words()).into()) }
+}
+
 /// The commands of `shunt lab`.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {

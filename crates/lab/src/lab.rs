@@ -201,12 +201,17 @@ impl Lab {
     /// # Errors
     /// When they cannot be written.
     pub fn files(&self, files: &[(impl AsRef<str>, u64)]) -> Result<PathBuf> {
-        let dir = self.dir().join("files");
+        let dir = self.files_dir();
         std::fs::create_dir_all(&dir).with_context(|| format!("making {}", dir.display()))?;
         for (name, size) in files {
             let path = dir.join(name.as_ref());
             files::write(&path, name.as_ref(), *size).with_context(|| format!("writing {}", path.display()))?;
         }
         Ok(dir)
+    }
+
+    /// Where [`Self::files`] makes them.
+    pub(crate) fn files_dir(&self) -> PathBuf {
+        self.dir().join("files")
     }
 }

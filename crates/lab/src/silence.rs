@@ -9,6 +9,7 @@ mod bystander;
 mod command;
 mod part;
 mod row;
+mod stores;
 mod table;
 
 pub use command::{Silence, run_rows};

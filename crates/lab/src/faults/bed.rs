@@ -37,16 +37,24 @@ pub(crate) const QUEUED_FILE: (&str, u64) = ("1m", 1 << 20);
 /// Does not.
 pub(crate) const LONG_FILE: (&str, u64) = ("24m", 24 << 20);
 
-fn options() -> Options {
-    let settings = Settings {
+/// Short timeouts, and what leads to either backend.
+pub(crate) fn settings() -> Settings {
+    Settings {
         agent_frontend: "flow_quiet = \"1s\"\n",
         agent_backend: "park = \"2s\"\nprogress = \"3s\"\noffer_lifetime = \"4s\"\nsend_buffer_bytes = 4194304\n",
         http: &["send_timeout 3s", "proxy_read_timeout 3s", "proxy_send_timeout 3s", "proxy_connect_timeout 2s"],
         locations: Some(locations),
         ..Settings::default()
-    };
-    Options { settings, ..Options::shunt() }
+    }
 }
+
+/// By name and size.
+pub(crate) fn files() -> Vec<(String, u64)> {
+    FILES.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect()
+}
+
+const SHORTCUTS: &str = "servers.shortcuts";
+const RECEIVED_ABSENT: &str = "store.by_program.nginx.received_absent";
 
 /// Nobody waits for so long.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
@@ -96,6 +104,8 @@ pub struct Bed<'lab> {
     /// By name and size.
     files: Vec<(String, u64)>,
     directory: PathBuf,
+    /// What the frontend's agent counts only where all works.
+    counter: &'static str,
     /// The same files on a disk that may fail, once that is needed: below [`DISK`].
     disk: Option<Disk>,
     /// While a fault lasts that has used them up.
@@ -116,8 +126,7 @@ impl<'lab> Bed<'lab> {
     /// # Errors
     /// When a part does not start, or the service does not work.
     pub fn start(lab: &'lab Lab) -> Result<Self> {
-        let files: Vec<(String, u64)> = FILES.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
-        Self::start_with(lab, files, options())
+        Self::start_with(lab, files(), Options { settings: settings(), ..Options::shunt() })
     }
 
     /// Starts one with other files and options: these keep [`Self::locations`].
@@ -126,9 +135,10 @@ impl<'lab> Bed<'lab> {
     /// When a part does not start, or the service does not work.
     pub fn start_with(lab: &'lab Lab, files: Vec<(String, u64)>, options: Options) -> Result<Self> {
         let directory = lab.files(&files)?;
+        let counter = if options.on_demand.is_some() { RECEIVED_ABSENT } else { SHORTCUTS };
         let service = Service::start(lab, &directory, options)?;
-        let bed = Self { lab, service, files, directory, disk: None, taken_ports: Vec::new() };
-        bed.wait_for_shortcuts()?;
+        let bed = Self { lab, service, files, directory, counter, disk: None, taken_ports: Vec::new() };
+        bed.wait_until_it_works()?;
         Ok(bed)
     }
 
@@ -210,17 +220,17 @@ impl<'lab> Bed<'lab> {
         let begin = Instant::now();
         self.service.wait_for_agents()?;
         self.service.check_running().context("after the service was repaired")?;
-        self.wait_for_shortcuts()?;
+        self.wait_until_it_works()?;
         Ok(begin.elapsed())
     }
 
-    /// Waits until new responses on both ways are shortcuts. All are to be whole.
-    fn wait_for_shortcuts(&self) -> Result<()> {
+    /// Waits until new responses on both ways are shortcuts, or come absent. All are to be whole.
+    fn wait_until_it_works(&self) -> Result<()> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();
         loop {
             for way in missing.clone() {
-                if self.is_shortcut(way)? {
+                if self.is_counted(way)? {
                     missing.remove(way);
                 }
             }
@@ -229,22 +239,24 @@ impl<'lab> Bed<'lab> {
             }
             ensure!(
                 Instant::now() < deadline,
-                "no shortcut for {missing:?} within {RECOVERY_LIMIT:?} after the service was repaired{}",
+                "{} does not grow by {missing:?} within {RECOVERY_LIMIT:?} after the service was repaired{}",
+                self.counter,
                 self.service.explain()
             );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn is_shortcut(&self, way: &str) -> Result<bool> {
+    fn is_counted(&self, way: &str) -> Result<bool> {
         let long_enough = |file: &&(String, u64)| file.1 >= ALONE_LENGTH;
         let (file, size) = self.files.iter().find(long_enough).context("no file is long enough for a shortcut")?;
-        let before = self.shortcuts()?;
+        let count = || Ok::<_, anyhow::Error>(self.service.stats(self.frontend())?.count(self.counter));
+        let before = count()?;
         let mut client = Client::connect(self.lab.client(), self.server(), None)?;
         client.ask(&format!("{way}{file}"), file, *size);
         let ending = client.finish(RECOVERY_LIMIT)?;
         ensure!(ending == Ending::Whole, "{way}{file} once the service works: {ending}{}", self.service.explain());
-        Ok(self.shortcuts()? > before)
+        Ok(count()? > before)
     }
 
     /// How many the frontend's agent has counted.
@@ -252,6 +264,6 @@ impl<'lab> Bed<'lab> {
     /// # Errors
     /// When it does not answer.
     pub fn shortcuts(&self) -> Result<u64> {
-        Ok(self.service.stats(self.frontend())?.count("servers.shortcuts"))
+        Ok(self.service.stats(self.frontend())?.count(SHORTCUTS))
     }
 }

@@ -2,15 +2,17 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
 
 use super::part::{Manner, Part};
 use super::row::{self, Outcome};
+use super::stores;
 use super::table::page;
 use crate::bench::Machine;
+use crate::cli::ensure_use;
 use crate::faults::{Bed, build_lab};
 use crate::pace::Pace;
 use crate::report::{Align, Paint, Progress, Table};
@@ -18,7 +20,7 @@ use crate::report::{Align, Paint, Progress, Table};
 /// `shunt bench silence`
 #[derive(Debug, Args)]
 pub struct Silence {
-    /// Only the rows that match, such as `disk/*` or `*/stopped`; may be repeated
+    /// Only the rows that match, such as `disk/*` or `holder-store/stopped`; may be repeated
     #[arg(long, value_name = "GLOB")]
     row: Vec<String>,
     /// Write what was found
@@ -65,8 +67,9 @@ pub fn run_rows(rows: &[(Part, Manner)], pace: Pace, progress: &Progress) -> Res
     let mut outcomes: Vec<Outcome> = Vec::new();
     while outcomes.len() < rows.len() {
         let lab = build_lab()?;
-        let mut bed = Bed::start(&lab)?;
-        for (part, manner) in &rows[outcomes.len()..] {
+        let on_demand = rows[outcomes.len()].0.is_on_demand();
+        let mut bed = if on_demand { stores::start(&lab)? } else { Bed::start(&lab)? };
+        for (part, manner) in rows[outcomes.len()..].iter().take_while(|row| row.0.is_on_demand() == on_demand) {
             let outcome = row::run(&mut bed, *part, *manner, pace);
             let outcome =
                 outcome.unwrap_or_else(|error| Outcome::broken(*part, *manner, &error, &bed.service.explain()));
@@ -121,6 +124,6 @@ fn choose(globs: &[String]) -> Result<Vec<(Part, Manner)>> {
     let name = |(part, manner): &(Part, Manner)| format!("{}/{}", part.name(), manner.name());
     let chosen: Vec<_> =
         all.into_iter().filter(|row| matchers.iter().any(|matcher| matcher.is_match(name(row)))).collect();
-    ensure!(!chosen.is_empty(), "no row matches; `shunt bench silence --expected` shows them");
+    ensure_use(!chosen.is_empty(), || "no row matches; `shunt bench silence --expected` shows them".to_owned())?;
     Ok(chosen)
 }

@@ -22,6 +22,17 @@ pub enum Part {
     /// Between the backend and everybody else.
     Link,
     Intermediate,
+    /// With on-demand buffers: the program that has made the body.
+    Holder,
+    /// The agent of its machine, in whose store the body is.
+    HolderStore,
+    /// Between its machine and everybody else.
+    HolderMachine,
+    /// The agent of a machine whose programs only pass references on.
+    MiddleStore,
+    MiddleMachine,
+    /// The agent of the machine where bodies are fetched.
+    ReaderStore,
 }
 
 /// How it goes silent.
@@ -36,8 +47,20 @@ pub enum Manner {
 }
 
 impl Part {
-    pub const ALL: [Self; 6] =
-        [Self::Backend, Self::BackendAgent, Self::FrontendAgent, Self::Disk, Self::Link, Self::Intermediate];
+    pub const ALL: [Self; 12] = [
+        Self::Backend,
+        Self::BackendAgent,
+        Self::FrontendAgent,
+        Self::Disk,
+        Self::Link,
+        Self::Intermediate,
+        Self::Holder,
+        Self::HolderStore,
+        Self::HolderMachine,
+        Self::MiddleStore,
+        Self::MiddleMachine,
+        Self::ReaderStore,
+    ];
 
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -48,6 +71,34 @@ impl Part {
             Self::Disk => "disk",
             Self::Link => "link",
             Self::Intermediate => "intermediate",
+            Self::Holder => "holder",
+            Self::HolderStore => "holder-store",
+            Self::HolderMachine => "holder-machine",
+            Self::MiddleStore => "middle-store",
+            Self::MiddleMachine => "middle-machine",
+            Self::ReaderStore => "reader-store",
+        }
+    }
+
+    /// Whether its service is one of programs that nobody has changed, under `shunt run`.
+    pub(super) fn is_on_demand(self) -> bool {
+        self >= Self::Holder
+    }
+
+    fn is_agent(self) -> bool {
+        use Part::{BackendAgent, FrontendAgent, HolderStore, MiddleStore, ReaderStore};
+        matches!(self, BackendAgent | FrontendAgent | HolderStore | MiddleStore | ReaderStore)
+    }
+
+    fn is_machine(self) -> bool {
+        matches!(self, Self::Link | Self::HolderMachine | Self::MiddleMachine)
+    }
+
+    fn host(self, lab: &Lab) -> &Host {
+        match self {
+            Self::FrontendAgent | Self::ReaderStore => lab.frontend(),
+            Self::Intermediate | Self::MiddleStore | Self::MiddleMachine => lab.intermediates()[0],
+            _ => lab.backend(),
         }
     }
 
@@ -63,6 +114,9 @@ impl Part {
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
             // What this frontend hands off goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],
+            // What this frontend fetches comes by its agent.
+            (Self::ReaderStore, _) => &["/own/"],
+            _ if self.is_on_demand() => &["/other/", "/own/"],
             _ => &["/other/", "/plain/"],
         }
     }
@@ -104,22 +158,18 @@ impl<'a> Switch<'a> {
     /// When the part does not run.
     pub(super) fn of(part: Part, manner: Manner, bed: &'a mut Bed<'_>) -> Result<Self> {
         let lab = bed.lab();
-        let host = match part {
-            Part::FrontendAgent => lab.frontend(),
-            Part::Intermediate => lab.intermediates()[0],
-            _ => lab.backend(),
-        };
-        let is_agent = matches!(part, Part::BackendAgent | Part::FrontendAgent);
+        let host = part.host(lab);
         Ok(match (part, manner) {
             (Part::Disk, Manner::Slow) => Self::Disk(bed.disk()?, Reads::Slowly),
             (Part::Disk, Manner::Stopped) => Self::Disk(bed.disk()?, Reads::Hang),
             (Part::Disk, Manner::Blackholed) => Self::Disk(bed.disk()?, Reads::Gone),
-            (Part::Link, Manner::Stopped) => Self::Cable(lab, host),
-            (Part::Link, _) | (Part::Intermediate, Manner::Blackholed) => Self::Port(lab, host),
-            (Part::Backend, Manner::Blackholed) => Self::Tcp(host, SERVERS_PORT),
-            (_, Manner::Blackholed) if is_agent => Self::Tcp(host, AGENTS_PORT),
+            (_, Manner::Stopped) if part.is_machine() => Self::Cable(lab, host),
+            (Part::Intermediate, Manner::Blackholed) => Self::Port(lab, host),
+            _ if part.is_machine() => Self::Port(lab, host),
+            (Part::Backend | Part::Holder, Manner::Blackholed) => Self::Tcp(host, SERVERS_PORT),
+            (_, Manner::Blackholed) if part.is_agent() => Self::Tcp(host, AGENTS_PORT),
             _ => {
-                let process = match is_agent {
+                let process = match part.is_agent() {
                     true => bed.service.agent_process(host)?,
                     false => bed.service.chain_mut().process(host.name()),
                 };

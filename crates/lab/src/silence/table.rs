@@ -63,6 +63,11 @@ pub(super) fn expected(part: Part, manner: Manner) -> Expected {
         (Part::FrontendAgent, _) => (whole(AGENT), whole(AGENT)),
         (Part::Disk | Part::Link, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
         (Part::Disk | Part::Link, _) => (ended(TIMEOUT), ended(TIMEOUT)),
+        // References pass by it.
+        (Part::MiddleStore, _) => (whole(TIMEOUT), whole(TIMEOUT)),
+        (_, Manner::Slow) => (ended(AFTERWARDS), ended(AFTERWARDS)),
+        // A second for each process that needs what is silent, or a timeout.
+        _ => (ended(TIMEOUT), ended(TIMEOUT)),
     };
     Expected { under_way, asks }
 }

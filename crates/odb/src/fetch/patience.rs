@@ -1,4 +1,4 @@
-//! How long anybody waits for a machine that says nothing: a second, of which only the time counts in which this process
+//! How long anybody waits for a machine that says nothing: less than a second, of which only the time counts in which this process
 //! could have heard it. A process that was stopped itself has not waited.
 
 use std::io;
@@ -9,8 +9,9 @@ use rustix::io::Errno;
 
 use crate::channel::Channel;
 
-/// How long a machine may say nothing to a process that waits for it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a machine may say nothing to a process that waits for it. What else the process has to do meanwhile waits, too, and is to
+/// come within a second (docs/silence.md).
+pub(super) const PATIENCE: Duration = Duration::from_millis(900);
 /// How long one waits at a time.
 const SLICE: Duration = Duration::from_millis(50);
 /// What counts of a slice at most.

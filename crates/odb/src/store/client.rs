@@ -26,8 +26,8 @@ use crate::segment::{Mapped, Way, Writer};
 
 /// How long the store may be silent. It connects to another machine within half of that, or says that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// The same where a program's own thread waits, for what the store says by itself.
-pub const QUICK: Duration = Duration::from_secs(1);
+/// The same where a program's own thread waits, for what the store says by itself: with what else it does, less than a second.
+pub const QUICK: Duration = Duration::from_millis(900);
 /// How long a call waits for another machine's store before its caller looks how long nothing has moved.
 pub(crate) const GLANCE: Duration = Duration::from_millis(20);
 
