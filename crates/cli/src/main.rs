@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use shunt_lab::bench::Bench;
-use shunt_lab::cli::LabCommand;
+use shunt_lab::cli::{LabCommand, WrongUse};
 use shunt_lab::demo::Demo;
 use shunt_run::launch::RunCommand;
 
@@ -110,7 +110,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Faulty) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("shunt: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<WrongUse>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 
 use super::outcome::Outcome;
 use super::side::{Side, Turn, build_lab};
+use crate::cli::ensure_use;
 use crate::random::seed_or_random;
 use crate::report::{Paint, Progress};
 
@@ -48,7 +49,7 @@ impl Attack {
 
 /// Has both services attacked in turns for so many minutes in all.
 fn attack(minutes: f64, seed: u64, progress: &Progress) -> Result<Outcome> {
-    ensure!(minutes > 0.0, "--minutes {minutes}: nothing to do");
+    ensure_use(minutes > 0.0, || format!("--minutes {minutes}: nothing to do"))?;
     let labs = (build_lab(seed)?, build_lab(seed)?);
     let (ours, plain) = (Side::start(&labs.0, true)?, Side::start(&labs.1, false)?);
     let pairs = ((minutes * 60.0 / (2.0 * TURN.as_secs_f64())).round() as u64).max(1);

@@ -10,6 +10,7 @@ use super::effort::Effort;
 use super::outcome::Outcome;
 use super::target::Target;
 use super::{page, show};
+use crate::cli::{WrongUse, ensure_use};
 use crate::report::{Paint, Unit};
 
 /// What the choice and the report have to know of a case.
@@ -81,11 +82,10 @@ impl Choice {
     /// The cases that match one of the globs; all where there is none.
     pub(super) fn cases<C: Subject>(&self) -> Result<Vec<C>> {
         let matchers = self.case.iter().map(|glob| {
-            let matcher = Glob::new(glob).with_context(|| format!("--case {glob}"))?.compile_matcher();
-            ensure!(
-                C::all().into_iter().any(|case| matcher.is_match(case.name())),
-                "no case matches {glob:?}; --list shows them"
-            );
+            let matcher =
+                Glob::new(glob).map_err(|error| WrongUse(format!("--case {glob}: {error}")))?.compile_matcher();
+            let is_any = C::all().into_iter().any(|case| matcher.is_match(case.name()));
+            ensure_use(is_any, || format!("no case matches {glob:?}; --list shows them"))?;
             Ok(matcher)
         });
         let matchers = matchers.collect::<Result<Vec<_>>>()?;
@@ -95,7 +95,9 @@ impl Choice {
 
     /// The case to profile, if one is.
     fn profiled<C: Subject>(&self) -> Result<Option<C>> {
-        let parse = |name: &String| C::parse(name).with_context(|| format!("no case {name:?}; --list shows them"));
+        let parse = |name: &String| {
+            C::parse(name).ok_or_else(|| WrongUse(format!("no case {name:?}; --list shows them")).into())
+        };
         self.profile.as_ref().map(parse).transpose()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use super::fault::Fault;
 use super::step::Step;
 use super::table;
 use crate::bench::Machine;
+use crate::cli::ensure_use;
 use crate::pace::Pace;
 use crate::report::{Align, Paint, Progress, Table};
 
@@ -153,7 +154,9 @@ fn choose(globs: &[String]) -> Result<Vec<(Step, Fault)>> {
         let matcher = Glob::new(glob).with_context(|| format!("--cell {glob}"))?.compile_matcher();
         let before = chosen.len();
         chosen.extend(all.iter().filter(|cell| matcher.is_match(name(cell))).copied());
-        ensure!(chosen.len() > before, "no cell matches {glob:?}; `shunt bench faults --list` shows them");
+        ensure_use(chosen.len() > before, || {
+            format!("no cell matches {glob:?}; `shunt bench faults --list` shows them")
+        })?;
     }
     Ok(chosen)
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::run::{Outcome, run};
 use super::{KNOWN, Mistake, all, page};
 use crate::bench::Machine;
+use crate::cli::ensure_use;
 use crate::report::{Align, Paint, Progress, Table};
 
 /// Labs at once: a mistake mostly waits.
@@ -125,6 +126,6 @@ fn choose(globs: &[String]) -> Result<Vec<Mistake>> {
     let matchers: Vec<_> = matchers.collect::<Result<_>>()?;
     let rows: Vec<Mistake> =
         all().into_iter().filter(|row| matchers.iter().any(|matcher| matcher.is_match(row.name))).collect();
-    ensure!(!rows.is_empty(), "no row matches; `shunt bench mistakes --expected` shows them");
+    ensure_use(!rows.is_empty(), || "no row matches; `shunt bench mistakes --expected` shows them".to_owned())?;
     Ok(rows)
 }
