@@ -1,51 +1,20 @@
 //! Absent memory as a program uses it: whatever is done to it, in whatever order, it reads as if it had never been absent.
 //! All is real: the kernel's userfaultfd, the threads that serve its faults, a store, forks.
 
-#[path = "../../odb/tests/store/bed.rs"]
 mod bed;
 
-use std::fs::File;
-use std::io::{IoSlice, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
 
-use bed::Bed;
+use bed::process;
 use proptest::prelude::*;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use shunt_odb::segment::Writer;
-use shunt_odb::store::Limits;
-use shunt_odb::store::client::Connection;
+use shunt_process::memory::blocks;
 use shunt_process::memory::outside::{self, AT_ONCE};
-use shunt_process::memory::{Calls, Memory, blocks};
 use shunt_process::system::parts;
-use shunt_sys::lock::Mutex;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 use shunt_testbed::may_run;
-
-/// What a process has of the library.
-struct Process {
-    memory: &'static Memory,
-    /// Of the one that made the bodies.
-    writer: Mutex<Writer>,
-    _segment: Connection,
-    _bed: Mutex<Bed>,
-}
-
-static PROCESS: OnceLock<Process> = OnceLock::new();
-
-fn process() -> &'static Process {
-    PROCESS.get_or_init(|| {
-        blocks::begin(0);
-        let bed = Bed::new(Limits::default());
-        let segment = bed.program();
-        let writer = Mutex::new(segment.lease().unwrap().unwrap());
-        let device = File::options().read(true).write(true).open("/dev/userfaultfd").unwrap();
-        let tick = || PROCESS.get().is_some_and(|of| of.memory.holders.send_returns(&of.memory.returns));
-        let memory = Memory::new(device.into(), bed.path(), Calls { tick, tend: || () });
-        Process { memory: Box::leak(Box::new(memory)), writer, _segment: segment, _bed: Mutex::new(bed) }
-    })
-}
 
 /// Where it has memory: blocks of malloc, and mappings of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,7 +141,7 @@ fn body(seed: u8, bytes: usize) -> Vec<u8> {
 }
 
 fn take(regions: &mut Vec<Region>, step: &Step) {
-    let Process { memory, writer, .. } = process();
+    let memory = process().memory;
     let some = |bytes: &[u8]| bytes.iter().copied().map(Some).collect::<Vec<_>>();
     match step {
         Step::Receives(part, seed) => {
@@ -183,9 +152,7 @@ fn take(regions: &mut Vec<Region>, step: &Step) {
             }
             let part = into.start - region.memory.start..into.end - region.memory.start;
             let body = body(*seed, into.len());
-            let reference = writer.lock().put(&[IoSlice::new(&body)]).expect("the store has room");
-            let hold = memory.hold(&reference, reference.weight, false);
-            let made = memory.make_absent(into.clone(), &hold, 0);
+            let made = process().receive(into, &body);
             region.expect(part, body.into_iter().map(|byte| made.then_some(byte)));
             assert!(made, "nothing keeps this memory from being absent");
         }

@@ -3,8 +3,10 @@
 
 use std::ops::Range;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use libc::iovec;
+use shunt_odb::hold::Hold;
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::store::usage::Counted;
 use smallvec::smallvec;
@@ -69,6 +71,9 @@ pub fn write(
     Ok(sent)
 }
 
+/// A reference, and a share by which its payload stays until it is fetched, whatever another thread reads over it.
+type Kept = (Reference, Arc<Hold>);
+
 /// Some of a write, with what is absent of it in our own memory.
 struct Fetched<'a> {
     iov: Parts,
@@ -81,9 +86,9 @@ struct Fetched<'a> {
 impl<'a> Fetched<'a> {
     /// `None`: it cannot be had.
     fn new(memory: &'a Memory, iov: &[iovec]) -> Option<Self> {
-        let mut wanted: Vec<(Parts, Option<Reference>)> = Vec::new();
+        let mut wanted: Vec<(Parts, Option<Kept>)> = Vec::new();
         let mut copies = Copies::new();
-        let mut present = |wanted: &mut Vec<(Parts, Option<Reference>)>, range: &Range<usize>| {
+        let mut present = |wanted: &mut Vec<(Parts, Option<Kept>)>, range: &Range<usize>| {
             memory.readable(range, &mut copies, |range| wanted.push((smallvec![of(&range)], None)));
         };
         for part in iov {
@@ -95,7 +100,7 @@ impl<'a> Fetched<'a> {
                 let (payload, bytes) = (piece.hold.payload(), piece.addresses.len() as u64);
                 piece.hold.touch(piece.offset, bytes);
                 match wanted.iter_mut().rev().find(|(parts, _)| length(parts) > 0) {
-                    Some((before, Some(reference)))
+                    Some((before, Some((reference, _))))
                         if reference.payload == payload && reference.offset + reference.length == piece.offset =>
                     {
                         before.push(of(&piece.addresses));
@@ -104,7 +109,7 @@ impl<'a> Fetched<'a> {
                     _ => {
                         let reference =
                             Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: bytes };
-                        wanted.push((smallvec![of(&piece.addresses)], Some(reference)));
+                        wanted.push((smallvec![of(&piece.addresses)], Some((reference, piece.hold))));
                     }
                 }
             }
@@ -112,7 +117,7 @@ impl<'a> Fetched<'a> {
         }
         let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies };
         for (parts, reference) in wanted.into_iter().filter(|(parts, _)| length(parts) > 0) {
-            let Some(reference) = reference else {
+            let Some((reference, _share)) = reference else {
                 fetched.iov.extend(parts);
                 continue;
             };

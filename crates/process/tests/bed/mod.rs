@@ -1,0 +1,52 @@
+//! A process with the library's memory, and a store; nothing is preloaded.
+
+#[path = "../../../odb/tests/store/bed.rs"]
+mod store;
+
+use std::fs::File;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use shunt_odb::segment::Writer;
+use shunt_odb::store::Limits;
+use shunt_odb::store::client::Connection;
+use shunt_process::memory::{Calls, Memory, blocks};
+use shunt_sys::lock::Mutex;
+use shunt_testbed::eventually;
+use store::Bed;
+
+/// What a process has of the library.
+pub struct Process {
+    pub memory: &'static Memory,
+    /// Of the one that made the bodies.
+    writer: Mutex<Writer>,
+    _segment: Connection,
+    _bed: Mutex<Bed>,
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+pub fn process() -> &'static Process {
+    PROCESS.get_or_init(|| {
+        blocks::begin(0);
+        let bed = Bed::new(Limits::default());
+        let segment = bed.program();
+        let writer = Mutex::new(segment.lease().unwrap().unwrap());
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd").unwrap();
+        let tick = || PROCESS.get().is_some_and(|of| of.memory.holders.send_returns(&of.memory.returns));
+        let memory = Memory::new(device.into(), bed.path(), Calls { tick, tend: || () });
+        Process { memory: Box::leak(Box::new(memory)), writer, _segment: segment, _bed: Mutex::new(bed) }
+    })
+}
+
+impl Process {
+    /// Makes memory stand for a body, as a read of a reference does: whether it can. Waits for room in the store.
+    pub fn receive(&self, into: Range<usize>, body: &[u8]) -> bool {
+        let reference =
+            eventually(|| self.writer.lock().put(&[IoSlice::new(body)]).ok_or("no room in the store")).unwrap();
+        let hold = self.memory.hold(&reference, reference.weight, false);
+        // Nothing becomes absent while another thread forks.
+        eventually(|| self.memory.make_absent(into.clone(), &hold, 0).then_some(()).ok_or(())).is_ok()
+    }
+}
