@@ -9,32 +9,7 @@ use std::path::PathBuf;
 use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
 use shunt_negotiation::{Ends, LOOPBACK, Negotiation, Speakers};
 use shunt_sys::odb;
-
-/// The test's cgroup; the process leaves it at the end.
-struct Group {
-    path: PathBuf,
-    before: PathBuf,
-}
-
-impl Group {
-    fn enter(name: &str) -> Self {
-        let root = shunt_sys::cgroup::root().unwrap();
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap().to_owned();
-        // The watchdog starts before the process enters the group.
-        let path = shunt_testbed::of_process().cgroup(&root, name);
-        fs::create_dir(&path).unwrap();
-        fs::write(path.join("cgroup.procs"), "0").unwrap();
-        Self { path, before: root.join(own) }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::write(self.before.join("cgroup.procs"), "0");
-        let _ = fs::remove_dir(&self.path);
-    }
-}
+use shunt_testbed::Group;
 
 /// A negotiation for this machine's programs among each other.
 fn negotiate(group: &std::path::Path) -> Negotiation {

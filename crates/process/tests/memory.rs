@@ -7,96 +7,12 @@ use std::io::Write;
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use bed::process;
+use bed::regions::{KINDS, Part, Region};
+use bed::{body, process};
 use proptest::prelude::*;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use shunt_process::memory::blocks;
 use shunt_process::memory::outside::{self, AT_ONCE};
 use shunt_process::system::parts;
-use shunt_sys::userfaultfd::PAGE_BYTES;
 use shunt_testbed::may_run;
-
-/// Where it has memory: blocks of malloc, and mappings of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Block,
-    Mapping,
-}
-
-const KINDS: [(Kind, usize); 5] = [
-    (Kind::Block, 3 * PAGE_BYTES - 100),
-    (Kind::Block, 17 * PAGE_BYTES),
-    (Kind::Block, 40 * PAGE_BYTES + 7),
-    (Kind::Mapping, 9 * PAGE_BYTES),
-    (Kind::Mapping, 33 * PAGE_BYTES),
-];
-
-struct Region {
-    kind: Kind,
-    memory: Range<usize>,
-    /// What each byte is to be; `None`: anything.
-    model: Vec<Option<u8>>,
-}
-
-impl Region {
-    fn new((kind, bytes): (Kind, usize)) -> Self {
-        let start = match kind {
-            Kind::Block => blocks::allocate(bytes).unwrap(),
-            Kind::Mapping => {
-                let (flags, access) = (MapFlags::PRIVATE, ProtFlags::READ | ProtFlags::WRITE);
-                // SAFETY: a new mapping at an address of the kernel's choice.
-                unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags).unwrap() as usize }
-            }
-        };
-        // A block may have been another one before.
-        let known = (kind == Kind::Mapping).then_some(0);
-        Self { kind, memory: start..start + bytes, model: vec![known; bytes] }
-    }
-
-    fn addresses(&self, part: &Range<usize>) -> Range<usize> {
-        self.memory.start + part.start..self.memory.start + part.end
-    }
-
-    fn expect(&mut self, part: Range<usize>, bytes: impl IntoIterator<Item = Option<u8>>) {
-        self.model[part].iter_mut().zip(bytes).for_each(|(model, byte)| *model = byte);
-    }
-
-    fn assert_is(&self, part: &Range<usize>, bytes: &[u8], what: &str) {
-        assert_eq!(bytes.len(), part.len(), "{what}");
-        for (at, (byte, model)) in bytes.iter().zip(&self.model[part.clone()]).enumerate() {
-            assert!(model.is_none_or(|model| model == *byte), "{what}: byte {} of {part:?} is {byte}", part.start + at);
-        }
-    }
-
-    /// As the program's own instructions find it.
-    fn loaded(&self, part: &Range<usize>) -> Vec<u8> {
-        // SAFETY: memory of this region.
-        self.addresses(part).map(|address| unsafe { (address as *const u8).read_volatile() }).collect()
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        process().memory.forget(&self.memory);
-        match self.kind {
-            Kind::Block => blocks::free(self.memory.start),
-            // SAFETY: nobody has it any more.
-            Kind::Mapping => unsafe { munmap(self.memory.start as *mut _, self.memory.len()).unwrap() },
-        }
-    }
-}
-
-/// A part of a region: which, and two places as parts of 65,536.
-#[derive(Debug, Clone, Copy)]
-struct Part(usize, u16, u16);
-
-impl Part {
-    fn range(self) -> Range<usize> {
-        let bytes = KINDS[self.0].1;
-        let place = |at: u16| (at as usize * bytes) >> 16;
-        place(self.1.min(self.2))..place(self.1.max(self.2)) + 1
-    }
-}
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -118,26 +34,20 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let part = || (0..KINDS.len(), any::<u16>(), any::<u16>()).prop_map(|(at, from, to)| Part(at, from, to));
     let step = prop_oneof![
-        6 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Receives(part, seed)),
-        2 => part().prop_map(Step::Loads),
-        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Stores(part, seed)),
-        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Reads(part, seed)),
-        2 => (part(), any::<u8>()).prop_map(|(part, seed)| Step::Puts(part, seed)),
-        1 => part().prop_map(Step::Forgets),
-        3 => (part(), 0..100_000_usize).prop_map(|(part, most)| Step::Sends(part, most)),
-        3 => (part(), part()).prop_map(|(from, to)| Step::Copies(from, to)),
-        1 => part().prop_map(Step::Fetches),
+        6 => (Part::any(), any::<u8>()).prop_map(|(part, seed)| Step::Receives(part, seed)),
+        2 => Part::any().prop_map(Step::Loads),
+        2 => (Part::any(), any::<u8>()).prop_map(|(part, seed)| Step::Stores(part, seed)),
+        2 => (Part::any(), any::<u8>()).prop_map(|(part, seed)| Step::Reads(part, seed)),
+        2 => (Part::any(), any::<u8>()).prop_map(|(part, seed)| Step::Puts(part, seed)),
+        1 => Part::any().prop_map(Step::Forgets),
+        3 => (Part::any(), 0..100_000_usize).prop_map(|(part, most)| Step::Sends(part, most)),
+        3 => (Part::any(), Part::any()).prop_map(|(from, to)| Step::Copies(from, to)),
+        1 => Part::any().prop_map(Step::Fetches),
         1 => (0..KINDS.len()).prop_map(Step::Frees),
         1 => Just(Step::Forks),
     ];
     prop::collection::vec(step, 1..60)
-}
-
-/// Bytes that repeat nowhere nearby.
-fn body(seed: u8, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ seed).collect()
 }
 
 fn take(regions: &mut Vec<Region>, step: &Step) {

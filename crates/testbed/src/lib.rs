@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bpffs;
+mod group;
 mod id;
 mod proc;
 mod skip;
@@ -10,6 +11,7 @@ mod wait;
 mod watchdog;
 
 pub use bpffs::mount_bpffs;
+pub use group::Group;
 pub use id::LabId;
 pub use proc::is_asleep;
 pub use skip::{may_run, root, skipped};

@@ -254,9 +254,7 @@ impl<'a> Read<'a> {
     fn real(&mut self, rest: &[iovec], left: u64, seen: &mut [u8]) -> Result<(), Stop> {
         let most = usize::try_from(left).unwrap_or(usize::MAX);
         let now = first(rest, most);
-        if now.iter().any(|part| self.runtime.memory.meets(&addresses(part))) {
-            now.iter().for_each(|part| self.runtime.memory.overwriting(&addresses(part)));
-        }
+        overwriting(self.runtime, self.fd, &now);
         let room = length(&now);
         // Where the first page stands for something before them, the kernel's touch would have it fetched.
         let at_edge = self.runtime.memory.behind_absent(now[0].iov_base as usize).min(now[0].iov_len);

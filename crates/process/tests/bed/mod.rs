@@ -1,23 +1,30 @@
-//! A process with the library's memory, and a store; nothing is preloaded.
+//! A process with the library's memory and connections, and a store; nothing is preloaded.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod regions;
 #[path = "../../../odb/tests/store/bed.rs"]
 mod store;
 
 use std::fs::File;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use shunt_odb::segment::Writer;
+use shunt_odb::states;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
+use shunt_process::connections::runtime::{self, Runtime};
+use shunt_process::connections::states::Connections;
 use shunt_process::memory::{Calls, Memory, blocks};
+use shunt_process::store::Store;
 use shunt_sys::lock::Mutex;
 use shunt_testbed::eventually;
 use store::Bed;
 
 /// What a process has of the library.
 pub struct Process {
+    pub runtime: &'static Runtime,
     pub memory: &'static Memory,
     /// Of the one that made the bodies.
     writer: Mutex<Writer>,
@@ -35,18 +42,31 @@ pub fn process() -> &'static Process {
         let writer = Mutex::new(segment.lease().unwrap().unwrap());
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").unwrap();
         let tick = || PROCESS.get().is_some_and(|of| of.memory.holders.send_returns(&of.memory.returns));
-        let memory = Memory::new(device.into(), bed.path(), Calls { tick, tend: || () });
-        Process { memory: Box::leak(Box::new(memory)), writer, _segment: segment, _bed: Mutex::new(bed) }
+        let runtime = Runtime {
+            connections: Connections::new(Arc::new(states::new().unwrap()), None),
+            memory: Memory::new(device.into(), bed.path(), Calls { tick, tend: || () }),
+            store: Store::new(bed.path()),
+            // All that may go by reference does.
+            learnt: None,
+            inherited: -1,
+        };
+        let runtime = runtime::begin(Some(runtime)).unwrap();
+        Process { runtime, memory: &runtime.memory, writer, _segment: segment, _bed: Mutex::new(bed) }
     })
 }
 
 impl Process {
     /// Makes memory stand for a body, as a read of a reference does: whether it can. Waits for room in the store.
     pub fn receive(&self, into: Range<usize>, body: &[u8]) -> bool {
-        let reference =
-            eventually(|| self.writer.lock().put(&[IoSlice::new(body)]).ok_or("no room in the store")).unwrap();
+        let put = || self.writer.lock().put(&[IoSlice::new(body)]).ok_or("no room in the store");
+        let reference = eventually(put).unwrap();
         let hold = self.memory.hold(&reference, reference.weight, false);
         // Nothing becomes absent while another thread forks.
         eventually(|| self.memory.make_absent(into.clone(), &hold, 0).then_some(()).ok_or(())).is_ok()
     }
+}
+
+/// Bytes that repeat nowhere nearby.
+pub fn body(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ seed).collect()
 }
