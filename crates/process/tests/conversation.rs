@@ -6,35 +6,29 @@ mod bed;
 
 use std::fs::File;
 use std::io::Write;
-use std::net::SocketAddr;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
+use bed::connections::{Socket, connected, negotiate};
 use bed::regions::{KINDS, Part, Region};
 use bed::{body, process};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, accept, bind, connect, getsockname, listen, sockopt,
-};
+use rustix::net::Shutdown;
 use rustix::pipe::{PipeFlags, pipe_with};
-use shunt_negotiation::{LOOPBACK, Negotiation};
 use shunt_process::connections::{available, pipe, receive, send};
-use shunt_process::descriptors;
 use shunt_process::system::kernel::borrow;
 use shunt_process::system::parts;
-use shunt_testbed::{Group, may_run};
+use shunt_testbed::may_run;
 
 /// Nothing takes so long.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 const FILE_BYTES: usize = 200_000;
-const TIGHT_BYTES: usize = 4096;
 
 /// One end, and what it has said.
 struct End {
-    fd: OwnedFd,
-    place: u32,
+    socket: Socket,
     said: Vec<u8>,
     /// How much of what the other has said it has taken.
     heard: usize,
@@ -82,55 +76,26 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-fn tcp() -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap()
-}
-
 impl End {
-    fn new(fd: OwnedFd) -> Self {
-        rustix::io::ioctl_fionbio(&fd, true).unwrap();
-        let place = descriptors::place(process().runtime, fd.as_raw_fd()).expect("both ends speak");
-        Self { fd, place, said: Vec::new(), heard: 0 }
+    fn new(socket: Socket) -> Self {
+        rustix::io::ioctl_fionbio(&socket, true).unwrap();
+        Self { socket, said: Vec::new(), heard: 0 }
     }
 
     fn write(&mut self, bytes: &[u8], how: impl FnOnce(i32, u32) -> Result<usize, i32>) {
-        match how(self.fd.as_raw_fd(), self.place) {
+        match how(self.socket.number(), self.socket.place) {
             Ok(wrote) => self.said.extend_from_slice(&bytes[..wrote]),
             Err(errno) => assert_eq!(errno, libc::EAGAIN, "writing"),
         }
     }
 }
 
-impl Drop for End {
-    fn drop(&mut self) {
-        descriptors::closing(self.fd.as_raw_fd());
-    }
-}
-
 impl Conversation {
-    /// `tight`: the sockets have room for few bytes, so that writes are cut short.
     fn new(tight: bool) -> Self {
-        let (runtime, listener) = (process().runtime, tcp());
-        bind(&listener, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        descriptors::listening(listener.as_raw_fd());
-        listen(&listener, 1).unwrap();
-        let client = tcp();
-        if tight {
-            for socket in [&listener, &client] {
-                sockopt::set_socket_send_buffer_size(socket, TIGHT_BYTES).unwrap();
-                sockopt::set_socket_recv_buffer_size(socket, TIGHT_BYTES).unwrap();
-            }
-        }
-        descriptors::connecting(runtime, client.as_raw_fd());
-        connect(&client, &SocketAddr::try_from(getsockname(&listener).unwrap()).unwrap()).unwrap();
-        let server = accept(&listener).unwrap();
-        descriptors::accepted(runtime, listener.as_raw_fd(), server.as_raw_fd());
-        descriptors::closing(listener.as_raw_fd());
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&body(99, FILE_BYTES)).unwrap();
         let regions = KINDS.into_iter().map(Region::new).collect();
-        Self { ends: [End::new(client), End::new(server)], regions, file }
+        Self { ends: connected(tight).map(End::new), regions, file }
     }
 
     /// What some memory holds; it is made up where nobody knows.
@@ -158,7 +123,7 @@ impl Conversation {
 
     /// One end reads into some memory, and takes it, or only looks.
     fn read(&mut self, end: usize, into: &[Part], flags: i32) {
-        let (runtime, fd, place) = (process().runtime, self.ends[end].fd.as_raw_fd(), self.ends[end].place);
+        let (runtime, fd, place) = (process().runtime, self.ends[end].socket.number(), self.ends[end].socket.place);
         let got = match receive::read(runtime, fd, place, &self.memory(into), flags | libc::MSG_DONTWAIT) {
             Ok(got) => got,
             Err(errno) => return assert_eq!(errno, libc::EAGAIN, "reading"),
@@ -182,7 +147,7 @@ impl Conversation {
 
     fn splice_out(&mut self, end: usize, bytes: usize) {
         let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-        let (fd, place) = (self.ends[end].fd.as_raw_fd(), self.ends[end].place);
+        let (fd, place) = (self.ends[end].socket.number(), self.ends[end].socket.place);
         let flags = libc::SPLICE_F_NONBLOCK;
         let moved = pipe::from_connection(process().runtime, fd, place, into.as_raw_fd(), bytes, flags);
         let Ok(moved) = moved.map_err(|errno| assert_eq!(errno, libc::EAGAIN, "splicing")) else { return };
@@ -229,7 +194,7 @@ impl Conversation {
             Step::Peeks(end, part) => self.read(*end, &[*part], libc::MSG_PEEK),
             Step::SplicesOut(end, bytes) => self.splice_out(*end, *bytes),
             Step::Asks(end) => {
-                let (fd, place) = (self.ends[*end].fd.as_raw_fd(), self.ends[*end].place);
+                let (fd, place) = (self.ends[*end].socket.number(), self.ends[*end].socket.place);
                 let there = available::available(runtime, fd, place).unwrap();
                 assert!(there <= self.left(*end).len(), "{there} bytes of {}", self.left(*end).len());
             }
@@ -255,11 +220,11 @@ impl Conversation {
     fn end(mut self) {
         for end in [0, 1] {
             let mut buffer = vec![0; 30_000];
-            let fd = self.ends[end].fd.as_raw_fd();
+            let fd = self.ends[end].socket.number();
             while !self.left(end).is_empty() {
                 self.wait(end);
                 let into = parts::of(&address_range(&mut buffer));
-                match receive::read(process().runtime, fd, self.ends[end].place, &[into], 0) {
+                match receive::read(process().runtime, fd, self.ends[end].socket.place, &[into], 0) {
                     Ok(got) => {
                         assert!(got > 0, "the end, and {} bytes are left", self.left(end).len());
                         let wrong = buffer[..got].iter().zip(self.left(end)).position(|(got, said)| got != said);
@@ -269,9 +234,9 @@ impl Conversation {
                     Err(errno) => assert_eq!(errno, libc::EAGAIN),
                 }
             }
-            rustix::net::shutdown(&self.ends[1 - end].fd, Shutdown::Write).unwrap();
+            rustix::net::shutdown(&self.ends[1 - end].socket, Shutdown::Write).unwrap();
             let into = parts::of(&address_range(&mut buffer));
-            let read = || receive::read(process().runtime, fd, self.ends[end].place, &[into], 0);
+            let read = || receive::read(process().runtime, fd, self.ends[end].socket.place, &[into], 0);
             let told = std::iter::repeat_with(|| {
                 self.wait(end);
                 read()
@@ -286,7 +251,7 @@ impl Conversation {
 
     /// Until the kernel says that there is something to read.
     fn wait(&self, end: usize) {
-        let mut ready = [PollFd::new(&self.ends[end].fd, PollFlags::IN)];
+        let mut ready = [PollFd::new(&self.ends[end].socket, PollFlags::IN)];
         assert_eq!(poll(&mut ready, Some(&PATIENCE)), Ok(1), "{} bytes are left", self.left(end).len());
     }
 }
@@ -310,9 +275,7 @@ fn each_gets_what_the_other_has_said() {
     if !may_run("each_gets_what_the_other_has_said") {
         return;
     }
-    let group = Group::enter("conversation");
-    let negotiation = Negotiation::attach(&group.path).unwrap();
-    negotiation.ends().set(LOOPBACK, &[7; 16]).unwrap();
+    let _negotiation = negotiate("conversation");
     let config = ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() };
     let outcome = TestRunner::new(config).run(&(any::<bool>(), steps()), |(tight, steps)| {
         let mut conversation = Conversation::new(tight);

@@ -1,6 +1,7 @@
 //! A process with the library's memory and connections, and a store; nothing is preloaded.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+pub mod connections;
 pub mod regions;
 #[path = "../../../odb/tests/store/bed.rs"]
 mod store;
