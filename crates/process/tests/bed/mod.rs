@@ -19,6 +19,7 @@ use shunt_process::connections::runtime::{self, Runtime};
 use shunt_process::connections::states::Connections;
 use shunt_process::memory::{Calls, Memory, blocks};
 use shunt_process::store::Store;
+use shunt_process::system::ranks;
 use shunt_sys::lock::Mutex;
 use shunt_testbed::eventually;
 use store::Bed;
@@ -37,6 +38,7 @@ static PROCESS: OnceLock<Process> = OnceLock::new();
 
 pub fn process() -> &'static Process {
     PROCESS.get_or_init(|| {
+        ranks::check();
         blocks::begin(0);
         let bed = Bed::new(Limits::default());
         let segment = bed.program();
