@@ -10,7 +10,7 @@ use shunt_sys::odb;
 use crate::bypass;
 use crate::connections::entries::{self, CONNECTING, FIRST_PLACE, FOREIGN, KEPT, LISTENING, entry, is_kept, known};
 use crate::connections::runtime::{Runtime, runtime};
-use crate::system::inside::Inside;
+use crate::system::inside::{Inside, is_inside};
 use crate::system::kernel;
 use crate::system::real::{self, errno, set_errno};
 
@@ -19,6 +19,9 @@ use crate::system::real::{self, errno, set_errno};
 pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
     match entry(fd)?.load(Ordering::Relaxed) {
         FOREIGN | LISTENING | KEPT => None,
+        // In a signal's handler that has interrupted the library, whose thread may have the locks that this takes: its caller,
+        // who goes by no place there, has the program come again.
+        CONNECTING if is_inside() => Some(u32::MAX),
         CONNECTING => {
             let before = errno();
             let place = settle(runtime, fd);
@@ -27,7 +30,7 @@ pub fn place(runtime: &Runtime, fd: RawFd) -> Option<u32> {
         }
         place => {
             let place = place - FIRST_PLACE;
-            if runtime.connections.is_away(place) {
+            if runtime.connections.is_away(place) && !is_inside() {
                 let before = errno();
                 runtime.connections.take_back(kernel::borrow(fd), place);
                 set_errno(before);

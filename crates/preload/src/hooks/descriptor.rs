@@ -5,6 +5,7 @@ use shunt_process::bypass;
 use shunt_process::connections::runtime::{Runtime, runtime};
 use shunt_process::connections::{available, entries};
 use shunt_process::descriptors;
+use shunt_process::system::inside::Inside;
 use shunt_process::system::kernel;
 
 use super::{connection, errno, real, returned, set_errno};
@@ -277,7 +278,9 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: usi
         && argument != 0
         && let Some((runtime, place)) = connection(fd)
     {
-        return match available::available(runtime, fd, place) {
+        // A signal's handler that has interrupted the library may come again: it is told of nothing now.
+        let there = Inside::enter().map_or(Ok(0), |_inside| available::available(runtime, fd, place));
+        return match there {
             Ok(bytes) => {
                 // SAFETY: FIONREAD's argument is a pointer to an int.
                 unsafe { (argument as *mut c_int).write(c_int::try_from(bytes).unwrap_or(c_int::MAX)) };

@@ -83,14 +83,17 @@ pub unsafe extern "C-unwind" fn splice(
     flags: u32,
 ) -> ssize_t {
     let offsets = !from_offset.is_null() || !to_offset.is_null();
-    let _inside = Inside::enter();
-    match (connection(from), connection(to)) {
+    let ends = (connection(from), connection(to));
+    if let (None, None) = ends {
         // SAFETY: the program's own call.
-        (None, None) => unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) },
+        return unsafe { real::splice(from, from_offset, to, to_offset, bytes, flags) };
+    }
+    let Some(_inside) = Inside::enter() else { return returned(Err(libc::EAGAIN)) };
+    match ends {
         _ if offsets => returned(Err(libc::ESPIPE)),
         (Some((runtime, place)), None) => returned(pipe::from_connection(runtime, from, place, to, bytes, flags)),
         (None, Some((runtime, place))) => returned(pipe::into_connection(runtime, from, to, place, bytes, flags)),
         // One of the two must be a pipe.
-        (Some(_), Some(_)) => returned(Err(libc::EINVAL)),
+        _ => returned(Err(libc::EINVAL)),
     }
 }

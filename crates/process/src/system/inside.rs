@@ -31,6 +31,11 @@ impl Drop for Inside {
     }
 }
 
+/// Whether the thread is in the library.
+pub fn is_inside() -> bool {
+    INSIDE.get()
+}
+
 /// Puts the thread back to where it was.
 struct Back(bool);
 

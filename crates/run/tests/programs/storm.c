@@ -1,6 +1,6 @@
 /*
- * A program whose timer's handler writes to a pipe, as those of event loops do, while it sends or reads blocks that it
- * hardly looks at. What its handler interrupts may be anything.
+ * A program whose timer's handler writes to a pipe, as those of event loops do, and looks what there is in the connection, while it
+ * sends or reads blocks that it hardly looks at. What its handler interrupts may be anything.
  *
  *     storm serve PORT BLOCKS HERTZ | storm ask PORT BLOCKS HERTZ
  */
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -19,15 +20,18 @@
 #define BLOCK 65536
 #define KEPT  32
 
-static int ends[2];
+static int ends[2], speaks = -1;
 static volatile unsigned long ticks;
 
 static void tick(int signal)
 {
-    int before = errno;
+    int before = errno, there;
+    char seen;
     (void)signal;
     ticks++;
     (void)!write(ends[1], "x", 1);
+    (void)!ioctl(speaks, FIONREAD, &there);
+    (void)!recv(speaks, &seen, 1, MSG_PEEK | MSG_DONTWAIT);
     errno = before;
 }
 
@@ -117,6 +121,7 @@ int main(int count, char **arguments)
         return 2;
     int serves = !strcmp(arguments[1], "serve"), fd = connection(serves, atoi(arguments[2]));
     long blocks = atol(arguments[3]);
+    speaks = fd;
     begin_storm(atoi(arguments[4]));
     (serves ? send_blocks : take_blocks)(fd, blocks);
     return ticks == 0;
