@@ -115,6 +115,11 @@ impl Hold {
         self.touching.iter().for_each(|touching| touching.fetched(bytes));
     }
 
+    /// So long, in quarters of a microsecond, a fetch of what is needed took ([`crate::times`]).
+    pub fn waited(&self, quarters: u32) {
+        self.touching.iter().for_each(|touching| touching.waited(quarters));
+    }
+
     /// What of this payload is fetched, others like it would not be: it is not told of.
     pub fn excuse(&self) {
         self.is_excused.store(true, Ordering::Relaxed);
@@ -181,11 +186,12 @@ mod tests {
             assert!(part > 500 || next.refer(part, 1).map(|last| returns.give(payload, last.weight)).is_some());
         }
         first.touch(7, 3);
+        first.waited(60);
         drop(first);
         let returned = returns.take();
         assert_eq!(returned.iter().map(|share| share.weight.units()).sum::<u64>(), Weight::WHOLE.units());
         let touched = returned.iter().fold(Touched::default(), |sum, share| sum.and(&share.touched));
-        assert_eq!(touched, Touched { first: 7, end: 10, bytes: 3, fetches: 1 });
+        assert_eq!(touched, Touched { first: 7, end: 10, bytes: 3, waited: 60 });
     }
 
     #[test]

@@ -29,9 +29,7 @@ pub const PROBE_EVERY: u8 = 64;
 /// Above this, [`Learnt::until_probe`] says how many come one after the other.
 const IN_A_ROW: u8 = 0xf0;
 
-/// In quarters of a microsecond: what a touch costs, with the thread that serves it and its way to the store and back.
-const FETCH_COST: i64 = 60;
-/// As long: the first guess, until it is known. One payload that is read whole outweighs it.
+/// In quarters of a microsecond: the first guess, until it is known. One payload that is read whole outweighs it.
 const GUESS: i16 = 32;
 /// Reports that count as much as all before them together, nearly.
 const MEMORY: u8 = 16;
@@ -190,10 +188,10 @@ impl Learnt {
         }
     }
 
-    /// A page that nobody looks at saves two microseconds, one that is fetched costs one, and the fetch itself fifteen.
+    /// A page that nobody looks at saves two microseconds, one that is fetched costs one, and the fetch itself what it took.
     fn weigh(&mut self, bytes: u32, touched: &Touched) {
         let saved = i64::from(bytes - touched.bytes) / 512;
-        let cost = i64::from(touched.fetches.min(1 << 10)) * FETCH_COST + i64::from(touched.bytes) / 1024;
+        let cost = i64::from(touched.waited) + i64::from(touched.bytes) / 1024;
         let difference = (saved - cost).clamp(-8192, 8192) - i64::from(self.saved);
         self.reports = self.reports.saturating_add(1).clamp(2, MEMORY);
         let step = match difference / i64::from(self.reports) {

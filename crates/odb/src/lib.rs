@@ -29,5 +29,6 @@ pub mod reference;
 pub mod segment;
 pub mod states;
 pub mod store;
+pub mod times;
 pub mod touched;
 pub mod turns;

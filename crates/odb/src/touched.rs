@@ -14,8 +14,8 @@ pub struct Touched {
     pub end: u32,
     /// Bytes that were fetched.
     pub bytes: u32,
-    /// In so many turns.
-    pub fetches: u32,
+    /// What the fetches took besides the copying, in quarters of a microsecond ([`crate::times`]).
+    pub waited: u32,
 }
 
 impl Touched {
@@ -42,20 +42,20 @@ impl Touched {
             first,
             end,
             bytes: self.bytes.saturating_add(other.bytes),
-            fetches: self.fetches.saturating_add(other.fetches),
+            waited: self.waited.saturating_add(other.waited),
         }
     }
 
     /// As two numbers.
     #[must_use]
     pub fn to_longs(self) -> [u64; 2] {
-        [u64::from(self.first) | u64::from(self.end) << 32, u64::from(self.bytes) | u64::from(self.fetches) << 32]
+        [u64::from(self.first) | u64::from(self.end) << 32, u64::from(self.bytes) | u64::from(self.waited) << 32]
     }
 
     /// Back from there: any are good.
     #[must_use]
     pub fn from_longs([place, amount]: [u64; 2]) -> Self {
-        Self { first: place as u32, end: (place >> 32) as u32, bytes: amount as u32, fetches: (amount >> 32) as u32 }
+        Self { first: place as u32, end: (place >> 32) as u32, bytes: amount as u32, waited: (amount >> 32) as u32 }
     }
 }
 
@@ -65,14 +65,14 @@ impl Touched {
 pub struct TouchedLayout([U32; 4]);
 
 impl From<Touched> for TouchedLayout {
-    fn from(Touched { first, end, bytes, fetches }: Touched) -> Self {
-        Self([first, end, bytes, fetches].map(U32::from))
+    fn from(Touched { first, end, bytes, waited }: Touched) -> Self {
+        Self([first, end, bytes, waited].map(U32::from))
     }
 }
 
 impl From<TouchedLayout> for Touched {
-    fn from(TouchedLayout([first, end, bytes, fetches]): TouchedLayout) -> Self {
-        Self { first: first.get(), end: end.get(), bytes: bytes.get(), fetches: fetches.get() }
+    fn from(TouchedLayout([first, end, bytes, waited]): TouchedLayout) -> Self {
+        Self { first: first.get(), end: end.get(), bytes: bytes.get(), waited: waited.get() }
     }
 }
 
@@ -82,13 +82,13 @@ pub struct Touching {
     first: AtomicU32,
     end: AtomicU32,
     bytes: AtomicU32,
-    fetches: AtomicU32,
+    waited: AtomicU32,
 }
 
 impl Default for Touching {
     fn default() -> Self {
         let zero = || AtomicU32::new(0);
-        Self { first: AtomicU32::new(u32::MAX), end: zero(), bytes: zero(), fetches: zero() }
+        Self { first: AtomicU32::new(u32::MAX), end: zero(), bytes: zero(), waited: zero() }
     }
 }
 
@@ -107,7 +107,11 @@ impl Touching {
     /// So many are fetched for a reason that says nothing of their place: memory that cannot be absent.
     pub fn fetched(&self, bytes: u64) {
         self.bytes.fetch_add(short(bytes), Ordering::Relaxed);
-        self.fetches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So long, in quarters of a microsecond, a fetch of some took.
+    pub fn waited(&self, quarters: u32) {
+        self.waited.fetch_add(quarters, Ordering::Relaxed);
     }
 
     /// What has been found.
@@ -116,7 +120,7 @@ impl Touching {
         let load = |value: &AtomicU32| value.load(Ordering::Relaxed);
         let (first, end) = (load(&self.first), load(&self.end));
         let (first, end) = if first < end { (first, end) } else { (0, 0) };
-        Touched { first, end, bytes: load(&self.bytes), fetches: load(&self.fetches) }
+        Touched { first, end, bytes: load(&self.bytes), waited: load(&self.waited) }
     }
 }
 
@@ -134,6 +138,7 @@ mod tests {
             for (offset, bytes, first, somewhere) in touches {
                 for share in [if first { &one } else { &two }, &all] {
                     if somewhere { share.touch(offset, bytes) } else { share.fetched(bytes) }
+                    share.waited(offset as u32 % 1000);
                 }
             }
             prop_assert_eq!(one.found().and(&two.found()), all.found());

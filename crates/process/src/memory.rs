@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece, Pieces};
@@ -31,6 +32,7 @@ use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use shunt_odb::segment::now_ms;
 use shunt_odb::store::usage::Counted;
+use shunt_odb::times::Times;
 use shunt_sys::userfaultfd::{PAGE_BYTES, Userfaultfd};
 
 use crate::system::counts::{self, count};
@@ -41,6 +43,8 @@ use scratch::Scratch;
 
 /// The most that is fetched at a time.
 const FETCH_BYTES: usize = 1 << 20;
+/// What a touch takes besides its fetch, in quarters of a microsecond: the kernel's word to the thread that serves it, and back.
+const FAULT_QUARTERS: u32 = 20;
 /// Shares that wait to go back before they are sent: few, because what they are of may be long, and its store is small.
 const RETURNS_AT_ONCE: usize = 16;
 
@@ -77,6 +81,7 @@ pub struct Memory {
     tend: fn(),
     state: Lock<State>,
     pub holders: Holders,
+    pub times: Times,
     pub scratch: Scratch,
     pub returns: Arc<Returns>,
     recent: Lock<Weak<Hold>>,
@@ -147,6 +152,7 @@ impl Memory {
             tend: calls.tend,
             state: Lock::new(Rank::Absent, State::default()),
             holders: Holders::with_threads(store, counts::begin, Threads { start, tick: calls.tick }),
+            times: Times::default(),
             scratch: Scratch::default(),
             returns: Arc::default(),
             recent: Lock::new(Rank::Recent, Weak::new()),
@@ -342,10 +348,11 @@ impl Memory {
     /// # Errors
     /// As [`Self::fetch_range`].
     pub fn fetch_ranges(&self, ranges: &[Range<usize>]) -> Result<(), FetchError> {
-        self.fetch_all(ranges, |piece| piece.hold.touch(piece.offset, piece.addresses.len() as u64))
+        self.fetch_all(ranges, true)
     }
 
-    fn fetch_all(&self, ranges: &[Range<usize>], each: impl Fn(&Piece)) -> Result<(), FetchError> {
+    /// `needed`: by somebody who looks at it.
+    fn fetch_all(&self, ranges: &[Range<usize>], needed: bool) -> Result<(), FetchError> {
         if !any_bytes_absent() {
             return Ok(());
         }
@@ -355,8 +362,10 @@ impl Memory {
                 return Ok(());
             }
             count(Counted::Fetched, pieces.iter().map(|piece| piece.addresses.len()).sum());
-            pieces.iter().for_each(&each);
-            self.fetch_pieces(&pieces, &|| ())?;
+            let needed = pieces.iter().filter(|_| needed);
+            needed.clone().for_each(|piece| piece.hold.touch(piece.offset, piece.addresses.len() as u64));
+            let waited = self.fetch_pieces(&pieces, &|| ())?;
+            needed.for_each(|piece| piece.hold.waited(waited));
             drop(pieces);
             self.return_shares();
         }
@@ -404,8 +413,9 @@ impl Memory {
         some
     }
 
-    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it. `tell` hears that it takes long.
-    fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<(), FetchError> {
+    /// Fetches what pieces stand for, and fills their addresses, where they still stand for it: how long that takes for each of
+    /// them ([`Times`]). `tell` hears that it takes long.
+    fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<u32, FetchError> {
         let mut bytes = self.scratch.buffer(FETCH_BYTES);
         let total: usize = pieces.iter().map(|piece| piece.addresses.len()).sum();
         let mut rest = &mut bytes[..total];
@@ -417,13 +427,21 @@ impl Memory {
             wanted.push(Wanted { reference, into });
             rest = after;
         }
+        let began = Instant::now();
         let fetched = self.holders.fetch_all(&mut wanted, tell);
+        let each = began.elapsed() / u32::try_from(pieces.len()).unwrap_or(1).max(1);
         let needed = match &fetched {
             Ok(()) => self.fill(pieces, &bytes),
             // Gone meanwhile: then nobody needs it.
             Err(_) => pieces.iter().any(|piece| self.lock().absent.meets(&piece.addresses)),
         };
-        if needed { fetched } else { Ok(()) }
+        match (fetched, pieces.first()) {
+            (Ok(()), Some(first)) => {
+                Ok(self.times.took(&first.hold.payload().holder, each, (total / pieces.len()) as u64))
+            }
+            (Err(error), _) if needed => Err(error),
+            _ => Ok(0),
+        }
     }
 
     /// Puts bytes where pieces still stand for them: whether any did.
@@ -490,7 +508,9 @@ impl Memory {
             count(Counted::Faults, 1);
             count(Counted::FetchedByFault, piece.addresses.len());
             piece.hold.touch(piece.offset, piece.addresses.len() as u64);
-            let served = self.fetch_pieces(&[piece], tell);
+            let hold = Arc::clone(&piece.hold);
+            let served = self.fetch_pieces(&[piece], tell).map(|waited| hold.waited(waited + FAULT_QUARTERS));
+            drop(hold);
             // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);
@@ -555,7 +575,7 @@ impl Memory {
             self.lock().absent.all().filter(is_old).map(|piece| piece.addresses.clone()).collect();
         for addresses in old {
             // Where it cannot be had now, a touch may still find it.
-            let _ = self.fetch_all(std::slice::from_ref(&addresses), |_| ());
+            let _ = self.fetch_all(std::slice::from_ref(&addresses), false);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Unmodified nginx on every tier, under `shunt run`: bodies go sealed from the backend to TLS clients, past all tiers
 //! between.
 
+mod loads;
 mod lost;
 mod programs;
 

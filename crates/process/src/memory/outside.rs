@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use libc::iovec;
 use shunt_odb::hold::Hold;
@@ -117,13 +118,15 @@ impl<'a> Fetched<'a> {
         }
         let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies };
         for (parts, reference) in wanted.into_iter().filter(|(parts, _)| length(parts) > 0) {
-            let Some((reference, _share)) = reference else {
+            let Some((reference, share)) = reference else {
                 fetched.iov.extend(parts);
                 continue;
             };
             count(Counted::Fetched, reference.length as usize);
             let mut bytes = memory.scratch.buffer(reference.length as usize);
+            let began = Instant::now();
             memory.holders.fetch(&reference, &mut bytes).ok()?;
+            share.waited(memory.times.took(&reference.payload.holder, began.elapsed(), reference.length));
             fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
             fetched.ours.push((fetched.iov.len() - 1, parts, bytes));
         }
