@@ -144,15 +144,22 @@ fn add(sum: &mut [u64; COUNTERS], values: &[u64; COUNTERS]) {
     }
 }
 
+/// Of the absent bytes that a program has sent on or had to have: the part that it has sent on without having it. What it sends
+/// many times (a cache) counts each time.
+fn bypassed_percent(counts: &[u64; COUNTED.len()]) -> u64 {
+    let of = |one: Counted| counts[one as usize];
+    let passed_on = of(Counted::PassedOn).saturating_add(of(Counted::HandedOff)).saturating_sub(of(Counted::TakenBack));
+    let all = passed_on.saturating_add(of(Counted::Fetched)).saturating_add(of(Counted::FetchedByFault));
+    passed_on.saturating_mul(100).checked_div(all).unwrap_or(0)
+}
+
 /// By programs' names.
 fn programs_stats(usage: &Usage) -> Value {
     let of_name = |of_name: &ByName| {
         let named = COUNTED.iter().zip(of_name.counts).map(|((name, _), count)| (name.to_string(), Value::from(count)));
         let mut all: Map<String, Value> = named.collect();
-        let of = |one: Counted| of_name.counts[one as usize];
-        let (passed_on, absent) = (of(Counted::PassedOn) + of(Counted::HandedOff), of(Counted::ReceivedAbsent));
         all.insert("processes".into(), of_name.processes.into());
-        all.insert("bypassed_percent".into(), passed_on.saturating_mul(100).checked_div(absent).unwrap_or(0).into());
+        all.insert("bypassed_percent".into(), bypassed_percent(&of_name.counts).into());
         Value::Object(all)
     };
     Value::Object(usage.by_name().iter().map(|(name, all)| (name.clone(), of_name(all))).collect())
@@ -343,5 +350,24 @@ impl Agent {
         }
         let named = SERVERS.iter().map(|(index, name, _)| (name.to_string(), Value::from(sum[*index])));
         Value::Object(named.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_program_sends_on_more_than_all() {
+        let mut counts = [0; COUNTED.len()];
+        assert_eq!(bypassed_percent(&counts), 0);
+        // A cache, which has it once and sends it four times.
+        counts[Counted::ReceivedAbsent as usize] = 100;
+        counts[Counted::PassedOn as usize] = 400;
+        assert_eq!(bypassed_percent(&counts), 100);
+        counts[Counted::FetchedByFault as usize] = 400;
+        assert_eq!(bypassed_percent(&counts), 50);
+        counts[Counted::TakenBack as usize] = u64::MAX;
+        assert_eq!(bypassed_percent(&counts), 0);
     }
 }
