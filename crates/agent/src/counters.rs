@@ -116,7 +116,10 @@ pub(crate) fn agent_help(path: &str) -> String {
 /// (name below `store.by_program.NAME.`, meaning) of what goes up and down; the rest is [`COUNTED`].
 pub(crate) const PROGRAMS: [(&str, &str); 2] = [
     ("processes", "processes now"),
-    ("bypassed_percent", "of the absent bytes that it has sent on or had to have, the part that it has sent on without having it"),
+    (
+        "bypassed_percent",
+        "of the absent bytes that it has sent on or had to have, the part that it has sent on without having it",
+    ),
 ];
 
 /// What one of a program's counts, and whether it goes up and down.

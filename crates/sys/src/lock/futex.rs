@@ -5,35 +5,19 @@
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::thread::futex;
-use rustix::time::Timespec;
+use super::word::{LOOKS, Ordering, Word, wait, wake};
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// And somebody may wait for it.
 const WAITED_FOR: u32 = 2;
 
-/// Looks so often whether a lock is given up before its waiter asks the kernel: what is done under these is short.
-const LOOKS: u32 = 100;
-
-/// Woken, changed, interrupted, or, where this is true, out of time: the caller looks.
-fn wait(word: &AtomicU32, while_it_is: u32, at_most: Option<Duration>) -> bool {
-    let patience = at_most.and_then(|time| Timespec::try_from(time).ok());
-    futex::wait(word, futex::Flags::PRIVATE, while_it_is, patience.as_ref()) == Err(Errno::TIMEDOUT)
-}
-
-fn wake(word: &AtomicU32, how_many: u32) {
-    let _ = futex::wake(word, futex::Flags::PRIVATE, how_many);
-}
-
 /// What one thread at a time uses.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized> {
-    word: AtomicU32,
+    word: Word,
     value: UnsafeCell<T>,
 }
 
@@ -56,8 +40,15 @@ unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
 
 impl<T> Mutex<T> {
     /// A free one.
+    #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        Self { word: Word::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// The same: loom makes words as it runs.
+    #[cfg(loom)]
+    pub fn new(value: T) -> Self {
+        Self { word: Word::new(FREE), value: UnsafeCell::new(value) }
     }
 }
 
@@ -128,13 +119,20 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub struct Condvar {
     /// How often something has changed.
-    changes: AtomicU32,
+    changes: Word,
 }
 
 impl Condvar {
     /// One that nobody waits for.
+    #[cfg(not(loom))]
     pub const fn new() -> Self {
-        Self { changes: AtomicU32::new(0) }
+        Self { changes: Word::new(0) }
+    }
+
+    /// The same: loom makes words as it runs.
+    #[cfg(loom)]
+    pub fn new() -> Self {
+        Self { changes: Word::new(0) }
     }
 
     fn wait_at_most<'a, T: ?Sized>(
@@ -167,7 +165,7 @@ impl Condvar {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
     use std::thread;
