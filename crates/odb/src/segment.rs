@@ -71,6 +71,8 @@ const BORN_MS: usize = 32;
 /// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
+/// Of what the payload is a part, as a number of its writer's: whoever reads it slowly shows that by its other parts. 0: of nothing.
+const STREAM: usize = 56;
 
 const FREE: u32 = 0;
 const USED: u32 = 1;
@@ -107,6 +109,8 @@ pub struct Used {
     pub born_ms: u64,
     /// The file that the payload is in.
     pub file: Option<u32>,
+    /// Of what it is a part; 0: of nothing.
+    pub stream: u64,
 }
 
 /// The store's end of a segment.
@@ -152,7 +156,13 @@ impl Reader {
         let field = |field: usize| self.0.long(at + field).load(Ordering::Relaxed);
         let file = self.0.word(at + FILE).load(Ordering::Relaxed);
         let file = (file != NO_FILE).then_some(file);
-        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file })
+        Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, stream: field(STREAM) })
+    }
+
+    /// Of what the payload in a slot is a part; 0: of nothing.
+    #[must_use]
+    pub fn stream(&self, slot: u32) -> u64 {
+        self.slot(slot).map_or(0, |used| used.stream)
     }
 
     /// When the payload of a reference came into use.

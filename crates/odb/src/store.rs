@@ -21,7 +21,7 @@ use shunt_sys::shared::SharedMemory;
 
 use crate::place::{Place, SentFile};
 use crate::reference::{PayloadId, Reference, Weight};
-use crate::segment::{DATA_BYTES_FROM, Found, Reader, now_ms};
+use crate::segment::{DATA_BYTES_FROM, Found, Reader, SLOTS, Used, now_ms};
 use crate::touched::Touched;
 use files::Files;
 
@@ -71,6 +71,33 @@ struct Leased {
     user: u32,
     writer_lives: bool,
     files: Files,
+    /// By stream: when somebody last read some of it.
+    streams: HashMap<u64, u64>,
+}
+
+/// A payload waits for a slow reader longer than a lease, as long as somebody reads its file, or other payloads of its stream: who sends
+/// a long body sends all of it at once. But what a reader lost when it crashed does not wait for ever: so many leases where it takes
+/// no memory, and fewer where it does.
+const LEASES_OF_FILE: u64 = 60;
+const LEASES_OF_COPY: u64 = 15;
+
+impl Leased {
+    /// Somebody has read some of what is in a slot, at `now_ms`.
+    fn is_read(&mut self, slot: u32, now_ms: u64) {
+        let stream = self.reader.stream(slot);
+        if stream != 0 && (self.streams.len() < SLOTS || self.streams.contains_key(&stream)) {
+            self.streams.insert(stream, now_ms);
+        }
+    }
+
+    /// When a payload was last of use, for the end of its lease: not before its file or its stream was.
+    fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
+        let file_ms = used.file.and_then(|number| self.files.used_ms(number)).unwrap_or(0);
+        let read_ms = self.streams.get(&used.stream).copied().unwrap_or(0);
+        let leases = if used.file.is_some() { LEASES_OF_FILE } else { LEASES_OF_COPY };
+        let longest = used.born_ms.saturating_add(lease_ms.saturating_mul(leases));
+        file_ms.max(read_ms).clamp(used.born_ms, longest)
+    }
 }
 
 /// What has come back of the payload in a slot.
@@ -130,7 +157,8 @@ impl Store {
         self.next = self.next.wrapping_add(1);
         self.bytes += bytes;
         let (returned, pins, files) = (HashMap::new(), HashMap::new(), Files::default());
-        self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true, files });
+        let streams = HashMap::new();
+        self.segments.insert(id, Leased { reader, returned, pins, user, writer_lives: true, files, streams });
         Ok(Some(id))
     }
 
@@ -196,6 +224,7 @@ impl Store {
             Found::InFile { number, bytes } => leased.files.place(number, bytes, now_ms())?,
         };
         *leased.pins.entry(reference.payload.slot).or_default() += 1;
+        leased.is_read(reference.payload.slot, now_ms());
         Some(place)
     }
 
@@ -213,11 +242,16 @@ impl Store {
 
     /// A share has come back, from somebody who needed this of the payload.
     pub fn give_back(&mut self, payload: &PayloadId, weight: Weight, touched: Touched) {
+        self.give_back_at(now_ms(), payload, weight, touched);
+    }
+
+    fn give_back_at(&mut self, now_ms: u64, payload: &PayloadId, weight: Weight, touched: Touched) {
         let Some(leased) = self.segments.get_mut(&payload.segment) else { return };
         let whole = Reference { payload: *payload, weight, offset: 0, length: 1 };
         if leased.reader.find(&whole).is_none() {
             return;
         }
+        leased.is_read(payload.slot, now_ms);
         let returned = leased.returned.entry(payload.slot).or_default();
         if returned.secret != payload.secret {
             *returned = Returned { secret: payload.secret, ..Returned::default() };
@@ -253,16 +287,16 @@ impl Store {
             if !self.is_closed {
                 leased.reader.seen(now_ms);
             }
-            let Leased { reader, pins, files, .. } = leased;
-            let ended = reader.used().filter(|used| {
-                let since_ms = files.last_of_use(used, lease_ms);
-                now_ms.saturating_sub(since_ms) > lease_ms && !pins.contains_key(&used.slot)
+            let ended = leased.reader.used().filter(|used| {
+                let since_ms = leased.last_of_use(used, lease_ms);
+                now_ms.saturating_sub(since_ms) > lease_ms && !leased.pins.contains_key(&used.slot)
             });
             let ended: Vec<u32> = ended.map(|used| used.slot).collect();
             for slot in ended {
                 leased.returned.remove(&slot);
                 leased.reader.free(slot);
             }
+            leased.streams.retain(|_, read_ms| now_ms.saturating_sub(*read_ms) <= lease_ms);
             leased.files.close_idle(&leased.reader, now_ms);
         }
         self.sweep();
@@ -286,5 +320,68 @@ impl Drop for Store {
     /// Programs that still write learn that nobody would get it.
     fn drop(&mut self) {
         self.segments.values().for_each(|leased| leased.reader.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::reference::Holder;
+    use crate::segment::Writer;
+
+    const LEASE_MS: u64 = 1_000;
+
+    fn store() -> (Store, Writer) {
+        let mut store = Store::new(Limits { lease_ms: LEASE_MS, ..Limits::default() });
+        let id = store.lease(1000).unwrap().unwrap();
+        let memory = SharedMemory::open(store.memory(id).unwrap().as_fd().try_clone_to_owned().unwrap()).unwrap();
+        (store, Writer::new(memory, Holder::named("be1"), id).unwrap())
+    }
+
+    fn put(writer: &mut Writer, stream: u64) -> Reference {
+        let reference = writer.put(&[IoSlice::new(&[7; 5000])]).unwrap();
+        writer.is_part(&reference, stream);
+        reference
+    }
+
+    fn is_there(store: &mut Store, reference: &Reference) -> bool {
+        let leased = &store.segments[&reference.payload.segment];
+        leased.reader.find(reference).is_some()
+    }
+
+    #[test]
+    fn what_is_read_slowly_waits_as_long_as_somebody_reads_on() {
+        let (mut store, mut writer) = store();
+        let slow: Vec<Reference> = (0..40).map(|_| put(&mut writer, 1)).collect();
+        let (left, alone) = (put(&mut writer, 2), put(&mut writer, 0));
+        let begun = now_ms();
+        for (turn, reference) in slow.iter().enumerate() {
+            // Each is read within a lease of the one before, in the end long after its own.
+            let now = begun + turn as u64 * LEASE_MS * 9 / 10;
+            store.expire(now);
+            let is_in_time = now < begun + LEASES_OF_COPY * LEASE_MS;
+            assert!(is_there(&mut store, reference) || !is_in_time, "number {turn}");
+            store.give_back_at(now, &reference.payload, Weight::WHOLE, Touched::default());
+            assert!(!is_there(&mut store, reference), "all of it has come back");
+        }
+        assert!(!is_there(&mut store, &left), "nobody reads that");
+        assert!(!is_there(&mut store, &alone), "that is a part of nothing");
+        assert!(store.segments.values().all(|leased| leased.streams.len() <= 1));
+    }
+
+    #[test]
+    fn a_stream_that_is_left_ends_a_lease_later() {
+        let (mut store, mut writer) = store();
+        let (first, second) = (put(&mut writer, 1), put(&mut writer, 1));
+        let begun = now_ms();
+        store.give_back_at(begun + LEASE_MS / 2, &first.payload, Weight::WHOLE, Touched::default());
+        store.expire(begun + LEASE_MS * 14 / 10);
+        assert!(is_there(&mut store, &second));
+        store.expire(begun + LEASE_MS * 16 / 10);
+        assert!(!is_there(&mut store, &second));
+        assert!(store.segments.values().all(|leased| leased.streams.is_empty()));
     }
 }

@@ -43,21 +43,27 @@ impl Store {
         &self.path
     }
 
-    /// Keeps a copy of some bytes. `None`: there is no room now; send them.
-    pub fn put(&self, bytes: &[IoSlice<'_>]) -> Option<Reference> {
+    /// Keeps a copy of some bytes, a part of what goes over the connection with that cookie. `None`: there is no room now; send
+    /// them.
+    pub fn put(&self, bytes: &[IoSlice<'_>], stream: u64) -> Option<Reference> {
         let mut leased = self.leased.lock();
-        leased.writer(&self.path)?.put(bytes)
+        let writer = leased.writer(&self.path)?;
+        let reference = writer.put(bytes)?;
+        writer.is_part(&reference, stream);
+        Some(reference)
     }
 
     /// Keeps a file's bytes from `from` on: by reference to the file, or a copy of some. `None`: there is no room now, or
     /// the file has nothing there.
-    pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize) -> Option<Reference> {
+    pub fn put_file(&self, file: BorrowedFd<'_>, from: u64, bytes: usize, stream: u64) -> Option<Reference> {
         let version = Version::of(file).ok().flatten();
         let mut leased = self.leased.lock();
         leased.writer(&self.path)?;
-        version
+        let reference = version
             .and_then(|version| leased.refer_to_file(file, &version, from, bytes.min(REFERRED_MAX)))
-            .or_else(|| leased.writer.as_mut()?.put_file(file, from, bytes.min(COPIED_MAX)))
+            .or_else(|| leased.writer.as_mut()?.put_file(file, from, bytes.min(COPIED_MAX)))?;
+        leased.writer.as_ref()?.is_part(&reference, stream);
+        Some(reference)
     }
 
     /// Asks to be told what becomes of a payload.

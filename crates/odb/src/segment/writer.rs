@@ -12,7 +12,7 @@ use siphasher::sip::SipHasher24;
 use super::files::{Files, Way};
 use super::{
     BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET,
-    SEEN_MS, SLOTS, STATE, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
+    SEEN_MS, SLOTS, STATE, STREAM, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
 };
 use crate::learnt::{Note, Report};
 use crate::place::Version;
@@ -149,7 +149,7 @@ impl Writer {
         self.made += 1;
         let secret = SipHasher24::new_with_key(&self.key).hash(&self.made.to_le_bytes());
         let slot_at = slot_at(slot);
-        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms())];
+        let fields = [(SECRET, secret), (OFFSET, place), (LENGTH, length), (BORN_MS, now_ms()), (STREAM, 0)];
         for (field, value) in fields.into_iter().chain(TOUCHED.map(|field| (field, UNKNOWN))) {
             self.memory.long(slot_at + field).store(value, Ordering::Relaxed);
         }
@@ -201,6 +201,14 @@ impl Writer {
         let slot = reference.payload.slot as usize;
         if reference.payload.segment == self.segment && slot < SLOTS {
             self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
+        }
+    }
+
+    /// A payload is a part of something, of which the store keeps all as long as somebody reads on.
+    pub fn is_part(&self, reference: &Reference, stream: u64) {
+        let slot = reference.payload.slot as usize;
+        if reference.payload.segment == self.segment && slot < SLOTS {
+            self.memory.long(slot_at(slot) + STREAM).store(stream, Ordering::Relaxed);
         }
     }
 

@@ -6,14 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::place::{Place, SentFile};
-use crate::segment::{FILES, Reader, Used};
+use crate::segment::{FILES, Reader};
 
 /// How long a file stays open that nothing refers to.
 const IDLE_MS: u64 = 5_000;
-/// What is in a file waits for a slow reader longer than a lease, as long as somebody reads that file: it takes no memory, and
-/// who sends a large file sends all of it at once. But what a reader lost when it crashed does not wait for ever.
-const LEASES: u64 = 60;
-
 #[derive(Debug)]
 struct Open {
     number: u32,
@@ -56,11 +52,9 @@ impl Files {
         Some(Place::of_file(&open.file, bytes.start, bytes.end - bytes.start))
     }
 
-    /// When a payload was last of use, for the end of its lease: not before its file was.
-    pub(super) fn last_of_use(&self, used: &Used, lease_ms: u64) -> u64 {
-        let open = used.file.and_then(|number| self.0.get(&(number % FILES)).filter(|open| open.number == number));
-        let used_ms = open.map_or(used.born_ms, |open| open.used_ms);
-        used_ms.clamp(used.born_ms, used.born_ms.saturating_add(lease_ms.saturating_mul(LEASES)))
+    /// When somebody last asked for some of a file.
+    pub(super) fn used_ms(&self, number: u32) -> Option<u64> {
+        self.0.get(&(number % FILES)).filter(|open| open.number == number).map(|open| open.used_ms)
     }
 
     /// Closes what nothing has referred to for a while.

@@ -9,11 +9,8 @@ use crate::connections::reading::{Read, Stop};
 use crate::connections::runtime::Runtime;
 use crate::system::kernel::{self, Errno, own};
 
-/// So much of what is in a socket is looked at: frames of many megabytes may be there, and who asks may do so a thousand times a
-/// second. Whoever has read what it was told of asks again.
-const LOOKED_AT_BYTES: usize = 64 << 10;
-
-/// Bytes that the program could read now. It may go by what this says and read no more, so a read that takes the last of
+/// Bytes that the program could read now: all of them, because one that reads more than it was told of takes it for new, and waits for the
+/// kernel to tell it of what is behind (nginx, where it waits for edges). It may go by what this says and read no more, so a read that takes the last of
 /// them takes what is behind them, too ([`Read::tidy`]).
 pub fn available(runtime: &'static Runtime, fd: RawFd, place: u32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
@@ -48,7 +45,7 @@ fn look(mut read: Read<'_>) -> Result<usize, Errno> {
         Err(Stop::Plain) => return Ok(there),
         Err(Stop::Failed(errno)) => return Err(errno),
     }
-    let mut bytes = vec![0; there.min(LOOKED_AT_BYTES)];
+    let mut bytes = vec![0; there];
     let seen = match kernel::receive(fd, &own(&mut bytes), libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(seen) => &bytes[..seen],
         Err(libc::EAGAIN) => return Ok(0),

@@ -54,6 +54,11 @@ impl<'a> Message<'a> {
         Self { runtime, connection, fd, said: connection.said(), looked: false, real: 0, probes: 0 }
     }
 
+    /// What all payloads that go over the connection are parts of.
+    pub fn stream(&self) -> u64 {
+        self.connection.cookie()
+    }
+
     /// Whether nothing of the message has gone before this write.
     pub fn begins(&self) -> bool {
         self.said.bytes == 0

@@ -273,7 +273,7 @@ fn present(runtime: &Runtime, memory: &[iovec], frames: &mut Frames, message: &m
             };
             let (head, body) = split(&now, telling.head);
             let (body, tail) = split(&body, length(&body) - telling.tail);
-            let Some(reference) = runtime.store.put(&slices(&body)) else { break };
+            let Some(reference) = runtime.store.put(&slices(&body), message.stream()) else { break };
             message.stored(&reference, &telling);
             real(head, frames);
             frames.push(Frame::Stored(reference));
@@ -509,7 +509,7 @@ impl<'a> Write<'a> {
             return Ok(());
         }
         let most = if telling.probe { COPIED_MAX } else { bytes };
-        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(most));
+        let stored = self.runtime.store.put_file(file, from + head as u64, (bytes - head).min(most), message.stream());
         match stored {
             Some(reference) => {
                 message.stored(&reference, &telling);

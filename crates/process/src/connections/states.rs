@@ -406,6 +406,11 @@ impl<'a> Connection<'a> {
         self.whereabouts().store(CAME, Ordering::Release);
     }
 
+    /// The socket's (SO_COOKIE).
+    pub fn cookie(&self) -> u64 {
+        self.table.long(self.at + COOKIE).load(Ordering::Relaxed)
+    }
+
     #[inline]
     pub fn receiving(&self) -> Receiving {
         self.load(RECEIVING)

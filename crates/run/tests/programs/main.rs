@@ -18,6 +18,7 @@ mod processes;
 mod scarce;
 mod signals;
 mod silent;
+mod slow;
 mod stores;
 mod strangers;
 mod tls;
