@@ -17,26 +17,26 @@ thread_local! {
 pub fn is_own(address: usize) -> bool {
     let here = 0u8;
     let from = &raw const here as usize;
-    let own = own();
+    let Some(own) = own() else { return address >= from };
     own.contains(&address) || !own.contains(&from) && (from..from.saturating_add(OTHER_BYTES)).contains(&address)
 }
 
-fn own() -> Range<usize> {
+/// `None`: the kernel does not say (in another root directory, without /proc). Then all above is taken for it.
+fn own() -> Option<Range<usize>> {
     let (start, end) = OWN.get();
     if end != 0 {
-        return start..end;
+        return Some(start..end);
     }
     let mut attributes = MaybeUninit::uninit();
     let (mut start, mut bytes) = (std::ptr::null_mut(), 0);
     // SAFETY: filled by the first call, where it succeeds, read by the second and ended by the third.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
-            // Better no absent memory on this thread than a deadlock.
-            return 0..usize::MAX;
+            return None;
         }
         libc::pthread_attr_getstack(attributes.as_ptr(), &mut start, &mut bytes);
         libc::pthread_attr_destroy(attributes.as_mut_ptr());
     }
     OWN.set((start as usize, start as usize + bytes));
-    start as usize..start as usize + bytes
+    Some(start as usize..start as usize + bytes)
 }
