@@ -15,6 +15,7 @@ const SAMPLE: &[(Part, Manner)] = &[
     (Part::Disk, Manner::Slow),
     (Part::Link, Manner::Blackholed),
     (Part::Intermediate, Manner::Slow),
+    (Part::HolderStore, Manner::Stopped),
 ];
 
 #[test]

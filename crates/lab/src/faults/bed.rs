@@ -56,6 +56,9 @@ pub(crate) fn files() -> Vec<(String, u64)> {
 const SHORTCUTS: &str = "servers.shortcuts";
 const RECEIVED_ABSENT: &str = "store.by_program.nginx.received_absent";
 
+/// A process tries again a second after an attempt to reach a store that it has lost. Until then what comes by reference to that
+/// store's bodies is cut short.
+const STORE_SETTLES: Duration = Duration::from_secs(3);
 /// Nobody waits for so long.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
@@ -106,6 +109,8 @@ pub struct Bed<'lab> {
     directory: PathBuf,
     /// What the frontend's agent counts only where all works.
     counter: &'static str,
+    /// So long after a repair a response may still be cut short.
+    settles: Duration,
     /// The same files on a disk that may fail, once that is needed: below [`DISK`].
     disk: Option<Disk>,
     /// While a fault lasts that has used them up.
@@ -135,9 +140,12 @@ impl<'lab> Bed<'lab> {
     /// When a part does not start, or the service does not work.
     pub fn start_with(lab: &'lab Lab, files: Vec<(String, u64)>, options: Options) -> Result<Self> {
         let directory = lab.files(&files)?;
-        let counter = if options.on_demand.is_some() { RECEIVED_ABSENT } else { SHORTCUTS };
+        let (counter, settles) = match options.on_demand {
+            Some(_) => (RECEIVED_ABSENT, STORE_SETTLES),
+            None => (SHORTCUTS, Duration::ZERO),
+        };
         let service = Service::start(lab, &directory, options)?;
-        let bed = Self { lab, service, files, directory, counter, disk: None, taken_ports: Vec::new() };
+        let bed = Self { lab, service, files, directory, counter, settles, disk: None, taken_ports: Vec::new() };
         bed.wait_until_it_works()?;
         Ok(bed)
     }
@@ -226,11 +234,11 @@ impl<'lab> Bed<'lab> {
 
     /// Waits until new responses on both ways are shortcuts, or come absent. All are to be whole.
     fn wait_until_it_works(&self) -> Result<()> {
-        let deadline = Instant::now() + RECOVERY_LIMIT;
+        let (began, deadline) = (Instant::now(), Instant::now() + RECOVERY_LIMIT);
         let mut missing: BTreeSet<&str> = ["/t/", "/other/"].into();
         loop {
             for way in missing.clone() {
-                if self.is_counted(way)? {
+                if self.is_counted(way, began)? {
                     missing.remove(way);
                 }
             }
@@ -247,7 +255,7 @@ impl<'lab> Bed<'lab> {
         }
     }
 
-    fn is_counted(&self, way: &str) -> Result<bool> {
+    fn is_counted(&self, way: &str, began: Instant) -> Result<bool> {
         let long_enough = |file: &&(String, u64)| file.1 >= ALONE_LENGTH;
         let (file, size) = self.files.iter().find(long_enough).context("no file is long enough for a shortcut")?;
         let count = || Ok::<_, anyhow::Error>(self.service.stats(self.frontend())?.count(self.counter));
@@ -255,6 +263,9 @@ impl<'lab> Bed<'lab> {
         let mut client = Client::connect(self.lab.client(), self.server(), None)?;
         client.ask(&format!("{way}{file}"), file, *size);
         let ending = client.finish(RECOVERY_LIMIT)?;
+        if ending != Ending::Whole && began.elapsed() < self.settles {
+            return Ok(false);
+        }
         ensure!(ending == Ending::Whole, "{way}{file} once the service works: {ending}{}", self.service.explain());
         Ok(count()? > before)
     }
