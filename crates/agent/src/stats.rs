@@ -144,8 +144,8 @@ fn add(sum: &mut [u64; COUNTERS], values: &[u64; COUNTERS]) {
     }
 }
 
-/// Of the absent bytes that a program has sent on or had to have: the part that it has sent on without having it. What it sends
-/// many times (a cache) counts each time.
+/// How much of the absent bytes that a program has sent on or had to have it has sent on without having them. Bytes that it sends
+/// many times (a cache) count each time.
 fn bypassed_percent(counts: &[u64; COUNTED.len()]) -> u64 {
     let of = |one: Counted| counts[one as usize];
     let passed_on = of(Counted::PassedOn).saturating_add(of(Counted::HandedOff)).saturating_sub(of(Counted::TakenBack));

@@ -17,16 +17,9 @@ use crate::wire::Wire;
 use shunt_testbed::{LabId, labs, remove_leftovers};
 
 /// A command was told something that makes no sense, in words that say what would.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct WrongUse(pub String);
-
-impl std::fmt::Display for WrongUse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for WrongUse {}
 
 /// Fails where a command was told nonsense.
 ///

@@ -17,7 +17,7 @@ mod step;
 mod table;
 
 pub use bed::{Bed, TIMEOUT, Way, build_lab};
-pub(crate) use bed::{DISK, LONG_FILE, QUEUED_FILE, files, settings};
+pub(crate) use bed::{DISK, LONG_FILE, QUEUED_FILE, files, settings, ways};
 pub use cell::{Outcome, run};
 pub use client::Client;
 pub use command::{Faults, run_cells};

@@ -71,7 +71,8 @@ const BORN_MS: usize = 32;
 /// What was needed of the payload: written by the store before RETURNED. [`UNKNOWN`]: not said.
 const TOUCHED: [usize; 2] = [40, 48];
 const UNKNOWN: u64 = u64::MAX;
-/// Of what the payload is a part, as a number of its writer's: whoever reads it slowly shows that by its other parts. 0: of nothing.
+/// The stream that the payload is a part of, as a number of its writer's: who reads a stream slowly shows that by its other parts.
+/// 0: it is a part of none.
 const STREAM: usize = 56;
 
 const FREE: u32 = 0;
@@ -109,7 +110,7 @@ pub struct Used {
     pub born_ms: u64,
     /// The file that the payload is in.
     pub file: Option<u32>,
-    /// Of what it is a part; 0: of nothing.
+    /// The stream that it is a part of; 0: none.
     pub stream: u64,
 }
 
@@ -159,7 +160,7 @@ impl Reader {
         Some(Used { slot, secret: field(SECRET), born_ms: field(BORN_MS), file, stream: field(STREAM) })
     }
 
-    /// Of what the payload in a slot is a part; 0: of nothing.
+    /// The stream that the payload in a slot is a part of; 0: none.
     #[must_use]
     pub fn stream(&self, slot: u32) -> u64 {
         self.slot(slot).map_or(0, |used| used.stream)

@@ -9,15 +9,15 @@ use zerocopy::IntoBytes;
 
 use crate::reference::Holder;
 
-/// Of so many holders at a time: one more takes another's place.
+/// Holders whose means are kept at a time: one more takes another's place.
 const PLACES: usize = 32;
-/// Until it is known.
+/// The mean of a holder of which nothing is known yet.
 const FIRST: u32 = 60;
-/// The newest counts as one of so many.
+/// The newest fetch counts as one of so many.
 const OF: u32 = 8;
 /// It counts as so many means at most: who did not run for a while, or made a connection first, has not waited for bytes alone.
 const MOST: u32 = 8;
-/// What a mean is at most.
+/// The longest mean that is kept.
 const LONGEST: u32 = 4 * 100_000;
 /// As in [`crate::learnt`]: a page is copied in a microsecond.
 const BYTES_A_QUARTER: u64 = 1024;
@@ -38,7 +38,7 @@ impl Times {
         let mean = if known as u32 == which && known != 0 { (known >> 32) as u32 } else { FIRST };
         let newest = quarters.clamp(1, mean.saturating_mul(MOST));
         let mean = ((mean * (OF - 1)).saturating_add(newest) / OF).clamp(1, LONGEST);
-        // Of two threads at a time one is forgotten.
+        // Where two threads tell it at a time, one of them is forgotten.
         place.store(u64::from(mean) << 32 | u64::from(which), Ordering::Relaxed);
         mean
     }

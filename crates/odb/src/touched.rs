@@ -14,7 +14,7 @@ pub struct Touched {
     pub end: u32,
     /// Bytes that were fetched.
     pub bytes: u32,
-    /// What the fetches took besides the copying, in quarters of a microsecond ([`crate::times`]).
+    /// The time that the fetches took besides the copying, in quarters of a microsecond ([`crate::times`]).
     pub waited: u32,
 }
 

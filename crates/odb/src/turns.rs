@@ -24,7 +24,7 @@ struct Roles<K, V> {
     is_led: bool,
     is_tended: bool,
     tended: Instant,
-    /// Those whom a thread waits for, and what came for each meanwhile.
+    /// Everybody whom a thread waits for, and what came for each meanwhile.
     slow: HashMap<K, Vec<V>>,
 }
 

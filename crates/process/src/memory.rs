@@ -81,7 +81,7 @@ pub struct Memory {
     tend: fn(),
     state: Lock<State>,
     pub holders: Holders,
-    pub times: Times,
+    times: Times,
     pub scratch: Scratch,
     pub returns: Arc<Returns>,
     recent: Lock<Weak<Hold>>,
@@ -362,10 +362,13 @@ impl Memory {
                 return Ok(());
             }
             count(Counted::Fetched, pieces.iter().map(|piece| piece.addresses.len()).sum());
-            let needed = pieces.iter().filter(|_| needed);
-            needed.clone().for_each(|piece| piece.hold.touch(piece.offset, piece.addresses.len() as u64));
+            if needed {
+                pieces.iter().for_each(|piece| piece.hold.touch(piece.offset, piece.addresses.len() as u64));
+            }
             let waited = self.fetch_pieces(&pieces, &|| ())?;
-            needed.for_each(|piece| piece.hold.waited(waited));
+            if needed {
+                pieces.iter().for_each(|piece| piece.hold.waited(waited));
+            }
             drop(pieces);
             self.return_shares();
         }
@@ -411,6 +414,16 @@ impl Memory {
             }
         }
         some
+    }
+
+    /// Fetches the bytes of a reference into memory of ours: how long that took ([`Times`]).
+    ///
+    /// # Errors
+    /// They cannot be had.
+    pub fn fetch(&self, reference: &Reference, into: &mut [u8]) -> Result<u32, FetchError> {
+        let began = Instant::now();
+        self.holders.fetch(reference, into)?;
+        Ok(self.times.took(&reference.payload.holder, began.elapsed(), reference.length))
     }
 
     /// Fetches what pieces stand for, and fills their addresses, where they still stand for it: how long that takes for each of
@@ -508,9 +521,10 @@ impl Memory {
             count(Counted::Faults, 1);
             count(Counted::FetchedByFault, piece.addresses.len());
             piece.hold.touch(piece.offset, piece.addresses.len() as u64);
-            let hold = Arc::clone(&piece.hold);
-            let served = self.fetch_pieces(&[piece], tell).map(|waited| hold.waited(waited + FAULT_QUARTERS));
-            drop(hold);
+            let pieces = [piece];
+            let served = self.fetch_pieces(&pieces, tell);
+            let served = served.map(|waited| pieces[0].hold.waited(waited + FAULT_QUARTERS));
+            drop(pieces);
             // Once the page is there, whoever waited goes on, and may wait for us to read what it does to its memory.
             if served.is_err() || !blocks::contains(page) || blocks::state(page) != blocks::PageState::Missing {
                 let _ = faults.wake(whole);

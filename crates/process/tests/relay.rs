@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bed::connections::{Socket, connected, negotiate};
-use bed::process;
+use bed::{Random, byte, process};
 use rustix::net::{Shutdown, sockopt};
 use shunt_process::connections::{receive, send};
 use shunt_process::forks;
@@ -24,21 +24,6 @@ const LONG: usize = 64 << 20;
 const SHORT: usize = 1 << 20;
 /// Nothing is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The byte at a place of a stream.
-fn byte(at: usize) -> u8 {
-    (at.wrapping_mul(0x9e37_79b1) >> 13) as u8
-}
-
-/// Pseudo-random, from a seed that is printed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
-}
 
 /// A block of malloc, with room for a part of a stream at any place in it.
 struct Block {

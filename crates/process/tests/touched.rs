@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use bed::process;
+use bed::{Random, process};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use shunt_process::memory::outside::{self, AT_ONCE};
 use shunt_process::memory::{blocks, has_threads};
@@ -25,16 +25,6 @@ struct Shared {
     begun: [AtomicU8; PAGES],
     done: [AtomicU8; PAGES],
     over: AtomicBool,
-}
-
-/// Pseudo-random, from a seed that is printed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
 }
 
 impl Shared {

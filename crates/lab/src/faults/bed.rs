@@ -9,7 +9,7 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -63,18 +63,22 @@ const STORE_SETTLES: Duration = Duration::from_secs(3);
 const RECOVERY_LIMIT: Duration = Duration::from_secs(20);
 
 fn locations(lab: &Lab, host: &Host) -> String {
+    ways(lab, host, |second| way("/plain/", second, "            shunt off;\n"))
+}
+
+/// What leads to either backend; `more`, which is told of the second, for the frontend alone.
+pub(crate) fn ways(lab: &Lab, host: &Host, more: impl FnOnce(Ipv4Addr) -> String) -> String {
     let backend = |number: usize| lab.hosts_of(Role::Backend).nth(number).map(Host::address);
     let (Some(first), Some(second)) = (backend(0), backend(1)) else { return String::new() };
-    let way = |path: &str, to: std::net::Ipv4Addr, more: &str| {
-        format!(
-            "        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}{more}        }}\n"
-        )
-    };
     match host.role() {
-        Role::Frontend => way("/other/", second, "") + &way("/plain/", second, "            shunt off;\n"),
+        Role::Frontend => way("/other/", second, "") + &more(second),
         Role::Intermediate => way("/t/", first, ""),
         _ => String::new(),
     }
+}
+
+fn way(path: &str, to: Ipv4Addr, more: &str) -> String {
+    format!("        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}{more}        }}\n")
 }
 
 /// Who else downloads while a fault is there, and how far from it.
@@ -107,7 +111,7 @@ pub struct Bed<'lab> {
     /// By name and size.
     files: Vec<(String, u64)>,
     directory: PathBuf,
-    /// What the frontend's agent counts only where all works.
+    /// The counter of the frontend's agent that grows only where all works.
     counter: &'static str,
     /// So long after a repair a response may still be cut short.
     settles: Duration,

@@ -114,7 +114,7 @@ impl Part {
             (Self::Disk, Manner::Stopped | Manner::Slow) => &["/t/", "/other/", "/plain/"],
             // What this frontend hands off goes through its agent.
             (Self::FrontendAgent, _) => &["/plain/"],
-            // What this frontend fetches comes by its agent.
+            // The bodies that this frontend fetches come by its agent.
             (Self::ReaderStore, _) => &["/own/"],
             _ if self.is_on_demand() => &["/other/", "/own/"],
             _ => &["/other/", "/plain/"],

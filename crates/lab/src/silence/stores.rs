@@ -9,10 +9,9 @@
 
 use anyhow::Result;
 
-use crate::faults::{Bed, files, settings};
-use crate::host::{Host, Role};
+use crate::faults::{Bed, files, settings, ways};
+use crate::host::Host;
 use crate::lab::Lab;
-use crate::nginx::PROXY_SETTINGS;
 use crate::service::{OnDemand, Options, Settings};
 
 /// Starts it, with the hosts, files and timeouts of the other rows.
@@ -22,21 +21,13 @@ pub(super) fn start(lab: &Lab) -> Result<Bed<'_>> {
     Bed::start_with(lab, files(), Options { on_demand: Some(OnDemand::default()), settings, ..Options::default() })
 }
 
-/// What connects while there is no session takes no references as long as it is open: so it is not open for long.
+/// A connection that is made while there is no session takes no references as long as it is open: so none is open for long.
 fn with_short_connections(_: &Host, text: String) -> String {
     text.replace("keepalive_requests 1000000000;", "keepalive_requests 20;")
 }
 
 fn locations(lab: &Lab, host: &Host) -> String {
-    let backend = |number: usize| lab.hosts_of(Role::Backend).nth(number).map(Host::address);
-    let (Some(holder), Some(other)) = (backend(0), backend(1)) else { return String::new() };
-    let way = |path: &str, to: std::net::Ipv4Addr| {
-        format!("        location {path} {{\n            proxy_pass http://{to}:80/;\n{PROXY_SETTINGS}        }}\n")
-    };
-    let own = || format!("        location /own/ {{\n            alias {}/;\n        }}\n", lab.files_dir().display());
-    match host.role() {
-        Role::Frontend => way("/other/", other) + &own(),
-        Role::Intermediate => way("/t/", holder),
-        _ => String::new(),
-    }
+    ways(lab, host, |_| {
+        format!("        location /own/ {{\n            alias {}/;\n        }}\n", lab.files_dir().display())
+    })
 }

@@ -196,26 +196,29 @@ impl Writer {
         None
     }
 
+    /// The slot of a payload, if it is in this segment.
+    fn own_slot(&self, payload: &PayloadId) -> Option<usize> {
+        let slot = payload.slot as usize;
+        (payload.segment == self.segment && slot < SLOTS).then_some(slot)
+    }
+
     /// Takes back what never left this process.
     pub fn withdraw(&mut self, reference: &Reference) {
-        let slot = reference.payload.slot as usize;
-        if reference.payload.segment == self.segment && slot < SLOTS {
+        if let Some(slot) = self.own_slot(&reference.payload) {
             self.memory.word(slot_at(slot) + STATE).store(RETURNED, Ordering::Release);
         }
     }
 
-    /// A payload is a part of something, of which the store keeps all as long as somebody reads on.
+    /// A payload is a part of a stream, of which the store keeps all as long as somebody reads on.
     pub fn is_part(&self, reference: &Reference, stream: u64) {
-        let slot = reference.payload.slot as usize;
-        if reference.payload.segment == self.segment && slot < SLOTS {
+        if let Some(slot) = self.own_slot(&reference.payload) {
             self.memory.long(slot_at(slot) + STREAM).store(stream, Ordering::Relaxed);
         }
     }
 
     /// Asks to be told what becomes of a payload ([`Self::reports`]).
     pub fn note(&mut self, reference: &Reference, note: Note) {
-        let slot = reference.payload.slot as usize;
-        if reference.payload.segment == self.segment && slot < SLOTS {
+        if let Some(slot) = self.own_slot(&reference.payload) {
             self.notes[slot] = Some((u32::try_from(reference.length).unwrap_or(u32::MAX), note));
             self.noted.push_back(slot);
         }

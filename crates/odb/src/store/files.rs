@@ -10,6 +10,7 @@ use crate::segment::{FILES, Reader};
 
 /// How long a file stays open that nothing refers to.
 const IDLE_MS: u64 = 5_000;
+
 #[derive(Debug)]
 struct Open {
     number: u32,

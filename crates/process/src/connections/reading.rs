@@ -4,7 +4,6 @@
 use std::cell::Cell;
 use std::ops::Range;
 use std::os::fd::RawFd;
-use std::time::Instant;
 
 use libc::iovec;
 use shunt_odb::frame::{Beginning, HEADER_BYTES, PREAMBLE, Receiving, Took, Want};
@@ -520,10 +519,9 @@ impl<'a> Read<'a> {
     /// The first bytes of a reference, in memory of our own.
     pub fn fetched(&self, reference: &Reference, bytes: u64) -> Result<Vec<u8>, Stop> {
         let mut into = vec![0; bytes as usize];
-        let (memory, began) = (&self.runtime.memory, Instant::now());
-        let fetched = memory.holders.fetch(&Reference { length: bytes, ..*reference }, &mut into);
-        let waited = memory.times.took(&reference.payload.holder, began.elapsed(), bytes);
+        let waited = self.runtime.memory.fetch(&Reference { length: bytes, ..*reference }, &mut into);
+        let waited = waited.map_err(|_| Stop::Failed(libc::ECONNRESET))?;
         self.waited.set(self.waited.get().saturating_add(waited));
-        fetched.map(|()| into).map_err(|_| Stop::Failed(libc::ECONNRESET))
+        Ok(into)
     }
 }

@@ -4,7 +4,6 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use libc::iovec;
 use shunt_odb::hold::Hold;
@@ -124,9 +123,7 @@ impl<'a> Fetched<'a> {
             };
             count(Counted::Fetched, reference.length as usize);
             let mut bytes = memory.scratch.buffer(reference.length as usize);
-            let began = Instant::now();
-            memory.holders.fetch(&reference, &mut bytes).ok()?;
-            share.waited(memory.times.took(&reference.payload.holder, began.elapsed(), reference.length));
+            share.waited(memory.fetch(&reference, &mut bytes).ok()?);
             fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
             fetched.ours.push((fetched.iov.len() - 1, parts, bytes));
         }

@@ -69,7 +69,22 @@ impl Process {
     }
 }
 
-/// Bytes that repeat nowhere nearby.
+/// The byte at a place of a stream: they repeat nowhere nearby.
+pub fn byte(at: usize) -> u8 {
+    (at.wrapping_mul(0x9e37_79b1) >> 13) as u8
+}
+
+/// So many of them, and others for each seed.
 pub fn body(seed: u8, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ seed).collect()
+    (0..bytes).map(|at| byte(at) ^ seed).collect()
+}
+
+/// Pseudo-random, from a seed that is printed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
 }
