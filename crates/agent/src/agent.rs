@@ -415,6 +415,7 @@ impl Agent {
         self.tend_served();
         self.tend_reaching();
         self.tend_ends();
+        self.tend_sources();
         self.tend_losses();
         if let Some(frontend) = &mut self.frontend {
             frontend.tend(self.now, self.counts.handoffs);

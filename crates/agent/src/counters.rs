@@ -93,6 +93,11 @@ pub(crate) const STORE: &[(&str, bool, &str)] = &[
         true,
         "addresses now that peers have named as those of their programs: only with these, and within this machine, do connections carry references",
     ),
+    (
+        "peer_sources",
+        true,
+        "stores now that peers have named as those that their programs can fetch from, counted for each peer: references to others are not passed on to them",
+    ),
     ("unreached", false, "connections to other machines' stores that programs of this machine did not get"),
 ];
 

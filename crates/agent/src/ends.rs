@@ -149,13 +149,15 @@ impl EndsOfPeers {
         self.settle();
     }
 
-    fn tend(&mut self, now: Instant) {
+    /// True: somebody has named other addresses.
+    fn tend(&mut self, now: Instant) -> bool {
         let due = |session: &mut Session| session.waiting.take_if(|_| session.heard_again <= now);
         let named: Vec<_> =
             self.sessions.iter_mut().filter_map(|(peer, session)| Some((*peer, due(session)?))).collect();
-        for (peer, addresses) in named {
-            self.name(peer, &addresses, now);
+        for (peer, addresses) in &named {
+            self.name(*peer, addresses, now);
         }
+        !named.is_empty()
     }
 
     fn settle(&mut self) {
@@ -178,6 +180,15 @@ impl EndsOfPeers {
     fn own(&self) -> Addresses {
         let all = if self.configured.is_empty() { &self.owners.this } else { &self.configured };
         Addresses::of(&all.iter().copied().filter(|address| is_usable(*address)).collect::<Vec<_>>())
+    }
+
+    /// Whose each address is: a peer's, or, `None`, this machine's.
+    pub(crate) fn owned(&self) -> Vec<(IpAddr, Option<usize>)> {
+        let peer = |owner: &Owner| match owner {
+            Owner::This => None,
+            Owner::Peer(peer) => Some(*peer),
+        };
+        self.owners.owners.iter().map(|(address, owner)| (*address, peer(owner))).collect()
     }
 
     /// Addresses of peers that are known now.
@@ -222,12 +233,13 @@ impl Agent {
         if let Some(ends) = self.ends_with(peer) {
             ends.name(peer, addresses, now);
         }
+        self.open_source(peer);
     }
 
     /// Peers that have named addresses too often are heard again.
     pub(crate) fn tend_ends(&mut self) {
-        if let Some(store) = &mut self.store {
-            store.ends.tend(self.now);
+        if self.store.as_mut().is_some_and(|store| store.ends.tend(self.now)) {
+            self.settle_sources();
         }
     }
 
@@ -237,6 +249,7 @@ impl Agent {
         let Some(addresses) = store.new_addresses() else { return };
         store.ends.set_own(&addresses);
         let own = store.ends.own();
+        self.settle_sources();
         for peer in 0..self.peers.len() {
             if self.ends_with(peer).is_some()
                 && let Some(session) = self.peers[peer].session()

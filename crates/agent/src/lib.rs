@@ -48,6 +48,7 @@ mod routes;
 pub mod seccomp;
 mod servers;
 mod serving;
+mod sources;
 mod speaks_for;
 mod stats;
 mod steer;

@@ -303,6 +303,10 @@ impl Agent {
                 self.on_addresses(index, &addresses);
                 Ok(())
             }
+            (Frame::Sources(sources), true) => {
+                self.on_sources(index, &sources);
+                Ok(())
+            }
             (Frame::Delivered(word), true) => {
                 self.on_delivered(index, &word);
                 Ok(())
@@ -389,6 +393,7 @@ impl Agent {
         }
         let _ = self.board.lost(index);
         self.end_ends(index);
+        self.end_sources(index);
         self.watch_regions(Some(index as u32));
         self.peers[index].hearing.forget_questions();
         self.forget_waiting(|of| of.peer == index as u32);

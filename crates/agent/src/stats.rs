@@ -279,6 +279,7 @@ impl Agent {
             "full": value(&counters.full),
             "unreached": self.counts.stores_unreached,
             "peer_addresses": store.ends.of_peers(),
+            "peer_sources": store.sources.of_peers(),
             "by_program": programs_stats(&store.usage.lock()),
         })
     }

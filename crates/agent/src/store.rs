@@ -28,6 +28,7 @@ use crate::own_addresses::{self, OwnAddresses};
 use crate::packets::{self, Place};
 use crate::poll::{Interest, Poll, Source};
 use crate::privileges;
+use crate::sources::SourcesOfPeers;
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +95,7 @@ pub(crate) struct Store {
     pub(crate) holder: Holder,
     pub(crate) config: StoreConfig,
     pub(crate) ends: EndsOfPeers,
+    pub(crate) sources: SourcesOfPeers,
     /// This machine's addresses as they were read at the start, until changes are heard of.
     own_addresses: Vec<IpAddr>,
     changes: Option<OwnAddresses>,
@@ -149,9 +151,11 @@ impl Store {
         let (give, wishes) = channel();
         let link = Link { callers, wishes: give, wake: Arc::clone(&wake) };
         let holder = Holder::named(&config.name);
-        let (server, orders) = Server::new(limits(store), programs, holder, link)?;
+        let (server, orders, known) = Server::new(limits(store), programs, holder, link)?;
         let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         let server = Some(server);
+        let mut sources = SourcesOfPeers::new(known, holder);
+        sources.settle(&ends.owned(), &[]);
         Ok(Self {
             orders,
             counters,
@@ -160,6 +164,7 @@ impl Store {
             holder,
             config: store.clone(),
             ends,
+            sources,
             own_addresses,
             changes: None,
             wishes,

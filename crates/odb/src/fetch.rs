@@ -25,6 +25,7 @@ use crate::hold::Returns;
 use crate::place::SentFile;
 use crate::reference::{Holder, PayloadId, Reference};
 use crate::segment::{Mapped, now_ms};
+use crate::sources::{End, Sources};
 use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
 use introducers::{Introducers, Pool};
@@ -157,6 +158,13 @@ impl Holders {
         self.0.reach_for(reference)
     }
 
+    /// Whether programs at that end can fetch from that store: else it gets bytes. Asks this machine's store the first time, and
+    /// once a second where that does not say.
+    #[must_use]
+    pub fn is_source(&self, end: End, store: &Holder) -> bool {
+        self.0.sources().is_some_and(|sources| sources.have(end, store))
+    }
+
     /// Fetches the bytes of a reference, all of them: `into` is as long as the reference.
     ///
     /// # Errors
@@ -278,6 +286,28 @@ impl Shared {
         Ok(mapped)
     }
 
+    fn sources(self: &Arc<Self>) -> Option<Arc<Sources>> {
+        {
+            let mut local = self.own.lock();
+            if let Some(sources) = local.sources.as_ref().filter(|sources| sources.are_kept()) {
+                return Some(Arc::clone(sources));
+            }
+            let now_ms = now_ms();
+            if local.sources_asked_ms != 0 && now_ms < local.sources_asked_ms + ASK_AGAIN_MS {
+                return None;
+            }
+            local.sources_asked_ms = now_ms;
+        }
+        let sources = self.ask(Connection::sources).ok().flatten().map(Arc::new);
+        self.own.lock().sources.clone_from(&sources);
+        sources
+    }
+
+    /// How often the holder has come to be this machine's source.
+    fn came(self: &Arc<Self>, holder: &Holder) -> u64 {
+        self.sources().map_or(0, |sources| sources.came(holder))
+    }
+
     /// Asks the store of this machine.
     fn ask<T>(self: &Arc<Self>, question: impl FnOnce(&Connection) -> io::Result<T>) -> Result<T, NoAnswer> {
         let (answer, is_new) = self.own.ask(|| self.open(), question);
@@ -296,6 +326,7 @@ impl Shared {
         let holder = reference.payload.holder;
         let way = self.way(holder);
         let make = || self.begin(Task::Reach(holder, Arc::clone(&way)));
+        way.came(self.came(&holder));
         way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
     }
 
@@ -307,6 +338,7 @@ impl Shared {
         let Some(about) = batch.first().map(|wanted| wanted.reference) else { return Ok(()) };
         let holder = about.payload.holder;
         let way = self.way(holder);
+        way.came(self.came(&holder));
         let reach = || Task::Reach(holder, Arc::clone(&way));
         let mut broken = io::ErrorKind::NotConnected.into();
         for turn in 0..=RETRIES {

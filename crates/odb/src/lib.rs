@@ -9,6 +9,7 @@
 //! * [`place`]: a range of memory or of a file, where the bytes of a reference are;
 //! * [`segment`], [`store`], [`fetch`]: where the bytes are kept, who serves them, and how they are had;
 //! * [`states`]: memory for the states of connections;
+//! * [`sources`]: which machines' programs can fetch from which stores;
 //! * [`link`]: how a program has other machines send to its clients;
 //! * [`channel`], [`records`]: what readers and stores speak over, encrypted between machines.
 //!
@@ -27,6 +28,7 @@ pub mod place;
 pub mod records;
 pub mod reference;
 pub mod segment;
+pub mod sources;
 pub mod states;
 pub mod store;
 pub mod times;

@@ -66,6 +66,18 @@ impl Holder {
     }
 }
 
+impl From<[u8; 16]> for Holder {
+    fn from(digest: [u8; 16]) -> Self {
+        Self(digest)
+    }
+}
+
+impl From<Holder> for [u8; 16] {
+    fn from(holder: Holder) -> Self {
+        holder.0
+    }
+}
+
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "store {:08x}", u128::from_be_bytes(self.0) >> 96)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use shunt_odb::learnt::{Note, Report};
 use shunt_odb::place::Version;
-use shunt_odb::reference::Reference;
+use shunt_odb::reference::{Holder, Reference};
 use shunt_odb::segment::{Writer, now_ms};
 use shunt_odb::store::client::{Connection, QUICK};
 
@@ -41,6 +41,11 @@ impl Store {
     /// The store's socket.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whose store it is, where something can be left in it. `None`: there is no room now, or no store; send bytes.
+    pub fn holder(&self) -> Option<Holder> {
+        self.leased.lock().writer(&self.path).map(|writer| writer.holder())
     }
 
     /// Keeps a copy of some bytes, a part of what goes over the connection with that cookie. `None`: there is no room now; send

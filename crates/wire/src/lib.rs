@@ -5,6 +5,7 @@
 //! * [`parts`]: what a handoff without an offer is of.
 //! * [`peer`]: between two agents.
 //! * [`prefixes`]: as which servers a backend sends payloads.
+//! * [`sources`]: the stores that a machine's programs can fetch from.
 //! * [`trace`]: which request of a client's something belongs to.
 //! * [`tag`]: the proof that an offer was made for this request, by this backend, with this length.
 //! * [`tls`]: TLS 1.3 records, as far as two tiers have to agree on them.
@@ -16,6 +17,7 @@ pub mod local;
 pub mod parts;
 pub mod peer;
 pub mod prefixes;
+pub mod sources;
 pub mod tag;
 pub mod tls;
 pub mod trace;

@@ -21,12 +21,13 @@ use crate::addresses::Addresses;
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
 use crate::prefixes::Prefixes;
+use crate::sources::Sources;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
 
 /// Of this protocol.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 /// First in HELLO and FETCH, so that a stray connection is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
@@ -60,6 +61,7 @@ pub mod kind {
     pub const DELIVERED: u16 = 29;
     pub const WITHDRAWN: u16 = 30;
     pub const ADDRESSES: u16 = 31;
+    pub const SOURCES: u16 = 32;
 }
 
 /// First in every frame.
@@ -416,6 +418,8 @@ pub enum Frame {
     SpeaksFor(Prefixes),
     /// The addresses of the sender's programs, whenever they have changed.
     Addresses(Addresses),
+    /// The stores that the sender's programs can fetch from, whenever they have changed.
+    Sources(Sources),
     Fetch(Fetch),
     Fetched(Fetched),
     Refused(Refused),
@@ -462,6 +466,7 @@ impl Frame {
             kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
             kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
             kind::ADDRESSES => Addresses::parse(body).map(Frame::Addresses),
+            kind::SOURCES => Sources::parse(body).map(Frame::Sources),
             kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
             kind::FETCHED => exactly(body).map(Frame::Fetched),
             kind::REFUSED => exactly(body).map(Frame::Refused),

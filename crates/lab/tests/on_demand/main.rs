@@ -9,6 +9,7 @@ mod program;
 mod refused;
 #[path = "../service/mod.rs"]
 mod service;
+mod sources;
 mod uploads;
 
 use std::time::Duration;

@@ -10,6 +10,7 @@ use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
 use crate::place::SentFile;
 use crate::reference::Holder;
 use crate::segment::{Mapped, now_ms};
+use crate::sources::Sources;
 use crate::store::client::Connection;
 
 /// Files of this machine that are open to be read.
@@ -30,6 +31,9 @@ pub(super) struct Local {
     pub(super) holder: Option<Holder>,
     /// By segment; `None`: this program may not.
     pub(super) mapped: HashMap<u32, Option<Arc<Mapped>>>,
+    /// Which machines' programs can fetch from which stores, and when the store was asked for that.
+    pub(super) sources: Option<Arc<Sources>>,
+    pub(super) sources_asked_ms: u64,
     /// By segment and number, and when it was last read.
     pub(super) files: HashMap<(u32, u32), (Arc<SentFile>, u64)>,
 }

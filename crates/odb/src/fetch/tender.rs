@@ -168,7 +168,7 @@ impl Shared {
     /// Waits for agents and stores, in a thread of its own where there can be one.
     fn attempt(self: &Arc<Self>, task: Task) {
         let done = match &task {
-            Task::Reach(_, way) if way.is_of_no_use(INTEREST) => return,
+            Task::Reach(_, way) if way.is_there() || way.is_of_no_use(INTEREST) => return,
             Task::Reach(holder, way) => self.reach(*holder, way).map(|line| way.is_made(Some(line))),
             Task::Own => self.open().map(|connection| self.own.speaks(Some(connection))),
         };

@@ -36,6 +36,8 @@ pub(super) struct Way {
 #[derive(Debug, Default)]
 struct State {
     is: Is,
+    /// How often the holder had come to be this machine's source when it was asked for last.
+    came: u64,
     /// While somebody waits for a connection.
     waited: Option<Waited>,
     /// Threads that wait for a change: as a rule there are none, and to wake nobody takes a system call, too.
@@ -95,6 +97,18 @@ impl Way {
                     state.is = other;
                     state = self.wait(state, GLANCE, tell);
                 }
+            }
+        }
+    }
+
+    /// The holder has come to be this machine's source so often, as its agent knows. Where that is once more than at the loss, it
+    /// is lost no longer: attempts of this process's own are a second apart.
+    pub(super) fn came(&self, times: u64) {
+        let mut state = self.lock();
+        if times > state.came {
+            state.came = times;
+            if matches!(state.is, Is::Lost) {
+                state.becomes(Is::Unmade);
             }
         }
     }
@@ -207,9 +221,16 @@ impl Way {
         let mut state = self.lock();
         match line {
             Some(line) => state.becomes(Is::Idle(Box::new(line))),
+            // Another one that was under way has made it meanwhile.
+            None if state.is_there() => {}
             None => state.lose(),
         }
         self.tell_waiting(&state);
+    }
+
+    /// Whether there is a connection, perhaps in use.
+    pub(super) fn is_there(&self) -> bool {
+        self.lock().is_there()
     }
 
     /// Nobody tries. The next who asks has an attempt made.
@@ -243,6 +264,10 @@ impl Way {
 }
 
 impl State {
+    fn is_there(&self) -> bool {
+        matches!(self.is, Is::Idle(_) | Is::Used)
+    }
+
     fn becomes(&mut self, is: Is) {
         (self.is, self.waited) = (is, None);
     }

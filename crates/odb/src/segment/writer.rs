@@ -87,6 +87,12 @@ impl Writer {
         })
     }
 
+    /// Whose store it is of.
+    #[must_use]
+    pub fn holder(&self) -> Holder {
+        self.holder
+    }
+
     /// Which segment it is.
     #[must_use]
     pub fn segment(&self) -> u32 {

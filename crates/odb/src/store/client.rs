@@ -23,6 +23,7 @@ use crate::channel::{Channel, is_served};
 use crate::place::{SentFile, Version, answers_at_once};
 use crate::reference::{Holder, Reference};
 use crate::segment::{Mapped, Way, Writer};
+use crate::sources::Sources;
 
 /// How long the store may be silent. It connects to another machine within half of that, or says that it cannot.
 pub const SILENCE: Duration = Duration::from_secs(10);
@@ -149,6 +150,15 @@ impl Connection {
     /// As [`Self::lease`].
     pub fn counts(&self) -> io::Result<Option<SharedMemory>> {
         self.exchange(&about(ask::COUNT, 0), None)?.1.map(SharedMemory::open).transpose()
+    }
+
+    /// Asks to read which machines' programs can fetch from which stores.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    pub fn sources(&self) -> io::Result<Option<Sources>> {
+        let (_, memory) = self.exchange(&about(ask::SOURCES, 0), None)?;
+        memory.map(|memory| Sources::new(SharedMemory::open_to_read(memory)?)).transpose()
     }
 
     /// Asks for a connection with the agent, for handoffs (include/shunt.h). `None`: this machine hands none off.

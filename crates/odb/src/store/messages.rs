@@ -30,6 +30,8 @@ pub mod ask {
     pub const ENTRANCE: u32 = 9;
     /// At an entrance, with one end of a pair of sockets: serve the program that made it, as if it had connected. No answer.
     pub const ENTER: u32 = 10;
+    /// To read which machines' programs can fetch from which stores (crate::sources); with its memfd, read-only.
+    pub const SOURCES: u32 = 11;
 }
 
 /// How it is answered.

@@ -179,6 +179,7 @@ impl Program {
                     self.tell(&told, None)
                 }
             },
+            ask::SOURCES => self.tell(&told, Some(server.sources.memory()?.as_fd())),
             ask::COUNT if !self.counts => {
                 let page = SharedMemory::create("shunt-counts", USAGE_BYTES)?;
                 self.tell(&told, Some(page.as_fd()))?;

@@ -27,6 +27,7 @@ use crate::channel::{Bench, Channel};
 use crate::records::Sealing;
 use crate::reference::Holder;
 use crate::segment::now_ms;
+use crate::sources::{self, Kept, Known};
 
 /// Between two looks at what no event tells.
 const TICK: Duration = Duration::from_millis(250);
@@ -131,6 +132,7 @@ pub struct Server<A> {
     pub(crate) limits: Limits,
     places: Places,
     pub(crate) holder: Holder,
+    pub(crate) sources: Kept,
     epoll: OwnedFd,
     programs: OwnedFd,
     /// Nothing could be accepted: not watched until the next tick, or the loop would spin.
@@ -148,11 +150,12 @@ const ORDERS: u64 = 1;
 const FIRST: u64 = 2;
 
 impl<A: Agent> Server<A> {
-    /// The store `holder`, for programs that connect to `programs` (SOCK_SEQPACKET, non-blocking).
+    /// The store `holder`, for programs that connect to `programs` (SOCK_SEQPACKET, non-blocking); how the agent tells it what to
+    /// do, and where it says which machines' programs can fetch from which stores.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders)> {
+    pub fn new(limits: Limits, programs: OwnedFd, holder: Holder, agent: A) -> io::Result<(Self, Orders, Known)> {
         // For those that it accepts, too, from their first packet on.
         set_socket_passcred(&programs, true)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -161,6 +164,7 @@ impl<A: Agent> Server<A> {
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
         let (give, orders) = channel();
         let places = Places::new(limits.readers);
+        let (known, kept) = sources::new(holder)?;
         let given = Orders { orders: give, wake: Arc::clone(&wake), places: places.clone() };
         let server = Self {
             agent,
@@ -170,6 +174,7 @@ impl<A: Agent> Server<A> {
             limits,
             places,
             holder,
+            sources: kept,
             epoll,
             programs,
             is_deaf: false,
@@ -180,7 +185,7 @@ impl<A: Agent> Server<A> {
             bench: Bench::default(),
             swept: Instant::now(),
         };
-        Ok((server, given))
+        Ok((server, given, known))
     }
 
     /// Its counters.
@@ -234,6 +239,7 @@ impl<A: Agent> Server<A> {
     fn tend(&mut self) {
         self.swept = Instant::now();
         self.shelf.lock().expire(now_ms());
+        self.sources.seen(now_ms());
         let silent = |peer: &Peer| matches!(peer, Peer::Reader { session, .. } if session.is_silent(PATIENCE, IDLE));
         let silent: Vec<u64> = self.peers.iter().filter(|(_, peer)| silent(peer)).map(|(number, _)| *number).collect();
         silent.into_iter().for_each(|number| self.forget(number));

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use shunt_odb::reference::Holder;
+use shunt_odb::sources::Known;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
 use shunt_odb::store::pinned::Shelf;
@@ -24,6 +25,7 @@ pub struct Bed {
     pub wishes: mpsc::Receiver<(u64, Holder)>,
     pub usage: Arc<Mutex<Usage>>,
     pub shelf: Shelf,
+    pub known: Mutex<Known>,
 }
 
 /// In place of an agent's event loop.
@@ -64,10 +66,10 @@ impl Bed {
         let user = Arc::new(Mutex::new(1000));
         let (give, wishes) = mpsc::channel();
         let door = Door { user: Arc::clone(&user), wishes: give };
-        let (server, orders) = Server::new(limits, programs, Holder::named(name), door).unwrap();
+        let (server, orders, known) = Server::new(limits, programs, Holder::named(name), door).unwrap();
         let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         std::thread::spawn(move || server.run().unwrap());
-        Self { dir, orders, counters, user, wishes, usage, shelf }
+        Self { dir, orders, counters, user, wishes, usage, shelf, known: Mutex::new(known) }
     }
 
     pub fn path(&self) -> PathBuf {

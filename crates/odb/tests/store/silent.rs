@@ -8,6 +8,7 @@ use std::thread::ScopedJoinHandle;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use shunt_odb::reference::PayloadId;
+use shunt_odb::sources::End;
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -137,6 +138,52 @@ fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
         connect(&here, &there);
         until("it is there again", || fetch(&holders, &body).is_ok_and(|got| got == bytes(3, 5000)));
     });
+}
+
+/// Its own attempts are a second apart and more. Its agent knows better.
+#[test]
+fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
+    let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
+    let program = there.program();
+    let body = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let own_are = |stores: &[Holder]| here.known.lock().own_are(&stores.iter().copied().collect());
+    own_are(&[mute()]);
+    let holders = here.holders();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| tell.send(is_lost(fetch(&holders, &body))).unwrap());
+        let _silent = connect_to_nobody(&here);
+        is_told(&told);
+        let silent = connect_to_nobody(&here);
+        is_lost_at_once(&holders, &body);
+        // The attempt that is under way gets no answer.
+        own_are(&[]);
+        is_lost_at_once(&holders, &body);
+        own_are(&[mute()]);
+        let fetched = scope.spawn(|| fetch(&holders, &body));
+        connect(&here, &there);
+        assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
+        // It ends, and takes nothing away.
+        drop(silent);
+        for _ in 0..200 {
+            assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+/// By addresses, as programs ask for them.
+#[test]
+fn a_program_reads_which_machines_can_fetch_from_which_stores() {
+    let here = Bed::new(Limits::default());
+    let holders = here.holders();
+    let [near, far] = ["127.0.0.1", "10.0.0.9"].map(|address| End::of(address.parse().unwrap()));
+    let own = Holder::named("m0");
+    assert!(holders.is_source(near, &own) && !holders.is_source(near, &mute()) && !holders.is_source(far, &own));
+    here.known.lock().are([("10.0.0.9".parse().unwrap(), own)]);
+    assert!(holders.is_source(far, &own) && !holders.is_source(far, &mute()));
+    here.orders.stop();
+    until("nobody keeps it any more", || !holders.is_source(far, &own));
 }
 
 #[test]

@@ -13,7 +13,8 @@ use libc::iovec;
 use rustix::net::{getpeername, getsockname};
 use shunt_odb::content::{LOOK_BYTES, content_type};
 use shunt_odb::learnt::{Note, Plan};
-use shunt_odb::reference::Reference;
+use shunt_odb::reference::{Holder, Reference};
+use shunt_odb::sources::End;
 use shunt_odb::store::usage::Counted;
 
 use crate::connections::runtime::Runtime;
@@ -84,6 +85,10 @@ impl<'a> Message<'a> {
 
     /// How so many bytes go, which could be left in the store. `None`: for real.
     pub fn plan(&mut self, bytes: usize, begins: bool) -> Option<Telling> {
+        let own = self.runtime.store.holder()?;
+        if !self.is_source(&own) {
+            return None;
+        }
         let learnt = self.runtime.learnt.as_ref();
         let Some(learnt) = learnt else { return Some(Telling::default()) };
         self.runtime.store.reports(|report| learnt.learn(&report));
@@ -121,12 +126,29 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// Whether the other end can fetch from that store. Where nobody knows the end, it gets bytes.
+    pub fn is_source(&mut self, store: &Holder) -> bool {
+        let known = u64::from(self.said.end[0]) | u64::from(self.said.end[1]) << 32;
+        let end = match known {
+            0 => {
+                let Some(end) = self.peer().map(|peer| End::of(peer.ip())) else { return false };
+                self.said.end = [end.to_long() as u32, (end.to_long() >> 32) as u32];
+                end
+            }
+            known => End::from_long(known),
+        };
+        self.runtime.memory.holders.is_source(end, store)
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        getpeername(borrow(self.fd)).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok())
+    }
+
     /// To whom: of a connection that this end has made, the address; of another, the host, and where it was accepted.
     fn upstream(&mut self) -> u32 {
         if self.said.upstream == Said::ACCEPTED || self.said.upstream == Said::CONNECTED {
-            let socket = borrow(self.fd);
-            let peer = getpeername(socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
-            let own = getsockname(socket).ok().and_then(|own| SocketAddr::try_from(own).ok());
+            let peer = self.peer();
+            let own = getsockname(borrow(self.fd)).ok().and_then(|own| SocketAddr::try_from(own).ok());
             self.said.upstream = if self.said.upstream == Said::CONNECTED {
                 hash(peer)
             } else {

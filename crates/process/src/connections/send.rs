@@ -227,7 +227,8 @@ fn cut(
                 let (owed, rest) = split(&memory, promised);
                 let now = length(&owed);
                 promised -= now;
-                for part in &owed {
+                let passes = message.is_source(&reference.payload.holder);
+                for part in if passes { &owed } else { &memory } {
                     let fetched = runtime.memory.fetch_range(&addresses(part));
                     if fetched.is_err() {
                         runtime.memory.returns.give(reference.payload, reference.weight);
@@ -240,10 +241,11 @@ fn cut(
                 }
                 reference.offset += now as u64;
                 reference.length -= now as u64;
-                if rest.is_empty() {
-                    runtime.memory.returns.give(reference.payload, reference.weight);
-                } else {
+                if passes && !rest.is_empty() {
                     frames.push(Frame::Forwarded(reference));
+                } else {
+                    runtime.memory.returns.give(reference.payload, reference.weight);
+                    present(runtime, &rest, frames, message);
                 }
             }
         }

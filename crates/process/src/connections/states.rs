@@ -94,6 +94,8 @@ pub struct Said {
     pub content: u32,
     /// How much.
     pub bytes: u32,
+    /// The other end (shunt_odb::sources), in two halves; 0: nobody has looked.
+    pub end: [u32; 2],
 }
 
 impl Said {
@@ -507,7 +509,7 @@ impl<'a> Connection<'a> {
         let heard = self.table.word(self.at + HEARD);
         if heard.load(Ordering::Relaxed) != 0 {
             heard.store(0, Ordering::Relaxed);
-            said = Said { upstream: said.upstream, ..Said::default() };
+            said = Said { upstream: said.upstream, end: said.end, ..Said::default() };
         }
         said
     }

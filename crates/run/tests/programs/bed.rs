@@ -109,6 +109,9 @@ impl Bed {
         let machine = |index| Machine::start(&id, &authority, index, &addresses, [agent, &section(limits, more)]);
         let bed = Self { machines: (0..machines).map(machine).collect(), authority, id, _watchdog: watchdog };
         bed.machines.iter().for_each(Machine::share_loopback);
+        // What agents do not yet know of each other goes as bytes.
+        let all = if more.contains("readers") { 0 } else { machines * (machines - 1) };
+        bed.machines.iter().for_each(|machine| machine.waits_for_sources(all as u64));
         Some(bed)
     }
 
@@ -192,6 +195,15 @@ impl Machine {
     fn share_loopback(&self) {
         let ends = Ends::open(&self.pins.join("odb")).unwrap();
         ends.set(LOOPBACK, SHARED_KEY).unwrap();
+    }
+
+    /// Until its agent knows so many stores that its peers' programs can fetch from.
+    fn waits_for_sources(&self, all: u64) {
+        let began = Instant::now();
+        while self.counted("peer_sources") < all {
+            assert!(began.elapsed() < PATIENCE, "{} of {all}", self.counted("peer_sources"));
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Starts its agent, which no longer runs.

@@ -1,0 +1,232 @@
+//! Which stores the programs of which machines can fetch from ([`shunt_odb::sources`]): what this machine's programs go by before
+//! they pass a reference on.
+//!
+//! A machine's own sources are its store, and those of the peers that have named their addresses to it: they do that for whom
+//! they let read. It tells them to its peers (SOURCES), when it has heard of a peer's addresses and whenever they have changed.
+//! A peer that says nothing of its sources has none.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use shunt_odb::reference::Holder;
+use shunt_odb::sources::Known;
+use shunt_wire::sources::Sources;
+
+use crate::agent::Agent;
+
+/// A peer that says its sources again and again is heard so often in each of these times.
+const HEARD: u32 = 16;
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What a peer has said in a session.
+#[derive(Debug, Default)]
+struct Said {
+    sources: Vec<Holder>,
+    /// Since when, and how often, it was heard.
+    since: Option<Instant>,
+    heard: u32,
+    /// Too often: what it said last.
+    waiting: Option<Sources>,
+}
+
+/// What is known of all.
+#[derive(Debug)]
+pub(crate) struct SourcesOfPeers {
+    known: Known,
+    store: Holder,
+    /// Peers whose stores this machine's programs can fetch from.
+    open: BTreeSet<usize>,
+    said: BTreeMap<usize, Said>,
+    /// Pairs that there was no room for.
+    lost: usize,
+}
+
+impl SourcesOfPeers {
+    pub(crate) fn new(known: Known, store: Holder) -> Self {
+        Self { known, store, open: BTreeSet::new(), said: BTreeMap::new(), lost: 0 }
+    }
+
+    /// A session is over.
+    fn end(&mut self, peer: usize) {
+        self.open.remove(&peer);
+        self.said.remove(&peer);
+    }
+
+    /// A peer's programs can fetch from these stores.
+    fn hear(&mut self, peer: usize, sources: &Sources, now: Instant) {
+        let said = self.said.entry(peer).or_default();
+        if said.since.is_none_or(|since| now >= since + EVERY) {
+            (said.since, said.heard) = (Some(now), 0);
+        }
+        if said.heard >= HEARD {
+            said.waiting = Some(*sources);
+            return;
+        }
+        said.heard += 1;
+        said.waiting = None;
+        said.sources = sources.iter().map(Holder::from).collect();
+    }
+
+    /// Those that were heard too often, and are heard again: whether there are any.
+    fn hear_again(&mut self, now: Instant) -> bool {
+        let due = |said: &mut Said| said.waiting.take_if(|_| said.since.is_none_or(|since| now >= since + EVERY));
+        let heard: Vec<_> = self.said.iter_mut().filter_map(|(peer, said)| Some((*peer, due(said)?))).collect();
+        heard.iter().for_each(|(peer, sources)| self.hear(*peer, sources, now));
+        !heard.is_empty()
+    }
+
+    fn own<'a>(&'a self, names: &'a [Holder]) -> impl Iterator<Item = Holder> + 'a {
+        [self.store].into_iter().chain(self.open.iter().filter_map(|&peer| names.get(peer).copied()))
+    }
+
+    /// Tells programs. `ends`: whose address each is, a peer's or this machine's; `names`: peers' stores.
+    pub(crate) fn settle(&mut self, ends: &[(IpAddr, Option<usize>)], names: &[Holder]) {
+        let own: HashSet<Holder> = self.own(names).collect();
+        let mut all = Vec::new();
+        for &(address, peer) in ends {
+            match peer {
+                None => all.extend(own.iter().map(|store| (address, *store))),
+                Some(peer) => {
+                    let said = self.said.get(&peer).map_or(&[][..], |said| &said.sources);
+                    all.extend(said.iter().map(|store| (address, *store)));
+                }
+            }
+        }
+        let lost = self.known.are(all);
+        self.known.own_are(&own);
+        if lost > self.lost {
+            tracing::warn!(
+                lost,
+                "there are more addresses and stores than programs can be told of: some get bytes in place of references"
+            );
+        }
+        self.lost = lost;
+    }
+
+    /// Stores that peers' programs can fetch from, one after the other of all peers.
+    pub(crate) fn of_peers(&self) -> usize {
+        self.said.values().map(|said| said.sources.len()).sum()
+    }
+}
+
+impl Agent {
+    /// What programs are told is true again.
+    pub(crate) fn settle_sources(&mut self) {
+        let names: Vec<Holder> = self.peers.iter().map(|peer| Holder::named(&peer.name)).collect();
+        if let Some(store) = &mut self.store {
+            store.sources.settle(&store.ends.owned(), &names);
+        }
+    }
+
+    /// A peer has named its addresses, as it does to whom it lets read: from now on its store is a source here. It may be told
+    /// which others are, and all others are told of it.
+    pub(crate) fn open_source(&mut self, peer: usize) {
+        let Some(store) = &mut self.store else { return };
+        let is_new = store.sources.open.insert(peer);
+        self.settle_sources();
+        if is_new {
+            self.tell_sources();
+        }
+    }
+
+    /// A session is over.
+    pub(crate) fn end_sources(&mut self, peer: usize) {
+        let Some(store) = &mut self.store else { return };
+        let was_open = store.sources.open.contains(&peer);
+        store.sources.end(peer);
+        self.settle_sources();
+        if was_open {
+            self.tell_sources();
+        }
+    }
+
+    /// Tells this machine's sources to all whose programs this one's may have connections with.
+    fn tell_sources(&mut self) {
+        let names: Vec<Holder> = self.peers.iter().map(|peer| Holder::named(&peer.name)).collect();
+        let Some(store) = &self.store else { return };
+        let own = Sources::of(store.sources.own(&names).map(Into::into));
+        let peers: Vec<usize> = store.sources.open.iter().copied().collect();
+        for peer in peers {
+            if let Some(session) = self.peers[peer].session() {
+                own.emit(session.transport.output());
+                self.mark_unsent(peer);
+            }
+        }
+    }
+
+    /// A peer says its sources.
+    pub(crate) fn on_sources(&mut self, peer: usize, sources: &Sources) {
+        let now = self.now;
+        if let Some(store) = &mut self.store {
+            store.sources.hear(peer, sources, now);
+            self.settle_sources();
+        }
+    }
+
+    /// Peers that have said theirs too often are heard again.
+    pub(crate) fn tend_sources(&mut self) {
+        let now = self.now;
+        if self.store.as_mut().is_some_and(|store| store.sources.hear_again(now)) {
+            self.settle_sources();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shunt_odb::sources::{self, End, Kept};
+    use shunt_sys::shared::SharedMemory;
+
+    use super::*;
+
+    fn names() -> [Holder; 3] {
+        ["be1", "be2", "be3"].map(Holder::named)
+    }
+
+    fn said(stores: &[Holder]) -> Sources {
+        Sources::of(stores.iter().map(|&store| store.into()))
+    }
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    fn made() -> (SourcesOfPeers, Kept, sources::Sources) {
+        let (known, kept) = sources::new(Holder::named("fe1")).unwrap();
+        let read = sources::Sources::new(SharedMemory::open_to_read(kept.memory().unwrap()).unwrap()).unwrap();
+        (SourcesOfPeers::new(known, Holder::named("fe1")), kept, read)
+    }
+
+    #[test]
+    fn programs_pass_on_what_a_peer_has_said_and_nothing_after_its_session() {
+        let (mut all, _kept, read) = made();
+        let (names, now) = (names(), Instant::now());
+        let ends = [(ip(1), None), (ip(2), Some(0)), (ip(3), Some(1))];
+        let have = |last, store: &Holder| read.have(End::of(ip(last)), store);
+        all.settle(&ends, &names);
+        assert!(have(1, &all.store) && !have(1, &names[0]) && !have(2, &names[0]));
+        all.open.insert(0);
+        all.hear(0, &said(&[names[0], names[2]]), now);
+        all.settle(&ends, &names);
+        assert!(have(1, &names[0]) && have(2, &names[0]) && have(2, &names[2]));
+        assert!(!have(2, &names[1]) && !have(2, &all.store) && !have(3, &names[0]) && !have(1, &names[1]));
+        assert_eq!((all.of_peers(), read.came(&names[0])), (2, 1));
+        all.end(0);
+        all.settle(&ends, &names);
+        assert!(!have(1, &names[0]) && !have(2, &names[0]) && have(1, &all.store));
+    }
+
+    #[test]
+    fn a_peer_that_says_it_all_the_time_is_heard_again_in_a_second() {
+        let (mut all, _kept, _read) = made();
+        let (names, now) = (names(), Instant::now());
+        for _ in 0..HEARD {
+            all.hear(0, &said(&names[..1]), now);
+        }
+        all.hear(0, &said(&names), now);
+        assert_eq!(all.of_peers(), 1);
+        assert!(!all.hear_again(now) && all.hear_again(now + EVERY) && !all.hear_again(now + EVERY));
+        assert_eq!(all.of_peers(), 3);
+    }
+}

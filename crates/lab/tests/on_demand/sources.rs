@@ -1,0 +1,36 @@
+//! What a tier has that the next one cannot fetch goes there as bytes.
+
+use anyhow::{Result, ensure};
+use shunt_lab::{Fetch, Host, Options, Role, Settings};
+
+use crate::{intermediate, options, paths, run};
+
+/// The frontend's agent has the intermediate as a peer, and not the backend.
+fn without_the_backend(host: &Host, text: String) -> String {
+    if host.role() != Role::Frontend {
+        return text;
+    }
+    let (before, peers) = text.split_once("[[peer]]").expect("a peer");
+    let kept = peers.split("[[peer]]").filter(|peer| !peer.contains("name = \"backend\""));
+    kept.fold(before.to_owned(), |text, peer| text + "[[peer]]" + peer)
+}
+
+#[test]
+fn a_tier_that_does_not_know_the_holder_gets_bytes() -> Result<()> {
+    let settings = Settings { agent_text: Some(without_the_backend), apart: true, ..Settings::default() };
+    run("a_tier_that_does_not_know_the_holder_gets_bytes", Options { settings, ..options() }, |service| {
+        let server = service.service.chain().server();
+        for _ in 0..3 {
+            service.whole(&Fetch::new(server).run(service.lab.client(), &paths(2))?)?;
+        }
+        let between = service.service.stats(intermediate(service)?)?;
+        let counted = |name: &str| between.count(&format!("store.by_program.nginx.{name}"));
+        ensure!(counted("received_absent") > 0, "the backend refers to what the intermediate may fetch");
+        ensure!(counted("passed_on") == 0, "{} bytes were passed on by reference", counted("passed_on"));
+        ensure!(
+            service.frontend_stats()?.count("store.unreached") == 0,
+            "the frontend was told of what it cannot reach"
+        );
+        Ok(())
+    })
+}

@@ -1,0 +1,88 @@
+//! Sources of a machine: the stores that its programs can fetch from. An agent tells its peers, whose programs pass on
+//! references to these alone (crates/odb, sources.rs).
+
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+use crate::local::Reason;
+use crate::peer::{FrameHeader, HEADER_BYTES, kind};
+
+/// Sources of one machine at most: its own store, and its peers'.
+pub const SOURCES_MAX: usize = 65;
+
+/// A store's name, as references have it.
+pub type Source = [u8; 16];
+
+/// A list of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sources {
+    list: [Source; SOURCES_MAX],
+    count: usize,
+}
+
+impl Sources {
+    /// The first [`SOURCES_MAX`] of some stores.
+    #[must_use]
+    pub fn of(stores: impl IntoIterator<Item = Source>) -> Self {
+        let mut all = Self { list: [[0; 16]; SOURCES_MAX], count: 0 };
+        for (place, store) in all.list.iter_mut().zip(stores) {
+            *place = store;
+            all.count += 1;
+        }
+        all
+    }
+
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = Source> + '_ {
+        self.list[..self.count].iter().copied()
+    }
+
+    /// Appends them as one frame (SOURCES).
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let list = self.list[..self.count].as_bytes();
+        let length = U32::new((HEADER_BYTES + list.len()) as u32);
+        let header = FrameHeader { length, kind: kind::SOURCES.into(), zero: U16::ZERO };
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(list);
+    }
+
+    /// Of a frame's body.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] where that is no such list, or a longer one.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Reason> {
+        let (stores, rest) = body.as_chunks::<16>();
+        if !rest.is_empty() || stores.len() > SOURCES_MAX {
+            return Err(Reason::Malformed);
+        }
+        Ok(Self::of(stores.iter().copied()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peer::Frame;
+
+    fn stores(count: usize) -> impl Iterator<Item = Source> {
+        (0..count).map(|number| [number as u8 + 1; 16])
+    }
+
+    #[test]
+    fn emit_then_parse_is_the_identity() {
+        for count in [0, 1, 3, SOURCES_MAX, SOURCES_MAX + 1] {
+            let mut bytes = Vec::new();
+            Sources::of(stores(count)).emit(&mut bytes);
+            let (frame, length) = Frame::parse(&bytes).unwrap().unwrap();
+            assert_eq!(length, bytes.len());
+            let Frame::Sources(sources) = frame else { panic!("{frame:?}") };
+            assert!(sources.iter().eq(stores(count.min(SOURCES_MAX))), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_longer_list_and_half_a_name_are_refused() {
+        assert_eq!(Sources::parse(&[1; (SOURCES_MAX + 1) * 16]).unwrap_err(), Reason::Malformed);
+        assert_eq!(Sources::parse(&[1; 17]).unwrap_err(), Reason::Malformed);
+    }
+}
