@@ -29,10 +29,12 @@ use crate::sources::{End, Sources};
 use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
 use introducers::{Introducers, Pool};
+use line::Sent;
 use own::{FILES_MAX, Local, NoAnswer, Own};
+pub use patience::LONG;
 pub use tender::Threads;
 use tender::{Task, Tasks};
-use way::Way;
+use way::{Turn, Way};
 
 /// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
 /// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.
@@ -171,6 +173,23 @@ impl Holders {
     /// They cannot be had, now or later.
     pub fn fetch(&self, reference: &Reference, into: &mut [u8]) -> Result<(), FetchError> {
         self.fetch_all(&mut [Wanted { reference: *reference, into }], &|| ())
+    }
+
+    /// Fetches the first bytes of a reference, as a rule all of them: how many. Where that takes long, `may_end` is asked, once,
+    /// whether it may be fewer, or none: then the others have to be asked for again.
+    ///
+    /// # Errors
+    /// They cannot be had, now or later.
+    pub fn fetch_some(
+        &self,
+        reference: &Reference,
+        into: &mut [u8],
+        may_end: &dyn Fn() -> bool,
+    ) -> Result<usize, FetchError> {
+        let mut wanted = Wanted { reference: *reference, into };
+        let Some(remote) = self.0.copy(&mut wanted)? else { return Ok(reference.length as usize) };
+        let fetched = self.0.by_way(reference, &|| (), |turn, returns| turn.fetch_some(returns, remote, may_end))?;
+        fetched.ok_or(FetchError::Gone(reference.payload))
     }
 
     /// Fetches the bytes of some references, those of one holder in a row together. `tell` hears, perhaps more than once, that
@@ -336,6 +355,17 @@ impl Shared {
 
     fn fetch_batch(self: &Arc<Self>, batch: &mut [&mut Wanted<'_>], tell: &dyn Fn()) -> Result<(), FetchError> {
         let Some(about) = batch.first().map(|wanted| wanted.reference) else { return Ok(()) };
+        let gone = self.by_way(&about, tell, |turn, returns| turn.fetch(returns, batch, tell))?;
+        gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
+    }
+
+    /// Asks a holder, as often as the connection breaks under the question.
+    fn by_way<T>(
+        self: &Arc<Self>,
+        about: &Reference,
+        tell: &dyn Fn(),
+        mut ask: impl FnMut(&mut Turn<'_>, &[Sent]) -> io::Result<T>,
+    ) -> Result<T, FetchError> {
         let holder = about.payload.holder;
         let way = self.way(holder);
         way.came(self.came(&holder));
@@ -345,12 +375,12 @@ impl Shared {
             if turn > 1 {
                 std::thread::sleep(PAUSE * turn);
             }
-            let taken = way.take(&about, || self.begin(reach()), tell);
+            let taken = way.take(about, || self.begin(reach()), tell);
             let (mut line, returns) = taken.map_err(|error| FetchError::Holder(holder, error))?;
-            match line.fetch(&returns, batch, tell) {
-                Ok(gone) => {
+            match ask(&mut line, &returns) {
+                Ok(answer) => {
                     line.put_back();
-                    return gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)));
+                    return Ok(answer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     line.lose();

@@ -30,6 +30,7 @@ use shunt_sys::sockopt;
 use smallvec::SmallVec;
 
 use crate::connections::runtime::Runtime;
+use crate::connections::waiting;
 use crate::memory::outside;
 use crate::system::counts::count;
 use crate::system::inside::{Held, Inside, Lock};
@@ -137,10 +138,11 @@ pub fn write(
 ) -> Result<usize, Errno> {
     let cut = if may_be_client(fd) { Cut::of(runtime, iov) } else { None };
     let at_once = if is_prepared(fd) { BESIDE_AT_ONCE } else { outside::AT_ONCE };
-    let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, emit) };
+    let comes_again = || waiting::comes_again(fd, flags);
+    let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, &comes_again, emit) };
     let before = length(&cut.before);
     if before > 0 {
-        let sent = outside::write(&runtime.memory, &cut.before, at_once, &emit)?;
+        let sent = outside::write(&runtime.memory, &cut.before, at_once, &comes_again, &emit)?;
         if sent < before {
             return Ok(sent);
         }
@@ -153,7 +155,7 @@ pub fn write(
     if rest.is_empty() {
         return Ok(done);
     }
-    match outside::write(&runtime.memory, &rest, at_once, emit) {
+    match outside::write(&runtime.memory, &rest, at_once, &comes_again, emit) {
         Ok(sent) => Ok(done + sent),
         // What cannot be had any more is said at once: nothing else would wake a program that waits for room.
         Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),

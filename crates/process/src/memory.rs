@@ -426,6 +426,22 @@ impl Memory {
         Ok(self.times.took(&reference.payload.holder, began.elapsed(), reference.length))
     }
 
+    /// The same of the first bytes of a reference, fewer than all only where `may_end` agrees ([`Holders::fetch_some`]): how many,
+    /// and how long that took.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn fetch_some(
+        &self,
+        reference: &Reference,
+        into: &mut [u8],
+        may_end: &dyn Fn() -> bool,
+    ) -> Result<(usize, u32), FetchError> {
+        let began = Instant::now();
+        let got = self.holders.fetch_some(reference, into, may_end)?;
+        Ok((got, self.times.took(&reference.payload.holder, began.elapsed(), got as u64)))
+    }
+
     /// Fetches what pieces stand for, and fills their addresses, where they still stand for it: how long that takes for each of
     /// them ([`Times`]). `tell` hears that it takes long.
     fn fetch_pieces(&self, pieces: &[Piece], tell: &dyn Fn()) -> Result<u32, FetchError> {

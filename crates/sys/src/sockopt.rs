@@ -32,6 +32,20 @@ pub fn set_i32(socket: impl AsFd, level: i32, option: i32, value: i32) -> io::Re
     set(socket, level, option, &value)
 }
 
+/// `getsockopt` of an `int`.
+///
+/// # Errors
+/// The kernel's.
+pub fn get_i32(socket: impl AsFd, level: i32, option: i32) -> io::Result<i32> {
+    let (mut value, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel writes one int and its length, which live in this frame.
+    let status = unsafe {
+        let into = std::ptr::from_mut(&mut value).cast();
+        libc::getsockopt(socket.as_fd().as_raw_fd(), level, option, into, &mut length)
+    };
+    if status == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Upper bound of what the kernel sends a second on this connection, by its own pacing (tcp_output.c); `None`: no bound.
 ///
 /// # Errors
@@ -65,18 +79,17 @@ pub fn set_max_segment(socket: impl AsFd, bytes: u16) -> io::Result<()> {
 /// # Errors
 /// The kernel's.
 pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
-    let (mut bytes, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as libc::socklen_t);
-    // SAFETY: the kernel writes one int and its length, which live in this frame.
-    let status = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_MAXSEG,
-            std::ptr::from_mut(&mut bytes).cast(),
-            &mut length,
-        )
-    };
-    if status == 0 { Ok(bytes.max(0) as u32) } else { Err(io::Error::last_os_error()) }
+    get_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG).map(|bytes| bytes.max(0) as u32)
+}
+
+/// Has a TCP socket that has room say so to whoever waits for that, also for a change (epoll(7), EPOLLET). The kernel does whenever the
+/// bound of unsent bytes is set (tcp.c, `TCP_NOTSENT_LOWAT`; stream.c, `sk_stream_write_space`), which stays what it is.
+///
+/// # Errors
+/// The kernel's.
+pub fn announce_room(socket: impl AsFd) -> io::Result<()> {
+    let bound = get_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)?;
+    set_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bound)
 }
 
 /// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).

@@ -6,9 +6,9 @@ use rustix::event::PollFlags;
 use zerocopy::FromBytes;
 
 use super::Wanted;
-use super::patience::Waiting;
+use super::patience::{Limit, SOME, Silence, Waiting};
 use crate::channel::{Bench, Channel, is_served};
-use crate::reference::PayloadId;
+use crate::reference::{PayloadId, Reference};
 use crate::store::messages::{Answer, FETCH, Request};
 use crate::store::session::{ANSWERS_MAX, request};
 use crate::touched::Touched;
@@ -20,12 +20,23 @@ pub(super) type Sent = [u8; size_of::<Request>()];
 pub(super) struct Line {
     channel: Channel,
     bench: Bench,
+    /// Bytes of an answer that nobody waited for to its end, and how long nothing has come of them.
+    left: usize,
+    silence: Silence,
+    /// What whoever can do with some bytes asks for.
+    some: usize,
 }
 
 impl Line {
     pub(super) fn new(channel: Channel) -> Self {
         // A batch of fetches, and shares that go back before it.
-        Self { channel, bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()) }
+        Self {
+            channel,
+            bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()),
+            left: 0,
+            silence: Silence::default(),
+            some: *SOME.end(),
+        }
     }
 
     /// Whether the store still serves it, without asking.
@@ -43,15 +54,9 @@ impl Line {
         batch: &mut [&mut Wanted<'_>],
         tell: &dyn Fn(),
     ) -> io::Result<Option<PayloadId>> {
-        let mut waiting = Waiting::new(tell);
-        let mut requests = returns.to_vec();
-        requests.extend(batch.iter().map(|wanted| request(FETCH, &wanted.reference, Touched::default())));
-        self.put(&requests)?;
-        let mut is_sent = self.channel.send(&mut self.bench, false)?;
-        while !is_sent {
-            waiting.wait(&self.channel, PollFlags::OUT)?;
-            is_sent = self.channel.flush()?;
-        }
+        let mut waiting = Waiting::after(std::mem::take(&mut self.silence), tell);
+        self.drain(&mut waiting, &mut Limit::none())?;
+        self.ask(returns, batch.iter().map(|wanted| &wanted.reference), &mut waiting)?;
         let mut gone = None;
         for wanted in batch {
             if !self.receive(wanted, &mut waiting)? {
@@ -59,6 +64,82 @@ impl Line {
             }
         }
         Ok(gone)
+    }
+
+    /// Gives back some shares, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer than are wanted, or
+    /// none, only where it takes long and `may_end` agrees (see [`Limit`]).
+    ///
+    /// # Errors
+    /// As [`Self::fetch`].
+    pub(super) fn fetch_some(
+        &mut self,
+        returns: &[Sent],
+        wanted: &mut Wanted<'_>,
+        may_end: &dyn Fn() -> bool,
+    ) -> io::Result<Option<usize>> {
+        let mut waiting = Waiting::after(std::mem::take(&mut self.silence), &|| ());
+        let got = self.some(returns, wanted, &mut waiting, &mut Limit::of(may_end))?;
+        self.silence = waiting.ends();
+        Ok(got)
+    }
+
+    fn some(
+        &mut self,
+        returns: &[Sent],
+        wanted: &mut Wanted<'_>,
+        waiting: &mut Waiting<'_>,
+        limit: &mut Limit<'_>,
+    ) -> io::Result<Option<usize>> {
+        let Wanted { reference, into } = wanted;
+        let mut got = 0;
+        if !self.drain(waiting, limit)? {
+            return Ok(Some(got));
+        }
+        while got < into.len() && !limit.is_over() {
+            let now = (into.len() - got).min(self.some);
+            let part = Reference { offset: reference.offset + got as u64, length: now as u64, ..*reference };
+            self.ask(if got == 0 { returns } else { &[] }, [&part].into_iter(), waiting)?;
+            if !self.answer(&part, waiting)? {
+                return Ok(None);
+            }
+            let came = self.take_some(&mut into[got..got + now], waiting, limit)?;
+            self.left = now - came;
+            self.some = limit.next(self.some, came);
+            got += came;
+        }
+        Ok(Some(got))
+    }
+
+    /// Asks for what is behind some references.
+    fn ask<'b>(
+        &mut self,
+        returns: &[Sent],
+        references: impl Iterator<Item = &'b Reference>,
+        waiting: &mut Waiting<'_>,
+    ) -> io::Result<()> {
+        let mut requests = returns.to_vec();
+        requests.extend(references.map(|reference| request(FETCH, reference, Touched::default())));
+        self.put(&requests)?;
+        let mut is_sent = self.channel.send(&mut self.bench, false)?;
+        while !is_sent {
+            waiting.wait(&self.channel, PollFlags::OUT)?;
+            is_sent = self.channel.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Takes what is left of an answer that nobody waited for. False: not all of it is there yet.
+    fn drain(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<bool> {
+        let mut nowhere = [0; 4096];
+        while self.left > 0 {
+            let now = self.left.min(nowhere.len());
+            let took = self.take_some(&mut nowhere[..now], waiting, limit)?;
+            self.left -= took;
+            if took < now {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Gives back shares, as many as the socket takes now: how many.
@@ -90,27 +171,46 @@ impl Line {
 
     /// False: it is gone.
     fn receive(&mut self, wanted: &mut Wanted<'_>, waiting: &mut Waiting<'_>) -> io::Result<bool> {
+        let is_there = self.answer(&wanted.reference, waiting)?;
+        if is_there {
+            self.take_all(wanted.into, waiting)?;
+        }
+        Ok(is_there)
+    }
+
+    /// Whether bytes follow, as many as were asked for. False: it is gone.
+    fn answer(&mut self, asked: &Reference, waiting: &mut Waiting<'_>) -> io::Result<bool> {
         let mut answer = [0; size_of::<Answer>()];
         self.take_all(&mut answer, waiting)?;
         let answer = Answer::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData)?;
         match (answer.found.get(), answer.length.get()) {
             (0, 0) => Ok(false),
-            (1, length) if length == wanted.reference.length => self.take_all(wanted.into, waiting).map(|()| true),
+            (1, length) if length == asked.length => Ok(true),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
         }
     }
 
-    fn take_all(&mut self, mut into: &mut [u8], waiting: &mut Waiting<'_>) -> io::Result<()> {
-        while !into.is_empty() {
-            match self.channel.take(into) {
+    fn take_all(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>) -> io::Result<()> {
+        self.take_some(into, waiting, &mut Limit::none()).map(drop)
+    }
+
+    /// Takes bytes until there are enough, or the limit is over: how many.
+    fn take_some(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<usize> {
+        let mut got = 0;
+        // Where something comes all the time nobody waits.
+        while got < into.len() && (got == 0 || !limit.is_over()) {
+            match self.channel.take(&mut into[got..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(got) => into = &mut into[got..],
+                Ok(more) => got += more,
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                    if limit.is_over() {
+                        break;
+                    }
                     waiting.wait(&self.channel, PollFlags::IN)?;
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(got)
     }
 }

@@ -2,6 +2,7 @@
 //! could have heard it. A process that was stopped itself has not waited.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,18 +40,30 @@ impl Waited {
     }
 }
 
-/// Waits for the other end of a connection.
-pub(super) struct Waiting<'a> {
+/// How long the other end of a connection has said nothing to those who waited for it.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
     waited: Option<Waited>,
     /// Bytes that had moved when it began.
     moved: u64,
+}
+
+/// Waits for the other end of a connection.
+pub(super) struct Waiting<'a> {
+    silence: Silence,
     /// Told once it takes long.
     tell: &'a dyn Fn(),
 }
 
 impl<'a> Waiting<'a> {
-    pub(super) fn new(tell: &'a dyn Fn()) -> Self {
-        Self { waited: None, moved: 0, tell }
+    /// Goes on where somebody else has stopped.
+    pub(super) fn after(silence: Silence, tell: &'a dyn Fn()) -> Self {
+        Self { silence, tell }
+    }
+
+    /// The rest is waited for by somebody else.
+    pub(super) fn ends(self) -> Silence {
+        self.silence
     }
 
     /// Waits until a connection may be ready.
@@ -58,15 +71,59 @@ impl<'a> Waiting<'a> {
     /// # Errors
     /// Nothing has moved there for as long as [`PATIENCE`].
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
-        if self.moved != channel.moved() {
-            (self.moved, self.waited) = (channel.moved(), None);
+        let silence = &mut self.silence;
+        if silence.moved != channel.moved() {
+            *silence = Silence { moved: channel.moved(), waited: None };
         }
-        let slice = self.waited.get_or_insert_with(Waited::begin).slice().ok_or(io::ErrorKind::TimedOut)?;
+        let slice = silence.waited.get_or_insert_with(Waited::begin).slice().ok_or(io::ErrorKind::TimedOut)?;
         (self.tell)();
         let slice = Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
         match poll(&mut [PollFd::new(channel, what)], Some(&slice)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// So long one waits for all bytes who can do with the first of them.
+pub const LONG: Duration = Duration::from_millis(200);
+/// How many are asked for then: as many as come in that time.
+pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
+
+/// How long one waits whose program has other things to do meanwhile.
+pub(super) struct Limit<'a> {
+    began: Instant,
+    may_end: Option<&'a dyn Fn() -> bool>,
+    is_over: bool,
+}
+
+impl<'a> Limit<'a> {
+    /// For all.
+    pub(super) fn none() -> Self {
+        Self { began: Instant::now(), may_end: None, is_over: false }
+    }
+
+    /// For [`LONG`]. `may_end` is asked once, when that is over: false, where there is nothing to be done meanwhile.
+    pub(super) fn of(may_end: &'a dyn Fn() -> bool) -> Self {
+        Self { may_end: Some(may_end), ..Self::none() }
+    }
+
+    pub(super) fn is_over(&mut self) -> bool {
+        if let Some(may_end) = self.may_end
+            && self.began.elapsed() >= LONG
+        {
+            (self.is_over, self.may_end) = (may_end(), None);
+        }
+        self.is_over
+    }
+
+    /// How many to ask for the next time, where so many were asked for last, and so many of them came.
+    pub(super) fn next(&self, asked: usize, came: usize) -> usize {
+        let next = match self.is_over {
+            true => came,
+            false if self.began.elapsed() < LONG / 4 => asked.saturating_mul(2),
+            false => asked,
+        };
+        next.clamp(*SOME.start(), *SOME.end())
     }
 }

@@ -299,6 +299,19 @@ impl Turn<'_> {
         self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.fetch(returns, batch, tell)
     }
 
+    /// See [`Line::fetch_some`].
+    ///
+    /// # Errors
+    /// The connection's.
+    pub(super) fn fetch_some(
+        &mut self,
+        returns: &[Sent],
+        wanted: &mut Wanted<'_>,
+        may_end: &dyn Fn() -> bool,
+    ) -> io::Result<Option<usize>> {
+        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.fetch_some(returns, wanted, may_end)
+    }
+
     /// See [`Line::post`].
     ///
     /// # Errors

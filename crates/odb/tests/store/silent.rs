@@ -7,7 +7,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread::ScopedJoinHandle;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use shunt_odb::reference::PayloadId;
+use shunt_odb::reference::{PayloadId, REFERENCE_BYTES};
 use shunt_odb::sources::End;
 use zerocopy::IntoBytes;
 
@@ -279,5 +279,88 @@ fn a_slow_holder_is_not_a_silent_one() {
             store.write_all(part).unwrap();
         }
         assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
+    });
+}
+
+/// Answers what it is asked for of `body`, some of it at a time, and not more than `most` in all.
+fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) {
+    let (mut request, mut given) = ([0; 128], 0);
+    while let Ok(1..) = store.read(&mut request) {
+        let asked = Reference::parse(request[8..][..REFERENCE_BYTES].try_into().unwrap()).unwrap();
+        let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], asked.length.to_le_bytes().as_bytes()].concat();
+        store.write_all(&answer).unwrap();
+        for part in body[asked.offset as usize..][..asked.length as usize].chunks(10_000) {
+            if given >= most {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            if store.write_all(part).is_err() {
+                return;
+            }
+            given += part.len();
+        }
+    }
+}
+
+fn of(body: &[u8]) -> Reference {
+    Reference { length: body.len() as u64, ..reference(mute()) }
+}
+
+/// What comes of a payload, and in how many turns.
+fn some_by_some(holders: &Holders, whole: &Reference) -> (Result<(), FetchError>, Vec<u8>, u32) {
+    let (mut got, mut turns) = (Vec::new(), 0);
+    while (got.len() as u64) < whole.length {
+        turns += 1;
+        let left = Reference { offset: got.len() as u64, length: whole.length - got.len() as u64, ..*whole };
+        let mut into = vec![0; left.length as usize];
+        match holders.fetch_some(&left, &mut into, &|| true) {
+            Ok(some) => got.extend_from_slice(&into[..some]),
+            Err(error) => return (Err(error), got, turns),
+        }
+    }
+    (Ok(()), got, turns)
+}
+
+#[test]
+fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
+    let here = Bed::new(Limits::default());
+    let (holders, body) = (here.holders(), bytes(7, 700_000));
+    let turns = std::thread::scope(|scope| {
+        let holders = &holders;
+        let body = &body;
+        let reader = scope.spawn(move || {
+            let (outcome, got, turns) = some_by_some(holders, &of(body));
+            assert!(outcome.is_ok() && got == *body, "{outcome:?} after {} bytes", got.len());
+            // All of another after a part of one: what nobody waited for is not in it.
+            let mut into = vec![0; 300_000];
+            assert!(holders.fetch_some(&of(body), &mut vec![0; body.len()], &|| true).unwrap() < body.len());
+            assert!(fetch(holders, &Reference { length: 50_000, ..of(body) }).unwrap() == body[..50_000]);
+            let other = Reference { length: 300_000, ..of(body) };
+            assert_eq!(holders.fetch_some(&other, &mut into, &|| false).unwrap(), into.len());
+            assert!(into == body[..300_000]);
+            turns
+        });
+        let mut store = connect_to_nobody(&here);
+        let stop = store.try_clone().unwrap();
+        scope.spawn(move || give_slowly(&mut store, body, usize::MAX));
+        let turns = reader.join();
+        stop.shutdown(std::net::Shutdown::Both).unwrap();
+        turns.unwrap()
+    });
+    assert!(turns > 1);
+}
+
+#[test]
+fn a_holder_that_falls_silent_is_lost_for_who_takes_what_has_come() {
+    let here = Bed::new(Limits::default());
+    let (holders, body) = (here.holders(), bytes(7, 700_000));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| some_by_some(&holders, &of(&body)));
+        let mut store = connect_to_nobody(&here);
+        give_slowly(&mut store, &body, 300_000);
+        let (outcome, got, turns) = reader.join().unwrap();
+        assert!(matches!(outcome, Err(FetchError::Holder(..))), "{outcome:?}");
+        assert!(!got.is_empty() && got == body[..got.len()] && turns > 1, "{} in {turns}", got.len());
+        is_lost_at_once(&holders, &of(&body));
     });
 }

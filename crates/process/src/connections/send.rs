@@ -140,7 +140,9 @@ impl Frame {
 pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32) -> Result<usize, Errno> {
     let connection = runtime.connections.at(place);
     if !connection.frames(&runtime.connections, fd) {
-        return outside::write(&runtime.memory, iov, outside::AT_ONCE, |iov| outside::sendmsg(fd, iov, flags));
+        let comes_again = || waiting::comes_again(fd, flags);
+        let emit = |iov: &[iovec]| outside::sendmsg(fd, iov, flags);
+        return outside::write(&runtime.memory, iov, outside::AT_ONCE, &comes_again, emit);
     }
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not in the stream where they were written; frames are.

@@ -4,7 +4,10 @@ use std::os::fd::RawFd;
 
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::ipproto;
+use rustix::net::sockopt::socket_protocol;
 use shunt_odb::reference::REFERENCE_BYTES;
+use shunt_sys::sockopt::announce_room;
 
 use crate::system::inside::outside;
 use crate::system::kernel::{self, Errno, own};
@@ -49,6 +52,16 @@ pub fn wait(fd: RawFd, flags: i32, needed: usize) -> Result<bool, Errno> {
 pub fn has_room(fd: RawFd) -> bool {
     let mut wanted = [PollFd::from_borrowed_fd(kernel::borrow(fd), PollFlags::OUT)];
     poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+}
+
+/// Whether a program writes the rest of what it has written only in part by another call, soon: it does not wait in its calls, and
+/// is told that there is room, also where it waits for that to change.
+pub fn comes_again(fd: RawFd, flags: i32) -> bool {
+    let socket = kernel::borrow(fd);
+    let is_told =
+        !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP)) && announce_room(socket).is_ok();
+    // Where there is none after all, the kernel notes that somebody asks.
+    is_told.then(|| has_room(fd)).is_some()
 }
 
 /// Whether the other end will send no more.

@@ -4,8 +4,10 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use libc::iovec;
+use shunt_odb::fetch::LONG;
 use shunt_odb::hold::Hold;
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::store::usage::Counted;
@@ -40,26 +42,34 @@ pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
 pub const AT_ONCE: usize = 512 << 10;
 
 /// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
-/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time.
+/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time. Where that takes long, `comes_again` is asked
+/// whether the program will write the rest by another call: then this one ends with what there is, or with EAGAIN.
 pub fn write(
     memory: &Memory,
     iov: &[iovec],
     at_once: usize,
+    comes_again: &dyn Fn() -> bool,
     emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     if !iov.iter().any(|part| memory.meets(&addresses(part))) {
         return emit(iov);
     }
-    let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
+    let (mut rest, mut sent, began) = (split(iov, usize::MAX).0, 0, Instant::now());
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
         // Also where some went already: of a short write a program waits until there is room, and there is.
-        let chunk = Fetched::new(memory, &now).ok_or(libc::ECONNRESET)?;
+        let chunk = Fetched::new(memory, &now, comes_again).ok_or(libc::ECONNRESET)?;
+        if chunk.iov.is_empty() {
+            return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
+        }
         match emit(&chunk.iov) {
             Ok(went) => {
                 chunk.keep_from(memory, went);
                 sent += went;
                 if went < length(&chunk.iov[..chunk.iov.len().min(libc::UIO_MAXIOV as usize)]) {
+                    return Ok(sent);
+                }
+                if chunk.is_cut || (length(&rest) > went && began.elapsed() >= LONG && comes_again()) {
                     return Ok(sent);
                 }
                 rest = split(&rest, went).1;
@@ -81,11 +91,13 @@ struct Fetched<'a> {
     ours: Vec<(usize, Parts, Buffer<'a>)>,
     /// What else of `iov` is ours.
     _copies: Copies,
+    /// There is more of the write, which was not waited for.
+    is_cut: bool,
 }
 
 impl<'a> Fetched<'a> {
     /// `None`: it cannot be had.
-    fn new(memory: &'a Memory, iov: &[iovec]) -> Option<Self> {
+    fn new(memory: &'a Memory, iov: &[iovec], comes_again: &dyn Fn() -> bool) -> Option<Self> {
         let mut wanted: Vec<(Parts, Option<Kept>)> = Vec::new();
         let mut copies = Copies::new();
         let mut present = |wanted: &mut Vec<(Parts, Option<Kept>)>, range: &Range<usize>| {
@@ -115,17 +127,24 @@ impl<'a> Fetched<'a> {
             }
             present(&mut wanted, &(at..all.end));
         }
-        let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies };
+        let mut fetched = Self { iov: Parts::new(), ours: Vec::new(), _copies: copies, is_cut: false };
         for (parts, reference) in wanted.into_iter().filter(|(parts, _)| length(parts) > 0) {
             let Some((reference, share)) = reference else {
                 fetched.iov.extend(parts);
                 continue;
             };
-            count(Counted::Fetched, reference.length as usize);
             let mut bytes = memory.scratch.buffer(reference.length as usize);
-            share.waited(memory.fetch(&reference, &mut bytes).ok()?);
-            fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
-            fetched.ours.push((fetched.iov.len() - 1, parts, bytes));
+            let (got, waited) = memory.fetch_some(&reference, &mut bytes, comes_again).ok()?;
+            count(Counted::Fetched, got);
+            share.waited(waited);
+            fetched.is_cut = got < bytes.len();
+            if got > 0 {
+                fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: got });
+                fetched.ours.push((fetched.iov.len() - 1, split(&parts, got).0, bytes));
+            }
+            if fetched.is_cut {
+                break;
+            }
         }
         Some(fetched)
     }
@@ -137,7 +156,7 @@ impl<'a> Fetched<'a> {
         }
         for (at, parts, bytes) in &self.ours {
             let before = length(&self.iov[..*at]);
-            let mut skipped = taken.saturating_sub(before).min(bytes.len());
+            let mut skipped = taken.saturating_sub(before).min(length(parts));
             let mut from = skipped;
             for part in parts {
                 let skip = skipped.min(part.iov_len);
