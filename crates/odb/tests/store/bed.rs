@@ -1,12 +1,16 @@
 //! A store, and who stands in for its agent.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use shunt_odb::reference::Holder;
+use shunt_odb::records::Sealing;
+use shunt_odb::reference::{Holder, REFERENCE_BYTES, Reference};
 use shunt_odb::sources::Known;
 use shunt_odb::store::Limits;
 use shunt_odb::store::client::Connection;
@@ -14,6 +18,7 @@ use shunt_odb::store::pinned::Shelf;
 use shunt_odb::store::server::{Agent, Caller, Counters, Orders, Server};
 use shunt_odb::store::usage::Usage;
 use shunt_sys::lock::Mutex;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// A store in a thread of its own.
 pub struct Bed {
@@ -79,10 +84,37 @@ impl Bed {
     pub fn program(&self) -> Connection {
         Connection::open(&self.path()).unwrap()
     }
+
+    /// Connects a program that wishes for a holder with whoever has this.
+    pub fn connects(&self, program: u64, holder: Holder) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        self.orders.reached(program, holder, Some((ours.into(), Sealing::new_zeroed())));
+        theirs
+    }
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
         self.orders.stop();
+    }
+}
+
+/// A holder that answers what it is asked for of `body`, some of it at a time, and not more than `most` in all.
+pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) {
+    let (mut request, mut given) = ([0; 128], 0);
+    while let Ok(1..) = store.read(&mut request) {
+        let asked = Reference::parse(request[8..][..REFERENCE_BYTES].try_into().unwrap()).unwrap();
+        let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], asked.length.to_le_bytes().as_bytes()].concat();
+        store.write_all(&answer).unwrap();
+        for part in body[asked.offset as usize..][..asked.length as usize].chunks(10_000) {
+            if given >= most {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            if store.write_all(part).is_err() {
+                return;
+            }
+            given += part.len();
+        }
     }
 }

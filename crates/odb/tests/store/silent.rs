@@ -7,10 +7,11 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread::ScopedJoinHandle;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use shunt_odb::reference::{PayloadId, REFERENCE_BYTES};
+use shunt_odb::reference::PayloadId;
 use shunt_odb::sources::End;
 use zerocopy::IntoBytes;
 
+use super::bed::give_slowly;
 use super::*;
 
 /// A holder that is only a name.
@@ -44,9 +45,7 @@ fn wish(here: &Bed) -> u64 {
 
 /// Connects the program that wishes for the mute holder with somebody who accepts, and never answers while this lives.
 fn connect_to_nobody(here: &Bed) -> UnixStream {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    here.orders.reached(wish(here), mute(), Some((ours.into(), Sealing::new_zeroed())));
-    theirs
+    here.connects(wish(here), mute())
 }
 
 fn is_lost(outcome: Result<Vec<u8>, FetchError>) -> bool {
@@ -280,26 +279,6 @@ fn a_slow_holder_is_not_a_silent_one() {
         }
         assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
     });
-}
-
-/// Answers what it is asked for of `body`, some of it at a time, and not more than `most` in all.
-fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) {
-    let (mut request, mut given) = ([0; 128], 0);
-    while let Ok(1..) = store.read(&mut request) {
-        let asked = Reference::parse(request[8..][..REFERENCE_BYTES].try_into().unwrap()).unwrap();
-        let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], asked.length.to_le_bytes().as_bytes()].concat();
-        store.write_all(&answer).unwrap();
-        for part in body[asked.offset as usize..][..asked.length as usize].chunks(10_000) {
-            if given >= most {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-            if store.write_all(part).is_err() {
-                return;
-            }
-            given += part.len();
-        }
-    }
 }
 
 fn of(body: &[u8]) -> Reference {

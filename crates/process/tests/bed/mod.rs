@@ -4,7 +4,7 @@
 pub mod connections;
 pub mod regions;
 #[path = "../../../odb/tests/store/bed.rs"]
-mod store;
+pub mod store;
 
 use std::fs::File;
 use std::io::IoSlice;
@@ -31,7 +31,7 @@ pub struct Process {
     /// Of the one that made the bodies.
     writer: Mutex<Writer>,
     _segment: Connection,
-    _bed: Mutex<Bed>,
+    pub bed: Mutex<Bed>,
 }
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
@@ -54,7 +54,7 @@ pub fn process() -> &'static Process {
             inherited: -1,
         };
         let runtime = runtime::begin(Some(runtime)).unwrap();
-        Process { runtime, memory: &runtime.memory, writer, _segment: segment, _bed: Mutex::new(bed) }
+        Process { runtime, memory: &runtime.memory, writer, _segment: segment, bed: Mutex::new(bed) }
     })
 }
 
