@@ -308,8 +308,11 @@ impl Shared {
     fn sources(self: &Arc<Self>) -> Option<Arc<Sources>> {
         {
             let mut local = self.own.lock();
-            if let Some(sources) = local.sources.as_ref().filter(|sources| sources.are_kept()) {
-                return Some(Arc::clone(sources));
+            match &local.sources {
+                Some(sources) if sources.are_kept() => return Some(Arc::clone(sources)),
+                // Its agent is stopped, and true again when it goes on.
+                Some(_) if !local.is_cut_off() => return None,
+                _ => {}
             }
             let now_ms = now_ms();
             if local.sources_asked_ms != 0 && now_ms < local.sources_asked_ms + ASK_AGAIN_MS {

@@ -88,6 +88,10 @@ impl Own {
                 }
             }
         };
+        if known.is_none() {
+            // The next may be to an agent that has been started again.
+            local.sources = None;
+        }
         drop(local);
         let answered = known.map_or_else(open, Ok).and_then(|connection| Ok((question(&connection)?, connection)));
         let mut local = self.lock();
@@ -108,6 +112,7 @@ impl Own {
     /// It answers again, or its listener is gone: then whoever asks is told so at once.
     pub(super) fn speaks(&self, connection: Option<Connection>) {
         let mut local = self.lock();
+        local.sources = None;
         local.link = match connection {
             Some(connection) => {
                 local.holder = Some(connection.holder());
@@ -119,6 +124,15 @@ impl Own {
 }
 
 impl Local {
+    /// Whether there is nobody at the other end any more: to somebody who says nothing no question helps.
+    pub(super) fn is_cut_off(&self) -> bool {
+        match &self.link {
+            Link::Idle(connection) => !connection.is_served(),
+            Link::Unmade => true,
+            Link::Used | Link::Silent => false,
+        }
+    }
+
     pub(super) fn file(&mut self, name: (u32, u32)) -> Option<Arc<SentFile>> {
         let (file, used_ms) = self.files.get_mut(&name)?;
         *used_ms = now_ms();

@@ -86,6 +86,11 @@ pub unsafe extern "C-unwind" fn setsockopt(
         set_errno(libc::EOPNOTSUPP);
         return -1;
     }
+    if level == libc::IPPROTO_TCP && option == libc::TCP_ULP && connection(fd).is_some() {
+        // A protocol between the program and TCP (kTLS) would take frames for the program's bytes. As on a kernel without it.
+        set_errno(libc::ENOENT);
+        return -1;
+    }
     // SAFETY: as above.
     unsafe { real::setsockopt(fd, level, option, value, length) }
 }

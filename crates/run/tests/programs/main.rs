@@ -15,6 +15,7 @@ mod nginx;
 mod openssls;
 mod peers;
 mod processes;
+mod refused;
 mod scarce;
 mod signals;
 mod silent;
