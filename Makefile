@@ -9,7 +9,7 @@ BIN := target/release
 export PYTHONDONTWRITEBYTECODE := 1
 AS_ROOT := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(or $(SUDO),env)"
 
-.PHONY: demo older-kernels loom sanitize fuzz test soak nginx-tests odb-suites tlsfuzzer check bench build clean packages rust
+.PHONY: demo older-kernels loom sanitize fuzz test soak nginx-tests odb-suites https-chains tlsfuzzer check bench build clean packages rust
 .DEFAULT_GOAL := build
 
 build: packages rust   ## everything that runs: shunt, shuntd, the nginx module
@@ -41,6 +41,10 @@ nginx-tests: build     ## nginx's own test suite, without Shunt and with tiers, 
 
 odb-suites: build      ## the suites of nginx, HAProxy and Apache, without Shunt and under `shunt run`; fetches them
 	$(SUDO) crates/run/suites/run.py
+
+https-chains: build    ## 2,000 requests over TLS to chains of eight kinds of programs; installs what that takes
+	scripts/install-chains
+	$(AS_ROOT) $(CARGO) test --release -p shunt-run --test programs https:: -- --ignored --test-threads 1
 
 tlsfuzzer: build       ## tlsfuzzer's scripts for TLS 1.3, without Shunt and with it; fetches the suite
 	scripts/fetch-tlsfuzzer

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 
 use crate::bed::{Bed, Program, free_address, wait_until_listening};
@@ -12,7 +13,16 @@ pub struct Backend {
     _program: Program,
 }
 
-fn start(mut command: std::process::Command, address: SocketAddr) -> Backend {
+/// A program's path. `None`, and it says so: it is not installed.
+pub fn has(path: &str) -> Option<&str> {
+    let has = Path::new(path).exists();
+    if !has {
+        println!("skipped: there is no {path} here (make https-chains installs it)");
+    }
+    has.then_some(path)
+}
+
+pub fn start(mut command: std::process::Command, address: SocketAddr) -> Backend {
     let program = Program(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     wait_until_listening(address);
     Backend { address, _program: program }
@@ -37,21 +47,30 @@ if ($how == 'file') {
 }
 ";
 
-/// PHP-FPM over TCP, and what an nginx before it needs: prefixes are /whole, /plain, /file and /pieces; /echo answers
+/// PHP-FPM's pools.
+pub struct Pools {
+    pub addresses: Vec<SocketAddr>,
+    _program: Backend,
+}
+
+/// PHP-FPM over TCP, with a pool for each of these users, and what an nginx before it needs: prefixes are /whole, /plain, /file and /pieces; /echo answers
 /// with what is posted.
-pub fn php(bed: &Bed) -> (Backend, String) {
-    let (address, files) = (free_address(), files(bed));
+pub fn php(bed: &Bed, users: &[&str]) -> (Pools, String) {
+    let (addresses, files) = (users.iter().map(|_| free_address()).collect::<Vec<_>>(), files(bed));
     let directory = bed.path().join("php");
     fs::create_dir_all(&directory).unwrap();
     readable(&directory);
     let script = directory.join("site.php");
     fs::write(&script, PHP).unwrap();
-    let text = format!(
-        "[global]\nerror_log = /proc/self/fd/2\nlog_level = warning\ndaemonize = no\npid = {0}/pid\n\
-         [www]\nuser = www-data\ngroup = www-data\nlisten = {address}\npm = static\npm.max_children = 2\n\
-         pm.max_requests = 1000\n",
+    let mut text = format!(
+        "[global]\nerror_log = /proc/self/fd/2\nlog_level = warning\ndaemonize = no\npid = {0}/pid\n",
         directory.display()
     );
+    for (user, address) in users.iter().zip(&addresses) {
+        text += &format!(
+            "[{user}]\nuser = {user}\nlisten = {address}\npm = static\npm.max_children = 2\npm.max_requests = 1000\n"
+        );
+    }
     fs::write(directory.join("fpm.conf"), text).unwrap();
     let mut command = bed.machine(2).under_shunt("/usr/sbin/php-fpm8.2");
     command.args(["-F", "-O", "-y"]).arg(directory.join("fpm.conf"));
@@ -62,7 +81,8 @@ pub fn php(bed: &Bed) -> (Backend, String) {
         script.display(),
         files.display()
     );
-    (start(command, address), fields)
+    let last = addresses[addresses.len() - 1];
+    (Pools { addresses, _program: start(command, last) }, fields)
 }
 
 /// Apache with its threads, serving files.
@@ -89,7 +109,7 @@ pub fn apache(bed: &Bed, more: &str) -> Backend {
     start(command, address)
 }
 
-const APPLICATION: &str = r"
+pub const APPLICATION: &str = r"
 import os
 
 def pieces(body):

@@ -29,8 +29,8 @@ fn two_tiers(bed: &Bed, next: SocketAddr, more: &str) -> [Tier; 2] {
 
 fn php(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
-    let (php, fields) = backends::php(&bed);
-    let http = format!("upstream php {{ server {}; keepalive 2; }}", php.address);
+    let (php, fields) = backends::php(&bed, &["www-data"]);
+    let http = format!("upstream php {{ server {}; keepalive 2; }}", php.addresses[0]);
     for more in ["", "fastcgi_buffering off; proxy_buffering off;"] {
         let (fastcgi, proxy): (Vec<_>, Vec<_>) =
             more.split_inclusive(';').partition(|directive| directive.contains("fastcgi"));

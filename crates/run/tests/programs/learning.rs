@@ -139,9 +139,9 @@ fn one_content_type_is_learnt_without_another() {
 #[test]
 fn framing_costs_no_faults() {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
-    let (php, fields) = backends::php(&bed);
+    let (php, fields) = backends::php(&bed, &["www-data"]);
     // A new connection for each request, as nginx has it without being told otherwise.
-    let http = format!("upstream php {{ server {}; }}", php.address);
+    let http = format!("upstream php {{ server {}; }}", php.addresses[0]);
     let server = format!("location / {{ {fields} fastcgi_buffer_size 16k; fastcgi_buffers 32 64k; }}");
     let intermediate = tier(&bed, "intermediate", &http, &server, true);
     let (http, server) = proxy_to(intermediate.address, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");

@@ -8,6 +8,7 @@ mod chains;
 mod edges;
 mod files;
 mod http;
+mod https;
 mod learning;
 mod loss;
 mod mix;

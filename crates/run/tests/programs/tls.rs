@@ -17,8 +17,9 @@ use crate::http::{Client, connect};
 use crate::mix::{SIZES, Site, ask_as, files, unchanged};
 use crate::nginx::{Tier, proxy_to, tier};
 
-const NAME: &str = "frontend";
-const SUITES: [CipherSuite; 3] = [
+/// Of the certificate.
+pub const NAME: &str = "frontend";
+pub const SUITES: [CipherSuite; 3] = [
     CipherSuite::TLS13_AES_128_GCM_SHA256,
     CipherSuite::TLS13_AES_256_GCM_SHA384,
     CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
@@ -33,7 +34,7 @@ struct Chain {
     _tiers: [Tier; 3],
 }
 
-fn certificate(bed: &Bed) -> Files {
+pub fn certificate(bed: &Bed) -> Files {
     bed.authority.issue(&Request { name: NAME.into(), addresses: Vec::new(), days: 1 }).unwrap()
 }
 
@@ -49,24 +50,32 @@ fn chain(bed: &Bed, certificate: &Files, backend: &str, proxy: &str) -> Chain {
         certificate.key.display()
     );
     let frontend = tier(bed, "frontend", &http, &server, true);
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(bed.authority.certificate()).unwrap()).unwrap();
-    Chain { tls, roots, _tiers: [frontend, intermediate, backend] }
+    Chain { tls, roots: roots(bed), _tiers: [frontend, intermediate, backend] }
 }
 
 impl Chain {
-    /// One that offers these suites, and resumes its sessions.
     fn client(&self, suites: &[CipherSuite]) -> Client {
-        let mut provider = ring::default_provider();
-        provider.cipher_suites.retain(|suite| suites.contains(&suite.suite()));
-        let config = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
-        let config = Arc::new(config.unwrap().with_root_certificates(self.roots.clone()).with_no_client_auth());
-        let to = self.tls;
-        Client::by(move || {
-            let connection = ClientConnection::new(Arc::clone(&config), ServerName::try_from(NAME).unwrap()).unwrap();
-            Box::new(Updating { stream: StreamOwned::new(connection, connect(to)), requests: 0 })
-        })
+        client(self.tls, &self.roots, suites)
     }
+}
+
+/// Who has issued the certificate.
+pub fn roots(bed: &Bed) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(bed.authority.certificate()).unwrap()).unwrap();
+    roots
+}
+
+/// One that offers these suites, and resumes its sessions.
+pub fn client(to: SocketAddr, roots: &RootCertStore, suites: &[CipherSuite]) -> Client {
+    let mut provider = ring::default_provider();
+    provider.cipher_suites.retain(|suite| suites.contains(&suite.suite()));
+    let config = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions();
+    let config = Arc::new(config.unwrap().with_root_certificates(roots.clone()).with_no_client_auth());
+    Client::by(move || {
+        let connection = ClientConnection::new(Arc::clone(&config), ServerName::try_from(NAME).unwrap()).unwrap();
+        Box::new(Updating { stream: StreamOwned::new(connection, connect(to)), requests: 0 })
+    })
 }
 
 /// Asks for new keys in both directions now and then.

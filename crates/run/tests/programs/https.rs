@@ -1,0 +1,127 @@
+//! Chains whose clients speak TLS: programs of many makes that end it, and many makes behind them, all under Shunt. `make test` asks
+//! each for a sample, where its program is installed; `make https-chains` installs all of them, and asks each for 2,000.
+
+mod behind;
+mod ends;
+
+use std::net::SocketAddr;
+
+use shunt_odb::store::Limits;
+
+use crate::backends;
+use crate::bed::Bed;
+use crate::mix::{Site, ask_as, files, unchanged};
+use crate::nginx::{Tier, proxy_to, tier};
+use crate::tls::{SUITES, client, roots};
+use ends::End;
+
+const SAMPLE: usize = 120;
+const ALL: usize = 2_000;
+
+/// nginx with its files.
+fn served(bed: &Bed) -> Tier {
+    tier(bed, "backend", "sendfile off; output_buffers 2 256k;", &format!("root {};", files(bed).display()), true)
+}
+
+/// nginx on the machine between.
+fn between(bed: &Bed, next: SocketAddr) -> Tier {
+    let (http, server) = proxy_to(next, "proxy_buffers 32 64k; proxy_max_temp_file_size 0;");
+    tier(bed, "intermediate", &http, &server, true)
+}
+
+/// What may be asked of a chain, by clients that offer one suite after the other.
+fn asks(bed: &Bed, end: &End, site: &Site<'_>, requests: usize) {
+    let (seed, roots) = (u64::from(std::process::id()), roots(bed));
+    for suite in SUITES {
+        ask_as(site, || client(end.address, &roots, &[suite]), requests / SUITES.len(), seed);
+    }
+}
+
+fn of_files(end: &End) -> Site<'static> {
+    Site { to: end.address, prefixes: &[""], echoes: &[], ranges: true, made: unchanged }
+}
+
+/// That the chain was one of references, and no plain one.
+fn was_absent(bed: &Bed) {
+    assert!(bed.counted("returned") > 0, "nothing went by reference");
+}
+
+/// A program that ends TLS before two nginx.
+fn ended_by(end: impl Fn(&Bed, SocketAddr) -> Option<End>, requests: usize) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let backend = served(&bed);
+    let between = between(&bed, backend.address);
+    let Some(end) = end(&bed, between.address) else { return };
+    asks(&bed, &end, &of_files(&end), requests);
+    was_absent(&bed);
+}
+
+/// nginx before Varnish, which keeps what it has had, and before one that keeps nothing.
+fn varnish(requests: usize) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let backend = served(&bed);
+    for kept in [0, 120] {
+        let Some(varnish) = behind::varnish(&bed, backend.address, kept) else { return };
+        let end = ends::nginx(&bed, varnish.address);
+        asks(&bed, &end, &of_files(&end), requests / 2);
+    }
+    was_absent(&bed);
+}
+
+/// Two pools, of two users, behind one nginx.
+fn php(requests: usize) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let (pools, fields) = backends::php(&bed, &["www-data", "nobody"]);
+    let servers: String = pools.addresses.iter().map(|address| format!("server {address}; ")).collect();
+    let http = format!("upstream php {{ {servers} keepalive 4; }}");
+    let intermediate = tier(&bed, "intermediate", &http, &format!("location / {{ {fields} }}"), true);
+    let end = ends::nginx(&bed, intermediate.address);
+    let prefixes = &["/whole", "/plain", "/file", "/pieces"];
+    let site = Site { to: end.address, prefixes, echoes: &["/echo"], ranges: false, made: unchanged };
+    asks(&bed, &end, &site, requests);
+    was_absent(&bed);
+}
+
+/// gunicorn, whose bodies are in PostgreSQL: by psycopg2-binary, which brings an OpenSSL of its own.
+fn database(requests: usize) {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let Some(database) = behind::Database::start(&bed) else { return };
+    for encrypted in [false, true] {
+        let gunicorn = database.gunicorn(&bed, encrypted);
+        let end = ends::nginx(&bed, gunicorn.address);
+        let prefixes = &["/whole", "/pieces"];
+        let site = Site { to: end.address, prefixes, echoes: &["/echo"], ranges: false, made: unchanged };
+        asks(&bed, &end, &site, requests / 2);
+    }
+    was_absent(&bed);
+}
+
+macro_rules! chains {
+    ($($name:ident: $run:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn a_sample() {
+                $run(SAMPLE);
+            }
+
+            #[test]
+            #[ignore = "2,000 requests: make https-chains"]
+            fn all() {
+                $run(ALL);
+            }
+        }
+    )*};
+}
+
+chains! {
+    by_nginx: |requests| ended_by(|bed, next| Some(ends::nginx(bed, next)), requests);
+    by_haproxy: |requests| ended_by(|bed, next| Some(ends::haproxy(bed, next)), requests);
+    by_apache: |requests| ended_by(ends::apache, requests);
+    by_node: |requests| ended_by(ends::node, requests);
+    by_java: |requests| ended_by(ends::java, requests);
+    before_varnish: varnish;
+    before_php: php;
+    before_a_database: database;
+}
