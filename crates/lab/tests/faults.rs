@@ -165,7 +165,13 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
         client_is_heard(service, false)?;
         signal_agent(service, Signal::CONT)?;
     }
-    until_settled(lab.client(), |sockets| sockets.iter().map(|socket| socket.unread_bytes).sum())?;
+    let unread = |sockets: &[TcpSocket]| sockets.iter().map(|socket| socket.unread_bytes).sum();
+    // On a busy machine some time after its agent goes on.
+    eventually(|| {
+        ensure!(unread(&lab.client().tcp_sockets()?) > 0, "nothing of the body has come");
+        Ok(())
+    })?;
+    until_settled(lab.client(), unread)?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL)?;
     service.service.kill_agent(lab.backend())?;
