@@ -59,7 +59,7 @@ fn serve(steered: &mut Steered, wait: Duration, responses: &[(usize, usize)]) {
             client.write_all(b"next").expect("the request goes out");
             expect(&mut client, expected);
         }
-        assert_eq!(client.read(&mut [0]).expect("a clean end"), 0);
+        assert_eq!(ending(&mut client).expect("a clean end"), 0);
     });
     let mut sending = Vec::new();
     for (turn, response) in (1..).zip(&responses) {
@@ -111,7 +111,7 @@ fn a_server_that_has_closed_is_waited_for() {
     std::thread::sleep(Duration::from_secs(6));
     let sending = steered.send(&state, &response.payload);
     expect(&mut client, &response.whole());
-    assert_eq!(client.read(&mut [0]).expect("a clean end"), 0);
+    assert_eq!(ending(&mut client).expect("a clean end"), 0);
     sending.finish();
 }
 

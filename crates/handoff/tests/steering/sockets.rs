@@ -32,7 +32,7 @@ pub fn serve(steered: &mut Steered, lengths: &[usize]) {
             client.write_all(format!("request {n}").as_bytes()).expect("the request goes out");
             expect(&mut client, expected);
         }
-        assert_eq!(client.read(&mut [0]).expect("a clean end"), 0);
+        assert_eq!(ending(&mut client).expect("a clean end"), 0);
     });
     for (n, &length) in lengths.iter().enumerate() {
         let handoff = n as u64 + 1;
@@ -273,7 +273,7 @@ fn reset_after_lost_acks(end: impl FnOnce(TcpStream)) {
     steered.hosts.client_is_heard(true);
     assert_eq!(steered.state(&server).acked, 0, "the frontend has heard nothing");
     end(server);
-    let error = client.read(&mut [0]).expect_err("a part of a response");
+    let error = ending(&mut client).expect_err("a part of a response");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
@@ -301,7 +301,7 @@ fn a_client_whose_ack_of_the_header_was_lost_is_reset() {
     drop(server);
     std::thread::sleep(Duration::from_millis(100)); // for the first FIN, and what it draws
     steered.hosts.client_is_heard(true);
-    let error = client.read(&mut [0]).expect_err("a part of a response");
+    let error = ending(&mut client).expect_err("a part of a response");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
 }
 

@@ -371,3 +371,13 @@ pub fn expect(client: &mut TcpStream, expected: &[u8]) {
         at += bytes;
     }
 }
+
+/// What one read gets of a connection that is to end: its bytes, or the error.
+pub fn ending(client: &mut TcpStream) -> std::io::Result<usize> {
+    loop {
+        match client.read(&mut [0]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            ended => return ended,
+        }
+    }
+}

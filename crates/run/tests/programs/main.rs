@@ -5,6 +5,7 @@ mod backends;
 mod bed;
 mod chain;
 mod chains;
+mod costs;
 mod edges;
 mod files;
 mod http;
