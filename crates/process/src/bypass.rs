@@ -18,7 +18,7 @@ pub mod rescue;
 mod sealed;
 
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -230,13 +230,9 @@ fn refuse_for_now(fd: RawFd) {
 fn prepare(fd: RawFd) {
     let Some(client) = client(fd).filter(|client| client.load(Ordering::Relaxed) == POSSIBLE) else { return };
     let _ = rustix::net::sockopt::set_tcp_nodelay(borrow(fd), true);
-    limit_unsent(borrow(fd));
+    // From here on there is room only when all has left.
+    let _ = sockopt::set_i32(borrow(fd), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
     client.store(PREPARED, Ordering::Relaxed);
-}
-
-/// From here on there is room in a socket only when all has left.
-fn limit_unsent(socket: BorrowedFd<'_>) {
-    let _ = sockopt::set_i32(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1);
 }
 
 /// Bytes that were written and that the kernel has not sent yet.

@@ -82,16 +82,6 @@ pub fn segment_bytes(socket: impl AsFd) -> io::Result<u32> {
     get_i32(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG).map(|bytes| bytes.max(0) as u32)
 }
 
-/// Has a TCP socket that has room say so to whoever waits for that, also for a change (epoll(7), EPOLLET). The kernel does whenever the
-/// bound of unsent bytes is set (tcp.c, `TCP_NOTSENT_LOWAT`; stream.c, `sk_stream_write_space`), which stays what it is.
-///
-/// # Errors
-/// The kernel's.
-pub fn announce_room(socket: impl AsFd) -> io::Result<()> {
-    let bound = get_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)?;
-    set_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bound)
-}
-
 /// Bytes that are queued and not yet acknowledged (`SIOCOUTQ`, tcp(7)).
 ///
 /// # Errors

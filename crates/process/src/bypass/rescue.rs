@@ -2,7 +2,7 @@
 //! writes on waits for that; else its client has a part of it, and the connection ends, as by a network that fails.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -13,9 +13,8 @@ use shunt_odb::store::usage::Counted;
 use shunt_sys::odb;
 
 use super::handing::Failed;
-use super::limit_unsent;
 use crate::connections::runtime::Runtime;
-use crate::connections::waiting::{has_room, waits};
+use crate::connections::waiting::{announce_room, waits};
 use crate::system::counts::count;
 use crate::system::inside::{Held, Inside, Lock, outside};
 use crate::system::kernel::{self, borrow, own};
@@ -53,13 +52,6 @@ pub fn is_full(fd: RawFd, flags: i32) -> bool {
 
 /// A connection's, until it is dropped.
 struct UnderWay(u64);
-
-/// A program that was told EAGAIN meanwhile waits for an edge (EPOLLET). Where there is no room, the kernel is asked for it; and
-/// where there is, it looks for who waits whenever this bound is set (do_tcp_setsockopt, sk_stream_write_space).
-fn tell_of_room(connection: &OwnedFd) {
-    has_room(connection.as_raw_fd());
-    limit_unsent(connection.as_fd());
-}
 
 impl UnderWay {
     fn new(cookie: u64) -> Self {
@@ -104,7 +96,7 @@ pub fn start(runtime: &'static Runtime, failed: Failed) {
             reset(&connection);
         }
         drop(under_way);
-        tell_of_room(&connection);
+        announce_room(&connection);
     });
     if !started && let Ok(copy) = copy {
         reset(&copy);

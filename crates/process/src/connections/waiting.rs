@@ -1,13 +1,13 @@
 //! What a read or a write waits for that finds too little: the kernel's own readiness, timeouts and signals.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use libc::iovec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::ipproto;
 use rustix::net::sockopt::socket_protocol;
 use shunt_odb::reference::REFERENCE_BYTES;
-use shunt_sys::sockopt::announce_room;
+use shunt_sys::sockopt::{get_i32, set_i32};
 
 use crate::system::inside::outside;
 use crate::system::kernel::{self, Errno, own};
@@ -54,14 +54,26 @@ pub fn has_room(fd: RawFd) -> bool {
     poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
 }
 
+/// Has a socket say that it has room, now or once it has: a program that was told otherwise, or that has written less than it wanted
+/// to, waits for that to change (epoll(7), EPOLLET).
+pub fn announce_room(socket: impl AsFd) {
+    // Where there is none, the kernel notes that somebody asks. And where there is, it looks for who waits whenever the bound of unsent
+    // bytes is set (tcp.c, TCP_NOTSENT_LOWAT; stream.c, sk_stream_write_space).
+    has_room(socket.as_fd().as_raw_fd());
+    if let Ok(bound) = get_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) {
+        let _ = set_i32(&socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bound);
+    }
+}
+
 /// Whether a program writes the rest of what it has written only in part by another call, soon: it does not wait in its calls, and
-/// is told that there is room, also where it waits for that to change.
+/// is told that there is room.
 pub fn comes_again(fd: RawFd, flags: i32) -> bool {
     let socket = kernel::borrow(fd);
-    let is_told =
-        !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP)) && announce_room(socket).is_ok();
-    // Where there is none after all, the kernel notes that somebody asks.
-    is_told.then(|| has_room(fd)).is_some()
+    let comes_again = !waits(fd, flags) && socket_protocol(socket) == Ok(Some(ipproto::TCP));
+    if comes_again {
+        announce_room(socket);
+    }
+    comes_again
 }
 
 /// Whether the other end will send no more.
