@@ -154,34 +154,62 @@ pub unsafe fn unwatch(ssl: *mut Ssl) {
 }
 
 /// How far a write is that the program has to call again.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
     /// Bytes that are written, by whomever.
     done: usize,
     /// Bytes behind those that OpenSSL has begun to write.
     begun: usize,
-    /// The program has not been told yet that it is to wait for room.
-    is_full: bool,
+    /// The program is to wait for room in the socket: what it is told of the write is not OpenSSL's word.
+    full: Full,
+}
+
+/// Whether the last write waits for room, which OpenSSL does not know (SSL_ERROR_WANT_WRITE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Full {
+    #[default]
+    No,
+    Yes,
+    /// And the program has been told.
+    Told,
 }
 
 impl Progress {
     const FULL: u64 = 1 << 63;
+    /// With the former. No such write has begun.
+    const TOLD: u64 = 1 << 62;
+
+    fn from_long(all: u64) -> Self {
+        let full = match (all & Self::FULL != 0, all & Self::TOLD != 0) {
+            (false, _) => Full::No,
+            (true, false) => Full::Yes,
+            (true, true) => Full::Told,
+        };
+        let begun = if full == Full::No { (all >> 32) as usize } else { 0 };
+        Self { done: all as u32 as usize, begun, full }
+    }
+
+    fn to_long(self) -> u64 {
+        let above = match self.full {
+            Full::No => (self.begun as u64) << 32,
+            Full::Yes => Self::FULL,
+            Full::Told => Self::FULL | Self::TOLD,
+        };
+        above | self.done as u64
+    }
 
     /// # Safety
     /// `ssl` is the program's connection, here and in all that follows.
     unsafe fn of(ssl: *mut Ssl) -> Self {
         // SAFETY: the caller's promise.
-        let all = unsafe { shunt_openssl_progress(ssl) };
-        let begun = (all & !Self::FULL) >> 32;
-        Self { done: all as u32 as usize, begun: begun as usize, is_full: all & Self::FULL != 0 }
+        Self::from_long(unsafe { shunt_openssl_progress(ssl) })
     }
 
     /// # Safety
     /// As above.
     unsafe fn keep(self, ssl: *mut Ssl) {
-        let full = if self.is_full { Self::FULL } else { 0 };
         // SAFETY: as above.
-        unsafe { shunt_openssl_set_progress(ssl, full | (self.begun as u64) << 32 | self.done as u64) };
+        unsafe { shunt_openssl_set_progress(ssl, self.to_long()) };
     }
 }
 
@@ -196,21 +224,22 @@ pub unsafe fn begin_again(ssl: *mut Ssl) {
     }
 }
 
-/// What OpenSSL does not know: the last write waits for room in the socket (SSL_ERROR_WANT_WRITE). It is told once.
+/// Whether the last write waits for room in the socket. Who asks is told that, and asks again only to hear it once more, or of another
+/// call.
 ///
 /// # Safety
 /// `ssl` is the program's connection.
-pub unsafe fn is_full(ssl: *mut Ssl) -> bool {
+pub unsafe fn is_full(ssl: *mut Ssl) -> Full {
     if !is_watched(ssl) {
-        return false;
+        return Full::No;
     }
     // SAFETY: the caller's promise.
     unsafe {
         let progress = Progress::of(ssl);
-        if progress.is_full {
-            Progress { is_full: false, ..progress }.keep(ssl);
+        if progress.full == Full::Yes {
+            Progress { full: Full::Told, ..progress }.keep(ssl);
         }
-        progress.is_full
+        progress.full
     }
 }
 
@@ -223,8 +252,8 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         return None;
     }
     // SAFETY: the program's connection.
-    let Progress { mut done, mut begun, is_full } = unsafe { Progress::of(ssl) };
-    let is_new = done == 0 && begun == 0 && !is_full;
+    let Progress { mut done, mut begun, full } = unsafe { Progress::of(ssl) };
+    let is_new = done == 0 && begun == 0 && full == Full::No;
     if is_new && !(any_absent() && runtime.memory.meets(memory)) || done >= memory.len() {
         return None;
     }
@@ -245,7 +274,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
                 }
                 Turn::Later if !connection.waits() => {
                     // SAFETY: as above.
-                    unsafe { Progress { done, begun: 0, is_full: true }.keep(ssl) };
+                    unsafe { Progress { done, begun: 0, full: Full::Yes }.keep(ssl) };
                     set_errno(libc::EAGAIN);
                     return Some(-1);
                 }
@@ -261,7 +290,7 @@ pub unsafe fn write(runtime: &'static Runtime, ssl: *mut Ssl, memory: &Range<usi
         let wrote = unsafe { connection.write(&(rest.start..rest.start + begun.min(rest.len()))) };
         if wrote <= 0 {
             // SAFETY: as above.
-            unsafe { Progress { done, begun, is_full: false }.keep(ssl) };
+            unsafe { Progress { done, begun, full: Full::No }.keep(ssl) };
             return Some(wrote);
         }
         done += wrote as usize;
@@ -392,6 +421,25 @@ impl Connection {
                 shunt_openssl_let_memory_move(self.ssl);
             }
             functions::write(self.ssl, from.cast(), bytes as c_int, 0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_a_write_is_what_it_was() {
+        for done in [0, 1, 70_000, c_int::MAX as usize] {
+            for begun in [0, 1, 16_384, c_int::MAX as usize] {
+                let kept = Progress { done, begun, full: Full::No };
+                assert_eq!(Progress::from_long(kept.to_long()), kept);
+            }
+            for full in [Full::Yes, Full::Told] {
+                let kept = Progress { done, begun: 0, full };
+                assert_eq!(Progress::from_long(kept.to_long()), kept);
+            }
         }
     }
 }

@@ -6,13 +6,14 @@ use std::ffi::{c_int, c_long, c_void};
 
 use libc::size_t;
 use shunt_process::connections::runtime::runtime;
-use shunt_process::tls::functions::{self, Callback};
-use shunt_process::tls::{self, Context, Ssl};
+use shunt_process::tls::functions::{self, Callback, SYSCALL_ERROR};
+use shunt_process::tls::{self, Context, Full, Ssl};
 
 /// `SSL_CTRL_SET_MSG_CALLBACK`.
 const SET_MESSAGE_CALLBACK: c_int = 15;
 /// `SSL_ERROR_WANT_WRITE`.
 const WANTS_WRITE: c_int = 3;
+
 /// The symbols. Each hands its return address on, behind its own arguments (System V ABI for x86_64, 3.2.3).
 macro_rules! symbols {
     ($($name:ident($($kind:ty),*) -> $result:ty, caller in $register:literal => $target:path;)*) => {$(
@@ -75,11 +76,14 @@ unsafe extern "C-unwind" fn writes_ex(
 /// OpenSSL does not know of a write that waits behind a handoff.
 unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller: usize) -> c_int {
     // SAFETY: as above.
-    if returned <= 0 && unsafe { tls::is_full(ssl.cast_mut()) } {
+    let full = if returned <= 0 { unsafe { tls::is_full(ssl.cast_mut()) } } else { Full::No };
+    if full == Full::Yes {
         return WANTS_WRITE;
     }
     // SAFETY: as above.
-    unsafe { functions::get_error(ssl, returned, caller) }
+    let error = unsafe { functions::get_error(ssl, returned, caller) };
+    // What it says where it knows of nothing: it is asked once more of that write. Of another call it knows.
+    if full == Full::Told && error == SYSCALL_ERROR { WANTS_WRITE } else { error }
 }
 
 unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {

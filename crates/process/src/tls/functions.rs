@@ -10,7 +10,7 @@ use super::{Context, Ssl};
 use crate::system::real::set_errno;
 
 /// `SSL_ERROR_SYSCALL`.
-const SYSCALL_ERROR: c_int = 5;
+pub const SYSCALL_ERROR: c_int = 5;
 
 pub type Callback = Option<unsafe extern "C" fn()>;
 
