@@ -34,6 +34,7 @@
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_ACK_ 0x10
 
+#define SILENT  0
 #define MARKED  1 /* connect or listen with the option */
 #define AGREED  2 /* the other end has it too */
 #define ADOPTED 3 /* and a program keeps account of its frames */
@@ -288,8 +289,11 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     if (!mark)
         return ctx->optname == SHUNT_SPEAK ? REFUSED : ALLOWED;
     if (ctx->optname == SHUNT_SPEAK) {
-        if (sk->state == BPF_TCP_CLOSE)
-            *mark = MARKED;
+        __u32 *speaks = ctx->optval;
+        if ((void *) (speaks + 1) > ctx->optval_end)
+            return REFUSED;
+        if (sk->state == BPF_TCP_CLOSE || (sk->state == BPF_TCP_LISTEN && !*speaks))
+            *mark = *speaks ? MARKED : SILENT;
     } else if (!on_agreed(ctx, sk, mark)) {
         return REFUSED;
     }

@@ -1,6 +1,6 @@
 //! Which of the process's descriptors lead to connections that both ends know to be between programs under Shunt.
 
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,6 +12,7 @@ use crate::connections::entries::{self, CONNECTING, FIRST_PLACE, FOREIGN, KEPT, 
 use crate::connections::runtime::{Runtime, runtime};
 use crate::system::inside::{Inside, is_inside};
 use crate::system::kernel;
+use crate::system::program;
 use crate::system::real::{self, errno, set_errno};
 
 /// The place of the state of a connection between programs under Shunt. `None`: all calls are the kernel's.
@@ -125,8 +126,22 @@ pub fn listening(fd: RawFd) {
         && entry.load(Ordering::Relaxed) == FOREIGN
         && odb::speak(kernel::borrow(fd)).is_ok()
     {
-        entry.store(LISTENING, Ordering::Relaxed);
+        entries::listens(entry);
     }
+}
+
+/// Before execve(2) of the program of this file. Into some the library does not come, and who connects to their listeners would
+/// speak to nobody: these say nothing more of Shunt, also where this process goes on to accept there.
+pub fn executing(file: impl FnOnce() -> Option<OwnedFd>) {
+    let mut listeners = entries::listening().filter(|fd| is_inherited(*fd)).peekable();
+    if listeners.peek().is_some() && file().is_some_and(|file| !program::is_covered(file)) {
+        listeners.for_each(|fd| odb::speak_no_more(kernel::borrow(fd)));
+    }
+}
+
+fn is_inherited(fd: RawFd) -> bool {
+    let flags = rustix::io::fcntl_getfd(kernel::borrow(fd));
+    flags.is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
 }
 
 /// After accept(2).
@@ -161,7 +176,7 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
         && let Some(entry) = entry(fd)
     {
         if rustix::net::sockopt::socket_acceptconn(socket) == Ok(true) {
-            entry.store(LISTENING, Ordering::Relaxed);
+            entries::listens(entry);
         } else if rustix::net::getpeername(socket).is_err() {
             entry.store(CONNECTING, Ordering::Relaxed);
         }

@@ -7,6 +7,7 @@ pub mod inside;
 pub mod kernel;
 pub mod parts;
 pub mod process;
+pub mod program;
 pub mod ranks;
 pub mod real;
 pub mod scarce;

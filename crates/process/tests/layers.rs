@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest up. A module that is in no list of its own is one with the module around it.
 const LAYERS: [&str; 8] = ["system", "memory", "store", "connections", "bypass", "tls", "descriptors", "forks"];
-const SYSTEM: [&str; 12] = [
-    "kernel", "ending", "real", "parts", "stack", "process", "scarce", "signals", "counts", "ranks", "inside",
-    "threads",
+const SYSTEM: [&str; 13] = [
+    "kernel", "ending", "real", "parts", "stack", "process", "program", "scarce", "signals", "counts", "ranks",
+    "inside", "threads",
 ];
 const CONNECTIONS: [&str; 13] = [
     "entries",

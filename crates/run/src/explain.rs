@@ -91,6 +91,8 @@ pub fn explain(program: &Path) -> Result<Explanation> {
     let names: BTreeSet<&str> = imports.iter().filter_map(|import| std::str::from_utf8(import.name()).ok()).collect();
     let coverage = if !interpreter {
         Coverage::None("it is statically linked, as Go programs are: no library can be preloaded")
+    } else if file.section_by_name(".note.go.buildid").is_some() {
+        Coverage::None("Go has made it, which makes its system calls itself")
     } else if file.elf_header().e_machine(file.endian()) != elf::EM_X86_64 {
         Coverage::None("it is not for x86_64")
     } else {

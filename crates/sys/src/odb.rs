@@ -72,6 +72,11 @@ pub fn speak(socket: impl AsFd) -> io::Result<()> {
     sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAK, &1u32)
 }
 
+/// Has a listener say no more that its program is under Shunt: connections that are made from now on are not framed.
+pub fn speak_no_more(socket: impl AsFd) {
+    let _ = sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAK, &0u32);
+}
+
 /// Whether the programs at both ends of a connection are under Shunt. No, where nobody has said yes.
 pub fn speaks(socket: impl AsFd) -> bool {
     sockopt::set(socket, SHUNT_SOL, SHUNT_SPEAKS, &1u32).is_ok()

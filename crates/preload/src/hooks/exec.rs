@@ -1,11 +1,16 @@
 //! Programs that this one executes are under Shunt too, whatever environment it gives them: they may inherit connections
 //! and listeners that speak.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
+use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::OnceLock;
 
 use libc::{c_char, c_int, c_void, pid_t};
+use shunt_process::descriptors;
+use shunt_process::system::kernel::borrow;
+use shunt_process::system::program;
+use shunt_process::system::real::{errno, set_errno};
 
 use super::real;
 use super::variadic::Arguments;
@@ -96,12 +101,60 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
+/// The file that a call executes.
+#[derive(Clone, Copy)]
+enum File {
+    /// A path, from a directory on.
+    At(c_int, *const c_char),
+    /// A name that is looked for on the path.
+    Found(*const c_char),
+    /// One that is open.
+    Open(c_int),
+}
+
+impl File {
+    /// For the library to look at.
+    ///
+    /// # Safety
+    /// Its path is null or a string.
+    unsafe fn open(self) -> Option<OwnedFd> {
+        // SAFETY: the caller's promise.
+        let string = |path: *const c_char| (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+        match self {
+            Self::At(directory, path) => {
+                let path = string(path)?;
+                match (path.is_empty(), directory) {
+                    (true, fd) => opened(fd),
+                    (false, libc::AT_FDCWD) => program::open(None, path),
+                    (false, 0..) => program::open(Some(borrow(directory)), path),
+                    _ => None,
+                }
+            }
+            Self::Found(name) => {
+                // SAFETY: a name; its value is the program's, which does not change it meanwhile.
+                let path = unsafe { libc::getenv(c"PATH".as_ptr()) };
+                program::find(string(name)?, string(path).map_or(b"/bin:/usr/bin", CStr::to_bytes))
+            }
+            Self::Open(fd) => opened(fd),
+        }
+    }
+}
+
+/// A descriptor of its own: one of the program's may be only to be executed (O_PATH).
+fn opened(fd: c_int) -> Option<OwnedFd> {
+    program::open(None, &CString::new(format!("/proc/self/fd/{fd}")).ok()?)
+}
+
 /// Calls with the program's environment, completed.
 ///
 /// # Safety
-/// As [`completed`].
-unsafe fn with<T>(given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
+/// As [`completed`], and [`File::open`].
+unsafe fn with<T>(file: File, given: *const *const c_char, call: impl FnOnce(*const *const c_char) -> T) -> T {
     shunt_process::bypass::turn_ends();
+    let before = errno();
+    // SAFETY: the caller's promise.
+    descriptors::executing(|| unsafe { file.open() });
+    set_errno(before);
     // SAFETY: the caller's promise.
     match unsafe { completed(given) } {
         Some(environment) => call(environment.variables.as_ptr()),
@@ -114,7 +167,9 @@ type Strings = *const *const c_char;
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the program's own call, as all here.
-    unsafe { with(environment, |environment| real::execve(path, arguments, environment)) }
+    unsafe {
+        with(File::At(libc::AT_FDCWD, path), environment, |environment| real::execve(path, arguments, environment))
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -126,7 +181,7 @@ unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: Strings) -> c_
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: as above.
-    unsafe { with(environment, |environment| real::execvpe(file, arguments, environment)) }
+    unsafe { with(File::Found(file), environment, |environment| real::execvpe(file, arguments, environment)) }
 }
 
 #[unsafe(no_mangle)]
@@ -144,13 +199,17 @@ unsafe extern "C-unwind" fn execveat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: as above.
-    unsafe { with(environment, |environment| real::execveat(directory, path, arguments, environment, flags)) }
+    unsafe {
+        with(File::At(directory, path), environment, |environment| {
+            real::execveat(directory, path, arguments, environment, flags)
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: as above.
-    unsafe { with(environment, |environment| real::fexecve(fd, arguments, environment)) }
+    unsafe { with(File::Open(fd), environment, |environment| real::fexecve(fd, arguments, environment)) }
 }
 
 /// execl(3) and execlp(3) behind their first two arguments.
@@ -188,7 +247,9 @@ unsafe extern "C-unwind" fn posix_spawn(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        with(environment, |environment| real::posix_spawn(child, path, actions, attributes, arguments, environment))
+        with(File::At(libc::AT_FDCWD, path), environment, |environment| {
+            real::posix_spawn(child, path, actions, attributes, arguments, environment)
+        })
     }
 }
 
@@ -203,6 +264,8 @@ unsafe extern "C-unwind" fn posix_spawnp(
 ) -> c_int {
     // SAFETY: as above.
     unsafe {
-        with(environment, |environment| real::posix_spawnp(child, file, actions, attributes, arguments, environment))
+        with(File::Found(file), environment, |environment| {
+            real::posix_spawnp(child, file, actions, attributes, arguments, environment)
+        })
     }
 }

@@ -7,6 +7,7 @@ mod chain;
 mod chains;
 mod costs;
 mod edges;
+mod executed;
 mod files;
 mod http;
 mod https;

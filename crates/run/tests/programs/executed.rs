@@ -1,0 +1,59 @@
+//! Programs that others under Shunt execute, and that the library does not come into: their listeners are as any.
+
+use std::process::Stdio;
+
+use shunt_odb::store::Limits;
+
+use crate::actors::built;
+use crate::bed::{Bed, CONNECTS, Program, free_address};
+
+/// Listens, and has another program accept.
+const HANDS_ON: &str = "
+import os, socket, subprocess, sys
+listener = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+program, how, number = sys.argv[2], sys.argv[3], listener.fileno()
+os.set_inheritable(number, True)
+arguments = [program, str(number)]
+if how == 'execv':
+    os.execv(program, arguments)
+elif how == 'execvp':
+    os.environ['PATH'] = '/nowhere:' + os.path.dirname(program)
+    os.execvp(os.path.basename(program), arguments)
+elif how == 'fexecve':
+    os.execve(os.open(program, os.O_PATH), arguments, os.environ)
+elif how == 'posix_spawn':
+    os.waitpid(os.posix_spawn(program, arguments, os.environ), 0)
+else:
+    child = subprocess.Popen(arguments, close_fds=False)
+    sys.exit(child.wait())
+";
+
+const TALKS: &str = "
+for turn in range(3):
+    sent = bytes(range(turn, 256)) * 1000
+    sock.settimeout(60)
+    sock.sendall(sent)
+    sock.shutdown(socket.SHUT_WR)
+    got = b''
+    while part := sock.recv(100_000):
+        got += part
+    assert got == sent, (len(got), len(sent), got[:20])
+    sock = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+";
+
+#[test]
+fn who_connects_to_a_static_program_is_spoken_to_plainly() {
+    let Some(bed) = Bed::new(Limits::default()) else { return };
+    let program = built(&bed.path(), "static.c", "static", "gcc", &["-static", "-O1", "-Wall"]);
+    for how in ["execv", "execvp", "fexecve", "posix_spawn", "subprocess"] {
+        let port = free_address().port().to_string();
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", HANDS_ON, &port]).arg(&program).arg(how);
+        // Its child is not its own: the group ends with the test.
+        let _listens = Program(command.stdin(Stdio::null()).spawn().unwrap());
+        let mut command = bed.under_shunt("python3");
+        command.args(["-B", "-c", &format!("{CONNECTS}{TALKS}"), &port]).stdin(Stdio::null());
+        let talked = Program(command.spawn().unwrap()).0.wait().unwrap();
+        assert!(talked.success(), "{how}: {talked}");
+    }
+}

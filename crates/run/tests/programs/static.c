@@ -1,0 +1,25 @@
+/* Gives back what comes over the connections of a listener that it has inherited, one after the other: linked statically, so
+ * that no library is loaded into it. Its argument: the listener's descriptor. */
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+int main(int count, char **arguments)
+{
+    static char buffer[65536];
+
+    if (count != 2)
+        return 2;
+    for (;;) {
+        int client = accept(atoi(arguments[1]), NULL, NULL);
+        ssize_t got;
+
+        if (client < 0)
+            return 1;
+        while ((got = read(client, buffer, sizeof(buffer))) > 0)
+            for (ssize_t done = 0, more; done < got; done += more)
+                if ((more = write(client, buffer + done, got - done)) < 0)
+                    return 1;
+        close(client);
+    }
+}
