@@ -263,11 +263,14 @@ impl Connections {
         Ok(place)
     }
 
-    /// Where a cookie's state may be. States that ended leave holes, so all of these are looked at.
+    /// Where a cookie's state may be. States that ended leave holes, so all of these are looked at. The kernel counts cookies: those of a
+    /// few connections that were made one after the other are together, in as few pages, and far from those before and after.
     fn probe(&self, cookie: u64) -> impl Iterator<Item = u32> {
         const PROBES: u64 = 64;
+        const TOGETHER: u64 = 16;
         let places = self.places() as u64;
-        let first = cookie.wrapping_mul(0x9e37_79b9_7f4a_7c15) % places;
+        let group = (cookie / TOGETHER).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (places / TOGETHER).max(1);
+        let first = group * TOGETHER + cookie % TOGETHER;
         (0..PROBES.min(places)).map(move |step| ((first + step) % places) as u32)
     }
 
