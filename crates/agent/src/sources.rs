@@ -194,7 +194,9 @@ mod tests {
 
     fn made() -> (SourcesOfPeers, Kept, sources::Sources) {
         let (known, kept) = sources::new(Holder::named("fe1")).unwrap();
-        let read = sources::Sources::new(SharedMemory::open_to_read(kept.memory().unwrap()).unwrap()).unwrap();
+        let read =
+            sources::Sources::new(SharedMemory::open_to_read(kept.memory().try_clone_to_owned().unwrap()).unwrap())
+                .unwrap();
         (SourcesOfPeers::new(known, Holder::named("fe1")), kept, read)
     }
 

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::hash::Hasher;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -110,7 +110,11 @@ pub struct Known {
 
 /// The store's, which says that it is there.
 #[derive(Debug)]
-pub struct Kept(Arc<SharedMemory>);
+pub struct Kept {
+    memory: Arc<SharedMemory>,
+    /// For programs: whoever has become another user since could open it no more.
+    to_read: OwnedFd,
+}
 
 /// For the agent whose store that is, and for the store.
 ///
@@ -118,7 +122,7 @@ pub struct Kept(Arc<SharedMemory>);
 /// The kernel's.
 pub fn new(store: Holder) -> io::Result<(Known, Kept)> {
     let memory = Arc::new(SharedMemory::create("shunt-sources", BYTES)?);
-    let kept = Kept(Arc::clone(&memory));
+    let kept = Kept { to_read: memory.read_only()?, memory: Arc::clone(&memory) };
     kept.seen(now_ms());
     let mut known = Known { memory, store, pairs: HashSet::new(), own: HashSet::new() };
     known.are([]);
@@ -171,22 +175,20 @@ impl Known {
 
 impl Kept {
     /// The memory, for programs to read.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn memory(&self) -> io::Result<OwnedFd> {
-        self.0.read_only()
+    #[must_use]
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.to_read.as_fd()
     }
 
     /// It is kept, at `now_ms`.
     pub fn seen(&self, now_ms: u64) {
-        self.0.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
+        self.memory.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.0.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
+        self.memory.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
     }
 }
 
@@ -238,7 +240,8 @@ mod tests {
 
     fn made() -> (Known, Kept, Sources) {
         let (known, kept) = new(Holder::named("fe1")).unwrap();
-        let sources = Sources::new(SharedMemory::open_to_read(kept.memory().unwrap()).unwrap()).unwrap();
+        let sources =
+            Sources::new(SharedMemory::open_to_read(kept.memory().try_clone_to_owned().unwrap()).unwrap()).unwrap();
         (known, kept, sources)
     }
 

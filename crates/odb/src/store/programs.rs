@@ -179,7 +179,7 @@ impl Program {
                     self.tell(&told, None)
                 }
             },
-            ask::SOURCES => self.tell(&told, Some(server.sources.memory()?.as_fd())),
+            ask::SOURCES => self.tell(&told, Some(server.sources.memory())),
             ask::COUNT if !self.counts => {
                 let page = SharedMemory::create("shunt-counts", USAGE_BYTES)?;
                 self.tell(&told, Some(page.as_fd()))?;
