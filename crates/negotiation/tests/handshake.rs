@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
 use shunt_negotiation::{Ends, LOOPBACK, Negotiation, Speakers};
 use shunt_sys::odb;
@@ -499,22 +500,26 @@ fn as_user<T: Send>(user: u32, group: u32, work: impl FnOnce() -> T + Send) -> T
     })
 }
 
-/// Next packet of a connection's handshake with exactly these flags: its sequence and ACK numbers, and the option's token.
-fn captured(packets: &OwnedFd, server: u16, flags: u8) -> (u32, u32, u64) {
+/// Next packet of a connection's handshake with exactly these flags: its sequence and ACK numbers, and the option's token. Others
+/// on this machine may send so much that the kernel drops copies: then it comes not, for a second, or is another connection's.
+fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, u64)> {
     let mut bytes = [0; 2048];
+    let began = std::time::Instant::now();
     loop {
-        let (_, length) = rustix::net::recv(packets, &mut bytes[..], rustix::net::RecvFlags::empty()).unwrap();
+        if began.elapsed() > std::time::Duration::from_secs(1) {
+            return None;
+        }
+        let (_, length) = rustix::net::recv(packets, &mut bytes[..], rustix::net::RecvFlags::empty()).ok()?;
         let at = usize::from(bytes[0] & 15) * 4;
         let Some(tcp) = bytes[..length].get(at..).filter(|tcp| tcp.len() >= 20 && bytes[9] == 6) else { continue };
         let number = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
-        let ports = [0, 2].map(|at| u16::from_be_bytes([tcp[at], tcp[at + 1]]));
-        if tcp[13] & 0x3f != flags || !ports.contains(&server) {
+        if tcp[13] & 0x3f != flags || [0, 2].map(|at| u16::from_be_bytes([tcp[at], tcp[at + 1]])) != ports {
             continue;
         }
         let options = &tcp[20..usize::from(tcp[12] >> 4) * 4];
         let ours = [254, 14, 0x53, 0x68, 0x4f, 0x42];
         let found = options.windows(14).find(|option| option.starts_with(&ours)).expect("no such option");
-        return (number(4), number(8), u64::from_le_bytes(found[6..].try_into().unwrap()));
+        return Some((number(4), number(8), u64::from_le_bytes(found[6..].try_into().unwrap())));
     }
 }
 
@@ -532,18 +537,25 @@ fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     let every_ip =
         rustix::net::Protocol::from_raw(rustix::net::RawProtocol::new(u32::from(0x0800_u16.to_be())).unwrap());
     let packets = socket(AddressFamily::PACKET, SocketType::DGRAM, Some(every_ip)).unwrap();
-    let (listener, address) = listening(true);
-    let client = speaking(address);
-    let port = SocketAddr::try_from(getsockname(&client).unwrap()).unwrap().port();
+    let second = Some(std::time::Duration::from_secs(1));
+    rustix::net::sockopt::set_socket_timeout(&packets, Timeout::Recv, second).unwrap();
+    let (_listener, address) = listening(true);
+    let ((client, server), port) = shunt_testbed::eventually(|| {
+        let client = speaking(address);
+        let port = SocketAddr::try_from(getsockname(&client).unwrap()).unwrap().port();
+        let syn = captured(&packets, [port, address.port()], SYN).ok_or("no SYN was seen")?;
+        let answer = captured(&packets, [address.port(), port], SYN_ACK).ok_or("no SYN-ACK was seen")?;
+        Ok::<_, &str>(((syn, answer), port))
+    })
+    .unwrap();
     let token = |what: u16, client_isn: u32, server_isn: u32| {
         let mapped = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let ports = [what, port, address.port(), 0].map(u16::to_le_bytes).concat();
         let numbers = [client_isn, server_isn].map(u32::to_le_bytes).concat();
         siphasher::sip::SipHasher24::new_with_key(&[7; 16]).hash(&[&ports[..], &mapped, &mapped, &numbers].concat())
     };
-    let (client_isn, _, of_syn) = captured(&packets, address.port(), SYN);
+    let (client_isn, _, of_syn) = client;
     assert_eq!(of_syn, token(1, client_isn, 0));
-    let (server_isn, ack, of_answer) = captured(&packets, address.port(), SYN_ACK);
-    assert_eq!((ack, of_answer), (client_isn + 1, token(2, client_isn, server_isn)));
-    drop(listener);
+    let (server_isn, ack, of_answer) = server;
+    assert_eq!((ack, of_answer), (client_isn.wrapping_add(1), token(2, client_isn, server_isn)));
 }

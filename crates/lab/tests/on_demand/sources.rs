@@ -10,9 +10,10 @@ fn without_the_backend(host: &Host, text: String) -> String {
     if host.role() != Role::Frontend {
         return text;
     }
-    let (before, peers) = text.split_once("[[peer]]").expect("a peer");
-    let kept = peers.split("[[peer]]").filter(|peer| !peer.contains("name = \"backend\""));
-    kept.fold(before.to_owned(), |text, peer| text + "[[peer]]" + peer)
+    let of_backend = "\n[[peer]]\nname = \"backend\"\n";
+    let (before, behind) = text.split_once(of_backend).expect("a peer");
+    let next = behind.find("\n[").unwrap_or(behind.len());
+    format!("{before}{}", &behind[next..])
 }
 
 #[test]
