@@ -146,7 +146,7 @@ impl<'lab> Service<'lab> {
             let others: Vec<&Host> = tiers.iter().copied().filter(|other| other.name() != host.name()).collect();
             self.agents.push(Agent::start(self.lab.id(), host, &others, options, &program)?);
         }
-        self.agents.iter_mut().try_for_each(Agent::wait_for_peers)
+        self.wait_for_first_sessions(options)
     }
 
     fn start_agents(&mut self, options: &Options) -> Result<()> {
@@ -159,6 +159,10 @@ impl<'lab> Service<'lab> {
         for host in &backends {
             self.agents.push(Agent::start(self.lab.id(), host, &frontends, options, &program)?);
         }
+        self.wait_for_first_sessions(options)
+    }
+
+    fn wait_for_first_sessions(&mut self, options: &Options) -> Result<()> {
         if !options.settings.apart {
             return self.agents.iter_mut().try_for_each(Agent::wait_for_peers);
         }
