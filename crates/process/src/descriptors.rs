@@ -126,7 +126,7 @@ pub fn listening(fd: RawFd) {
         && entry.load(Ordering::Relaxed) == FOREIGN
         && odb::speak(kernel::borrow(fd)).is_ok()
     {
-        entries::listens(entry);
+        entries::listens(fd);
     }
 }
 
@@ -176,7 +176,7 @@ fn came(runtime: &Runtime, fd: RawFd, waits: bool) {
         && let Some(entry) = entry(fd)
     {
         if rustix::net::sockopt::socket_acceptconn(socket) == Ok(true) {
-            entries::listens(entry);
+            entries::listens(fd);
         } else if rustix::net::getpeername(socket).is_err() {
             entry.store(CONNECTING, Ordering::Relaxed);
         }

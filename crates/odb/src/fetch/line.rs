@@ -91,14 +91,18 @@ impl Line {
         limit: &mut Limit<'_>,
     ) -> io::Result<Option<usize>> {
         let Wanted { reference, into } = wanted;
-        let mut got = 0;
-        if !self.drain(waiting, limit)? {
-            return Ok(Some(got));
+        let (mut got, mut returns) = (0, returns);
+        if self.left > 0 {
+            // They have no answer that would wait for the end of that one.
+            self.ask(std::mem::take(&mut returns), [].into_iter(), waiting)?;
+            if !self.drain(waiting, limit)? || limit.is_over() {
+                return Ok(Some(got));
+            }
         }
-        while got < into.len() && !limit.is_over() {
+        loop {
             let now = (into.len() - got).min(self.some);
             let part = Reference { offset: reference.offset + got as u64, length: now as u64, ..*reference };
-            self.ask(if got == 0 { returns } else { &[] }, [&part].into_iter(), waiting)?;
+            self.ask(std::mem::take(&mut returns), [&part].into_iter(), waiting)?;
             if !self.answer(&part, waiting)? {
                 return Ok(None);
             }
@@ -106,8 +110,10 @@ impl Line {
             self.left = now - came;
             self.some = limit.next(self.some, came);
             got += came;
+            if got == into.len() || limit.is_over() {
+                return Ok(Some(got));
+            }
         }
-        Ok(Some(got))
     }
 
     /// Asks for what is behind some references.

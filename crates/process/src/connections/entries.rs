@@ -1,7 +1,7 @@
 //! A table of the process's descriptors, by number: what is known of each.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use shunt_sys::own::is_own;
 
@@ -38,19 +38,21 @@ pub fn used() -> impl Iterator<Item = (RawFd, u32)> {
     (0..DESCRIPTORS as RawFd).filter_map(|fd| Some((fd, known(fd)?)))
 }
 
-/// Whether any descriptor ever was of a listener that is marked: most programs have none, and the table is long.
-static ANY_LISTENS: AtomicBool = AtomicBool::new(false);
+/// Marked listeners have ever been below this: most programs have none, and the table is long.
+static LISTENERS_END: AtomicI32 = AtomicI32::new(0);
 
-/// A listener is marked.
-pub fn listens(entry: &AtomicU32) {
-    ANY_LISTENS.store(true, Ordering::Relaxed);
-    entry.store(LISTENING, Ordering::Relaxed);
+/// A descriptor is a marked listener's.
+pub fn listens(fd: RawFd) {
+    if let Some(entry) = entry(fd) {
+        LISTENERS_END.fetch_max(fd + 1, Ordering::Relaxed);
+        entry.store(LISTENING, Ordering::Relaxed);
+    }
 }
 
 /// Those that listen and are marked.
 pub fn listening() -> impl Iterator<Item = RawFd> {
-    let end = if ANY_LISTENS.load(Ordering::Relaxed) { highest() } else { 0 };
-    (0..end).filter(|fd| entry(*fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == LISTENING))
+    (0..LISTENERS_END.load(Ordering::Relaxed))
+        .filter(|fd| entry(*fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == LISTENING))
 }
 
 /// A descriptor is the library's.
