@@ -191,6 +191,8 @@ impl Shared {
     /// A connection to a holder, by this machine's agent, which may have been started again. Where the holder was silent, its
     /// store has answered.
     fn reach(self: &Arc<Self>, holder: Holder, way: &Way) -> io::Result<Line> {
+        // Also where it has come to be tried anew meanwhile: this attempt is of before.
+        let to_ask = way.to_ask();
         // Who only passes references on, and gives shares back, is counted by that connection, too.
         let _ = self.ask(|_| Ok(()));
         let open = || Connection::open_within(&self.path, QUICK);
@@ -207,7 +209,7 @@ impl Shared {
         let why = "this machine's agent has no peer of that name that lets it fetch, or cannot reach it";
         let channel = reached.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
         let mut line = Line::new(channel);
-        if let Some(reference) = way.to_ask() {
+        if let Some(reference) = to_ask {
             line.fetch(&[], &mut [&mut Wanted { reference, into: &mut [0] }], &|| ())?;
         }
         Ok(line)
