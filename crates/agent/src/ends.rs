@@ -182,7 +182,7 @@ impl EndsOfPeers {
         Addresses::of(&all.iter().copied().filter(|address| is_usable(*address)).collect::<Vec<_>>())
     }
 
-    /// Whose each address is: a peer's, or, `None`, this machine's.
+    /// All addresses that are known, and the peer that has each; `None`: this machine has it.
     pub(crate) fn owned(&self) -> Vec<(IpAddr, Option<usize>)> {
         let peer = |owner: &Owner| match owner {
             Owner::This => None,

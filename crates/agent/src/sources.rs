@@ -19,7 +19,7 @@ use crate::agent::Agent;
 const HEARD: u32 = 16;
 const EVERY: Duration = Duration::from_secs(1);
 
-/// What a peer has said in a session.
+/// A peer's sources, as it has said them in a session.
 #[derive(Debug, Default)]
 struct Said {
     sources: Vec<Holder>,
@@ -30,11 +30,13 @@ struct Said {
     waiting: Option<Sources>,
 }
 
-/// What is known of all.
+/// The sources of this machine and of its peers.
 #[derive(Debug)]
 pub(crate) struct SourcesOfPeers {
     known: Known,
     store: Holder,
+    /// The peers' stores, by their numbers.
+    stores: Vec<Holder>,
     /// Peers whose stores this machine's programs can fetch from.
     open: BTreeSet<usize>,
     said: BTreeMap<usize, Said>,
@@ -43,8 +45,8 @@ pub(crate) struct SourcesOfPeers {
 }
 
 impl SourcesOfPeers {
-    pub(crate) fn new(known: Known, store: Holder) -> Self {
-        Self { known, store, open: BTreeSet::new(), said: BTreeMap::new(), lost: 0 }
+    pub(crate) fn new(known: Known, store: Holder, stores: Vec<Holder>) -> Self {
+        Self { known, store, stores, open: BTreeSet::new(), said: BTreeMap::new(), lost: 0 }
     }
 
     /// A session is over.
@@ -68,7 +70,7 @@ impl SourcesOfPeers {
         said.sources = sources.iter().map(Holder::from).collect();
     }
 
-    /// Those that were heard too often, and are heard again: whether there are any.
+    /// Hears peers again that had said theirs too often. True: there were some.
     fn hear_again(&mut self, now: Instant) -> bool {
         let due = |said: &mut Said| said.waiting.take_if(|_| said.since.is_none_or(|since| now >= since + EVERY));
         let heard: Vec<_> = self.said.iter_mut().filter_map(|(peer, said)| Some((*peer, due(said)?))).collect();
@@ -76,13 +78,14 @@ impl SourcesOfPeers {
         !heard.is_empty()
     }
 
-    fn own<'a>(&'a self, names: &'a [Holder]) -> impl Iterator<Item = Holder> + 'a {
-        [self.store].into_iter().chain(self.open.iter().filter_map(|&peer| names.get(peer).copied()))
+    /// This machine's.
+    fn own(&self) -> impl Iterator<Item = Holder> + '_ {
+        [self.store].into_iter().chain(self.open.iter().filter_map(|&peer| self.stores.get(peer).copied()))
     }
 
-    /// Tells programs. `ends`: whose address each is, a peer's or this machine's; `names`: peers' stores.
-    pub(crate) fn settle(&mut self, ends: &[(IpAddr, Option<usize>)], names: &[Holder]) {
-        let own: HashSet<Holder> = self.own(names).collect();
+    /// Tells programs. `ends`: whose address each is, a peer's or this machine's.
+    pub(crate) fn settle(&mut self, ends: &[(IpAddr, Option<usize>)]) {
+        let own: HashSet<Holder> = self.own().collect();
         let mut all = Vec::new();
         for &(address, peer) in ends {
             match peer {
@@ -111,11 +114,10 @@ impl SourcesOfPeers {
 }
 
 impl Agent {
-    /// What programs are told is true again.
+    /// Has programs told what is true now.
     pub(crate) fn settle_sources(&mut self) {
-        let names: Vec<Holder> = self.peers.iter().map(|peer| Holder::named(&peer.name)).collect();
         if let Some(store) = &mut self.store {
-            store.sources.settle(&store.ends.owned(), &names);
+            store.sources.settle(&store.ends.owned());
         }
     }
 
@@ -143,9 +145,8 @@ impl Agent {
 
     /// Tells this machine's sources to all whose programs this one's may have connections with.
     fn tell_sources(&mut self) {
-        let names: Vec<Holder> = self.peers.iter().map(|peer| Holder::named(&peer.name)).collect();
         let Some(store) = &self.store else { return };
-        let own = Sources::of(store.sources.own(&names).map(Into::into));
+        let own = Sources::of(store.sources.own().map(Into::into));
         let peers: Vec<usize> = store.sources.open.iter().copied().collect();
         for peer in peers {
             if let Some(session) = self.peers[peer].session() {
@@ -197,7 +198,7 @@ mod tests {
         let read =
             sources::Sources::new(SharedMemory::open_to_read(kept.memory().try_clone_to_owned().unwrap()).unwrap())
                 .unwrap();
-        (SourcesOfPeers::new(known, Holder::named("fe1")), kept, read)
+        (SourcesOfPeers::new(known, Holder::named("fe1"), names().to_vec()), kept, read)
     }
 
     #[test]
@@ -206,16 +207,16 @@ mod tests {
         let (names, now) = (names(), Instant::now());
         let ends = [(ip(1), None), (ip(2), Some(0)), (ip(3), Some(1))];
         let have = |last, store: &Holder| read.have(End::of(ip(last)), store);
-        all.settle(&ends, &names);
+        all.settle(&ends);
         assert!(have(1, &all.store) && !have(1, &names[0]) && !have(2, &names[0]));
         all.open.insert(0);
         all.hear(0, &said(&[names[0], names[2]]), now);
-        all.settle(&ends, &names);
+        all.settle(&ends);
         assert!(have(1, &names[0]) && have(2, &names[0]) && have(2, &names[2]));
         assert!(!have(2, &names[1]) && !have(2, &all.store) && !have(3, &names[0]) && !have(1, &names[1]));
         assert_eq!((all.of_peers(), read.came(&names[0])), (2, 1));
         all.end(0);
-        all.settle(&ends, &names);
+        all.settle(&ends);
         assert!(!have(1, &names[0]) && !have(2, &names[0]) && have(1, &all.store));
     }
 

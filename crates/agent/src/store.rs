@@ -154,8 +154,9 @@ impl Store {
         let (server, orders, known) = Server::new(limits(store), programs, holder, link)?;
         let (counters, usage, shelf) = (server.counters(), server.usage(), server.shelf());
         let server = Some(server);
-        let mut sources = SourcesOfPeers::new(known, holder);
-        sources.settle(&ends.owned(), &[]);
+        let stores = config.peers.iter().map(|peer| Holder::named(&peer.name)).collect();
+        let mut sources = SourcesOfPeers::new(known, holder, stores);
+        sources.settle(&ends.owned());
         Ok(Self {
             orders,
             counters,

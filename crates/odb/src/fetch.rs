@@ -29,12 +29,12 @@ use crate::sources::{End, Sources};
 use crate::store::client::{Connection, QUICK};
 use crate::store::session::ANSWERS_MAX;
 use introducers::{Introducers, Pool};
-use line::Sent;
+use line::{Line, Sent};
 use own::{FILES_MAX, Local, NoAnswer, Own};
 pub use patience::LONG;
 pub use tender::Threads;
 use tender::{Task, Tasks};
-use way::{Turn, Way};
+use way::Way;
 
 /// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
 /// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.
@@ -188,7 +188,7 @@ impl Holders {
     ) -> Result<usize, FetchError> {
         let mut wanted = Wanted { reference: *reference, into };
         let Some(remote) = self.0.copy(&mut wanted)? else { return Ok(reference.length as usize) };
-        let fetched = self.0.by_way(reference, &|| (), |turn, returns| turn.fetch_some(returns, remote, may_end))?;
+        let fetched = self.0.by_way(reference, &|| (), |line, returns| line.fetch_some(returns, remote, may_end))?;
         fetched.ok_or(FetchError::Gone(reference.payload))
     }
 
@@ -325,11 +325,6 @@ impl Shared {
         sources
     }
 
-    /// How often the holder has come to be this machine's source.
-    fn came(self: &Arc<Self>, holder: &Holder) -> u64 {
-        self.sources().map_or(0, |sources| sources.came(holder))
-    }
-
     /// Asks the store of this machine.
     fn ask<T>(self: &Arc<Self>, question: impl FnOnce(&Connection) -> io::Result<T>) -> Result<T, NoAnswer> {
         let (answer, is_new) = self.own.ask(|| self.open(), question);
@@ -346,10 +341,16 @@ impl Shared {
             return Ok(());
         }
         let holder = reference.payload.holder;
-        let way = self.way(holder);
+        let way = self.way_to_ask(holder);
         let make = || self.begin(Task::Reach(holder, Arc::clone(&way)));
-        way.came(self.came(&holder));
         way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
+    }
+
+    /// The way to a holder that somebody needs now.
+    fn way_to_ask(self: &Arc<Self>, holder: Holder) -> Arc<Way> {
+        let way = self.way(holder);
+        way.came(self.sources().map_or(0, |sources| sources.came(&holder)));
+        way
     }
 
     fn way(&self, holder: Holder) -> Arc<Way> {
@@ -358,7 +359,7 @@ impl Shared {
 
     fn fetch_batch(self: &Arc<Self>, batch: &mut [&mut Wanted<'_>], tell: &dyn Fn()) -> Result<(), FetchError> {
         let Some(about) = batch.first().map(|wanted| wanted.reference) else { return Ok(()) };
-        let gone = self.by_way(&about, tell, |turn, returns| turn.fetch(returns, batch, tell))?;
+        let gone = self.by_way(&about, tell, |line, returns| line.fetch(returns, batch, tell))?;
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
@@ -367,26 +368,25 @@ impl Shared {
         self: &Arc<Self>,
         about: &Reference,
         tell: &dyn Fn(),
-        mut ask: impl FnMut(&mut Turn<'_>, &[Sent]) -> io::Result<T>,
+        mut ask: impl FnMut(&mut Line, &[Sent]) -> io::Result<T>,
     ) -> Result<T, FetchError> {
         let holder = about.payload.holder;
-        let way = self.way(holder);
-        way.came(self.came(&holder));
+        let way = self.way_to_ask(holder);
         let reach = || Task::Reach(holder, Arc::clone(&way));
         let mut broken = io::ErrorKind::NotConnected.into();
-        for turn in 0..=RETRIES {
-            if turn > 1 {
-                std::thread::sleep(PAUSE * turn);
+        for time in 0..=RETRIES {
+            if time > 1 {
+                std::thread::sleep(PAUSE * time);
             }
             let taken = way.take(about, || self.begin(reach()), tell);
-            let (mut line, returns) = taken.map_err(|error| FetchError::Holder(holder, error))?;
-            match ask(&mut line, &returns) {
+            let (mut turn, returns) = taken.map_err(|error| FetchError::Holder(holder, error))?;
+            match turn.line().and_then(|line| ask(line, &returns)) {
                 Ok(answer) => {
-                    line.put_back();
+                    turn.put_back();
                     return Ok(answer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    line.lose();
+                    turn.lose();
                     self.begin_later(reach());
                     return Err(FetchError::Holder(holder, error));
                 }

@@ -25,6 +25,7 @@ pub mod hold;
 pub mod learnt;
 pub mod link;
 pub mod place;
+mod presence;
 pub mod records;
 pub mod reference;
 pub mod segment;

@@ -25,11 +25,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use shunt_sys::shared::SharedMemory;
 
+use crate::presence;
+pub use crate::presence::now_ms;
 use crate::reference::Reference;
 use crate::touched::Touched;
 
@@ -43,11 +43,8 @@ const PAGE_BYTES: usize = 4096;
 /// Where data begins.
 pub const DATA_BYTES_FROM: usize = PAGE_BYTES + SLOTS * SLOT_BYTES;
 
-/// In the head: when the store was last there ([`now_ms`]); [`ENDED`] once it is not.
-const SEEN_MS: usize = 0;
-const ENDED: u64 = 0;
-/// A store that was not seen for so long is taken for lost. It says that it is there four times a second.
-const LOST_AFTER_MS: u64 = 2_000;
+/// In the head: a word of [`crate::presence`].
+const SEEN: usize = 0;
 
 /// In the head: a word for each place of a file.
 const FILES_AT: usize = 64;
@@ -78,14 +75,6 @@ const STREAM: usize = 56;
 const FREE: u32 = 0;
 const USED: u32 = 1;
 const RETURNED: u32 = 2;
-
-/// Milliseconds of a clock that all processes of a machine share.
-#[must_use]
-pub fn now_ms() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    let now = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
 
 fn slot_at(slot: usize) -> usize {
     PAGE_BYTES + slot * SLOT_BYTES
@@ -192,12 +181,12 @@ impl Reader {
 
     /// The store is there, at `now_ms`, and the program may go on.
     pub fn seen(&self, now_ms: u64) {
-        self.0.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
+        presence::seen(self.0.long(SEEN), now_ms);
     }
 
     /// The store ends.
     pub fn end(&self) {
-        self.0.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
+        presence::end(self.0.long(SEEN));
     }
 
     /// What was needed of a payload, before its slot is free.
@@ -268,7 +257,7 @@ impl Mapped {
     /// Whether the store may still lease its pages out: a reader that maps it longer keeps them from everybody.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.0.0.long(SEEN_MS).load(Ordering::Relaxed) != ENDED
+        !presence::has_ended(self.0.0.long(SEEN))
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```text
 //!  0         8    4096                        6144 .. 8192
 //!  +---------+----+---------------------------+-----+---------------------------------+
-//!  | seen_ms |    | 128 sources of this one:  |     | 8,192 rows of 8 pairs           |
+//!  | seen    |    | 128 sources of this one:  |     | 8,192 rows of 8 pairs           |
 //!  |         |    | name, how often it came   |     | of an end and a store, or zeros |
 //!  +---------+----+---------------------------+-----+---------------------------------+
 //! ```
@@ -25,10 +25,11 @@ use shunt_sys::shared::SharedMemory;
 use siphasher::sip::SipHasher24;
 use zerocopy::IntoBytes;
 
+use crate::presence::{self, now_ms};
 use crate::reference::Holder;
-use crate::segment::now_ms;
 
-const SEEN_MS: usize = 0;
+/// A word of [`crate::presence`].
+const SEEN: usize = 0;
 const OWN: usize = 4096;
 const OWN_MAX: usize = 128;
 const ROWS: usize = 8192;
@@ -36,17 +37,12 @@ const ROWS_MAX: u64 = 8192;
 const PAIRS_OF_A_ROW: usize = 8;
 const BYTES: usize = ROWS + ROWS_MAX as usize * PAIRS_OF_A_ROW * size_of::<u64>();
 
-/// Who has not been seen for so long keeps nothing true any more.
-const LOST_AFTER_MS: u64 = 2_000;
-/// In place of a time: the store has ended.
-const ENDED: u64 = u64::MAX;
-
 /// Other machines' addresses, and this one's, as numbers. All of the latter's loopback addresses are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End(u64);
 
 impl End {
-    /// Whose address it is.
+    /// The machine that has this address.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
         let octets = match address.to_canonical() {
@@ -182,13 +178,13 @@ impl Kept {
 
     /// It is kept, at `now_ms`.
     pub fn seen(&self, now_ms: u64) {
-        self.memory.long(SEEN_MS).store(now_ms.max(1), Ordering::Relaxed);
+        presence::seen(self.memory.long(SEEN), now_ms);
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.memory.long(SEEN_MS).store(ENDED, Ordering::Relaxed);
+        presence::end(self.memory.long(SEEN));
     }
 }
 
@@ -208,8 +204,7 @@ impl Sources {
     /// Whether anybody sees to it that it is true.
     #[must_use]
     pub fn are_kept(&self) -> bool {
-        let seen_ms = self.0.long(SEEN_MS).load(Ordering::Relaxed);
-        seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
+        presence::is_there(self.0.long(SEEN))
     }
 
     /// Whether programs at that end can fetch from that store.

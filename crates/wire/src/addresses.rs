@@ -3,12 +3,11 @@
 
 use std::net::IpAddr;
 
-use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::address::Address;
 use crate::local::Reason;
-use crate::peer::{FrameHeader, HEADER_BYTES, kind};
+use crate::peer::{FrameHeader, kind};
 
 /// Addresses of one machine at most.
 pub const ADDRESSES_MAX: usize = 64;
@@ -38,11 +37,7 @@ impl Addresses {
 
     /// Appends them as one frame (ADDRESSES).
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let list = self.list[..self.count].as_bytes();
-        let length = U32::new((HEADER_BYTES + list.len()) as u32);
-        let header = FrameHeader { length, kind: kind::ADDRESSES.into(), zero: U16::ZERO };
-        out.extend_from_slice(header.as_bytes());
-        out.extend_from_slice(list);
+        FrameHeader::emit(kind::ADDRESSES, &[self.list[..self.count].as_bytes()], out);
     }
 
     /// Of a frame's body.

@@ -76,6 +76,16 @@ pub struct FrameHeader {
     pub zero: U16,
 }
 
+impl FrameHeader {
+    /// Appends a frame of a kind, whose body has these parts.
+    pub(crate) fn emit(kind: u16, parts: &[&[u8]], out: &mut Vec<u8>) {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let header = Self { length: U32::new((HEADER_BYTES + bytes) as u32), kind: U16::new(kind), zero: U16::ZERO };
+        out.extend_from_slice(header.as_bytes());
+        parts.iter().for_each(|part| out.extend_from_slice(part));
+    }
+}
+
 macro_rules! body {
     ($(#[$doc:meta])* $name:ident, $kind:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -88,10 +98,7 @@ macro_rules! body {
         impl $name {
             /// Appends this as one frame.
             pub fn emit(&self, out: &mut Vec<u8>) {
-                let length = U32::new((HEADER_BYTES + size_of::<Self>()) as u32);
-                let header = FrameHeader { length, kind: U16::new($kind), zero: U16::ZERO };
-                out.extend_from_slice(header.as_bytes());
-                out.extend_from_slice(self.as_bytes());
+                FrameHeader::emit($kind, &[self.as_bytes()], out);
             }
         }
     };
@@ -648,12 +655,7 @@ impl Claim {
 
     /// Appends it as one frame, with the parts that it is of.
     pub fn emit_with(&self, parts: &Parts, out: &mut Vec<u8>) {
-        let list = parts.as_slice().as_bytes();
-        let length = U32::new((HEADER_BYTES + size_of::<Self>() + list.len()) as u32);
-        let header = FrameHeader { length, kind: kind::CLAIM_PARTS.into(), zero: U16::ZERO };
-        for bytes in [header.as_bytes(), self.as_bytes(), list] {
-            out.extend_from_slice(bytes);
-        }
+        FrameHeader::emit(kind::CLAIM_PARTS, &[self.as_bytes(), parts.as_slice().as_bytes()], out);
     }
 
     /// How the connection is encrypted for this payload.
@@ -830,7 +832,7 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_of_a_known_kind_panics(kind in 0u16..32, body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_frame_of_a_known_kind_panics(kind in 0u16..=kind::SOURCES, body in proptest::collection::vec(any::<u8>(), 0..300)) {
             let length = U32::new((HEADER_BYTES + body.len()) as u32);
             let header = FrameHeader { length, kind: kind.into(), zero: U16::ZERO };
             let _ = Frame::parse(&[header.as_bytes(), &body].concat());

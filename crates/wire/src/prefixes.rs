@@ -3,12 +3,11 @@
 
 use std::net::SocketAddr;
 
-use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::Address;
 use crate::local::Reason;
-use crate::peer::{FrameHeader, HEADER_BYTES, kind};
+use crate::peer::{FrameHeader, kind};
 
 /// Prefixes for one peer at most (`SHUNT_PREFIXES_MAX`).
 pub const PREFIXES_MAX: usize = 64;
@@ -79,11 +78,7 @@ impl Prefixes {
 
     /// Appends them as one frame (SPEAKS_FOR).
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let list = self.as_slice().as_bytes();
-        let length = U32::new((HEADER_BYTES + list.len()) as u32);
-        let header = FrameHeader { length, kind: kind::SPEAKS_FOR.into(), zero: U16::ZERO };
-        out.extend_from_slice(header.as_bytes());
-        out.extend_from_slice(list);
+        FrameHeader::emit(kind::SPEAKS_FOR, &[self.as_slice().as_bytes()], out);
     }
 
     /// Of a frame's body.

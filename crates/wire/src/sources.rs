@@ -2,10 +2,9 @@
 //! references to these alone (crates/odb, sources.rs).
 
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32};
 
 use crate::local::Reason;
-use crate::peer::{FrameHeader, HEADER_BYTES, kind};
+use crate::peer::{FrameHeader, kind};
 
 /// Sources of one machine at most: its own store, and its peers'.
 pub const SOURCES_MAX: usize = 65;
@@ -39,11 +38,7 @@ impl Sources {
 
     /// Appends them as one frame (SOURCES).
     pub fn emit(&self, out: &mut Vec<u8>) {
-        let list = self.list[..self.count].as_bytes();
-        let length = U32::new((HEADER_BYTES + list.len()) as u32);
-        let header = FrameHeader { length, kind: kind::SOURCES.into(), zero: U16::ZERO };
-        out.extend_from_slice(header.as_bytes());
-        out.extend_from_slice(list);
+        FrameHeader::emit(kind::SOURCES, &[self.list[..self.count].as_bytes()], out);
     }
 
     /// Of a frame's body.

@@ -372,7 +372,7 @@ pub fn expect(client: &mut TcpStream, expected: &[u8]) {
     }
 }
 
-/// What one read gets of a connection that is to end: its bytes, or the error.
+/// Reads once of a connection that is to end: how many bytes come, or the error.
 pub fn ending(client: &mut TcpStream) -> std::io::Result<usize> {
     loop {
         match client.read(&mut [0]) {

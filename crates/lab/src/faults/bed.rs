@@ -66,7 +66,7 @@ fn locations(lab: &Lab, host: &Host) -> String {
     ways(lab, host, |second| way("/plain/", second, "            shunt off;\n"))
 }
 
-/// What leads to either backend; `more`, which is told of the second, for the frontend alone.
+/// The lines that lead to either backend. What `more` says of the second is for the frontend alone.
 pub(crate) fn ways(lab: &Lab, host: &Host, more: impl FnOnce(Ipv4Addr) -> String) -> String {
     let backend = |number: usize| lab.hosts_of(Role::Backend).nth(number).map(Host::address);
     let (Some(first), Some(second)) = (backend(0), backend(1)) else { return String::new() };

@@ -1,4 +1,4 @@
-//! What a tier has that the next one cannot fetch goes there as bytes.
+//! Bodies of a store that the next tier cannot fetch from go there as bytes.
 
 use anyhow::{Result, ensure};
 use shunt_lab::{Fetch, Host, Options, Role, Settings};

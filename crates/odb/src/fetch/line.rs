@@ -23,7 +23,7 @@ pub(super) struct Line {
     /// Bytes of an answer that nobody waited for to its end, and how long nothing has come of them.
     left: usize,
     silence: Silence,
-    /// What whoever can do with some bytes asks for.
+    /// So many bytes are asked for at a time by those who can do with some.
     some: usize,
 }
 

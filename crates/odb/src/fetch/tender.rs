@@ -225,7 +225,7 @@ impl Shared {
             let taken = way.take_returns(|| self.begin(Task::Reach(holder, Arc::clone(&way))));
             if let Some((mut turn, shares)) = taken
                 // Where it has broken, they end with their leases.
-                && let Ok(posted) = turn.post(&shares)
+                && let Ok(posted) = turn.line().and_then(|line| line.post(&shares))
             {
                 turn.put_back();
                 way.give_back(shares[posted..].to_vec());

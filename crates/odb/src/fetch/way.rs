@@ -17,10 +17,9 @@ use std::time::{Duration, Instant};
 
 use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
 
-use super::Wanted;
 use super::line::{Line, Sent};
 use super::patience::Waited;
-use crate::reference::{PayloadId, Reference};
+use crate::reference::Reference;
 use crate::store::client::GLANCE;
 use crate::store::session::ANSWERS_MAX;
 
@@ -286,38 +285,12 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// See [`Line::fetch`].
+    /// The connection.
     ///
     /// # Errors
-    /// The connection's.
-    pub(super) fn fetch(
-        &mut self,
-        returns: &[Sent],
-        batch: &mut [&mut Wanted<'_>],
-        tell: &dyn Fn(),
-    ) -> io::Result<Option<PayloadId>> {
-        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.fetch(returns, batch, tell)
-    }
-
-    /// See [`Line::fetch_some`].
-    ///
-    /// # Errors
-    /// The connection's.
-    pub(super) fn fetch_some(
-        &mut self,
-        returns: &[Sent],
-        wanted: &mut Wanted<'_>,
-        may_end: &dyn Fn() -> bool,
-    ) -> io::Result<Option<usize>> {
-        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.fetch_some(returns, wanted, may_end)
-    }
-
-    /// See [`Line::post`].
-    ///
-    /// # Errors
-    /// The connection's.
-    pub(super) fn post(&mut self, shares: &[Sent]) -> io::Result<usize> {
-        self.line.as_mut().ok_or(io::ErrorKind::NotConnected)?.post(shares)
+    /// It has broken.
+    pub(super) fn line(&mut self) -> io::Result<&mut Line> {
+        self.line.as_deref_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn ends(&mut self, is: Is) {

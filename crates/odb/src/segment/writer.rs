@@ -11,11 +11,12 @@ use siphasher::sip::SipHasher24;
 
 use super::files::{Files, Way};
 use super::{
-    BORN_MS, DATA_BYTES_FROM, ENDED, FILE, FREE, LENGTH, LOST_AFTER_MS, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET,
-    SEEN_MS, SLOTS, STATE, STREAM, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
+    BORN_MS, DATA_BYTES_FROM, FILE, FREE, LENGTH, NO_FILE, OFFSET, PAGE_BYTES, RETURNED, SECRET, SEEN, SLOTS, STATE,
+    STREAM, TOUCHED, UNKNOWN, USED, file_at, now_ms, slot_at,
 };
 use crate::learnt::{Note, Report};
 use crate::place::Version;
+use crate::presence;
 use crate::reference::{Holder, PayloadId, Reference, Weight};
 use crate::touched::Touched;
 
@@ -87,7 +88,7 @@ impl Writer {
         })
     }
 
-    /// Whose store it is of.
+    /// The store that it is a part of.
     #[must_use]
     pub fn holder(&self) -> Holder {
         self.holder
@@ -102,8 +103,7 @@ impl Writer {
     /// Whether anybody could have what is put here now.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        let seen_ms = self.memory.long(SEEN_MS).load(Ordering::Relaxed);
-        seen_ms != ENDED && now_ms().saturating_sub(seen_ms) < LOST_AFTER_MS
+        presence::is_there(self.memory.long(SEEN))
     }
 
     /// Keeps a copy of some bytes. `None`: there is no room now.

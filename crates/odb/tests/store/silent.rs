@@ -119,56 +119,61 @@ fn nobody_waits_for_a_holder_that_never_answers() {
     });
 }
 
-/// Whoever can be reached, and does not answer then either, costs nobody another second.
-#[test]
-fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
+/// A holder that its reader will take for lost, with a payload, and the program that keeps it.
+fn silent_holder() -> (Bed, Bed, Connection, Reference) {
     let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
     let program = there.program();
     let body = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
-    let holders = here.holders();
+    (here, there, program, body)
+}
+
+/// Has it lost: it answers neither who asks, nor the next attempt, which takes nobody to ask for it. Both say nothing as long as
+/// the outcome lives.
+fn lose(here: &Bed, holders: &Holders, body: &Reference) -> [UnixStream; 2] {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| tell.send(is_lost(fetch(&holders, &body))).unwrap());
-        let _silent = connect_to_nobody(&here);
+        scope.spawn(|| tell.send(is_lost(fetch(holders, body))).unwrap());
+        let asked = connect_to_nobody(here);
         is_told(&told);
-        // The next attempt takes nobody to ask for it.
-        let _silent = connect_to_nobody(&here);
-        is_lost_at_once(&holders, &body);
-        connect(&here, &there);
-        until("it is there again", || fetch(&holders, &body).is_ok_and(|got| got == bytes(3, 5000)));
-    });
+        let tried = connect_to_nobody(here);
+        is_lost_at_once(holders, body);
+        [asked, tried]
+    })
+}
+
+/// Whoever can be reached, and does not answer then either, costs nobody another second.
+#[test]
+fn a_holder_that_was_silent_is_there_again_once_its_store_answers() {
+    let (here, there, _program, body) = silent_holder();
+    let holders = here.holders();
+    let _silent = lose(&here, &holders, &body);
+    connect(&here, &there);
+    until("it is there again", || fetch(&holders, &body).is_ok_and(|got| got == bytes(3, 5000)));
 }
 
 /// Its own attempts are a second apart and more. Its agent knows better.
 #[test]
 fn a_lost_holder_that_its_agent_has_again_is_tried_at_once() {
-    let (here, there) = (Bed::new(Limits::default()), Bed::named("mute", Limits::default()));
-    let program = there.program();
-    let body = program.lease().unwrap().unwrap().put(&[IoSlice::new(&bytes(3, 5000))]).unwrap();
+    let (here, there, _program, body) = silent_holder();
     let own_are = |stores: &[Holder]| here.known.lock().own_are(&stores.iter().copied().collect());
     own_are(&[mute()]);
     let holders = here.holders();
-    let (tell, told) = mpsc::channel();
+    let silent = lose(&here, &holders, &body);
+    // The attempt that is under way gets no answer.
+    own_are(&[]);
+    is_lost_at_once(&holders, &body);
+    own_are(&[mute()]);
     std::thread::scope(|scope| {
-        scope.spawn(|| tell.send(is_lost(fetch(&holders, &body))).unwrap());
-        let _silent = connect_to_nobody(&here);
-        is_told(&told);
-        let silent = connect_to_nobody(&here);
-        is_lost_at_once(&holders, &body);
-        // The attempt that is under way gets no answer.
-        own_are(&[]);
-        is_lost_at_once(&holders, &body);
-        own_are(&[mute()]);
         let fetched = scope.spawn(|| fetch(&holders, &body));
         connect(&here, &there);
         assert!(fetched.join().unwrap().unwrap() == bytes(3, 5000));
-        // It ends, and takes nothing away.
-        drop(silent);
-        for _ in 0..200 {
-            assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000));
-            std::thread::sleep(Duration::from_millis(1));
-        }
     });
+    // It ends, and takes nothing away.
+    drop(silent);
+    for _ in 0..200 {
+        assert!(fetch(&holders, &body).unwrap() == bytes(3, 5000));
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// By addresses, as programs ask for them.

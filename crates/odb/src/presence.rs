@@ -1,0 +1,39 @@
+//! A word by which a store says that it is there, in memory that it shares with programs: when it was there last, four times a second.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// In place of a time: the store has ended.
+const ENDED: u64 = 0;
+/// A store that was not seen for so long is taken for lost.
+const LOST_AFTER_MS: u64 = 2_000;
+
+/// Milliseconds of a clock that all processes of a machine share.
+#[must_use]
+pub fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let now = Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The store is there, at `now_ms`.
+pub(crate) fn seen(word: &AtomicU64, now_ms: u64) {
+    word.store(now_ms.max(1), Ordering::Relaxed);
+}
+
+/// The store ends.
+pub(crate) fn end(word: &AtomicU64) {
+    word.store(ENDED, Ordering::Relaxed);
+}
+
+/// Whether the store has said that it ends. One that was killed has not.
+pub(crate) fn has_ended(word: &AtomicU64) -> bool {
+    word.load(Ordering::Relaxed) == ENDED
+}
+
+/// Whether the store was there a moment ago.
+pub(crate) fn is_there(word: &AtomicU64) -> bool {
+    !has_ended(word) && now_ms().saturating_sub(word.load(Ordering::Relaxed)) < LOST_AFTER_MS
+}
