@@ -38,7 +38,8 @@ fn link_address(host: &Host) -> Result<String> {
 /// A host drops something in the middle of a shortcut: that and its connection's next response are whole. When it no longer
 /// does, there are shortcuts again.
 fn is_whole(service: &Running<'_>, host: &Host, what: &str) -> Result<()> {
-    service.still_good()?;
+    // An agent that gets no processor for a second has lost its session.
+    service.good_again()?;
     let mut held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
     // More than a window: the backend has heard the client. Where it never has, it gives the body back.
     held.read_some(HEARD)?;

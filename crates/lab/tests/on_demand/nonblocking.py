@@ -27,6 +27,8 @@ def tried(client, what):
         return client.send(what), b"went on"
     except BlockingIOError:
         return 0, b"is full"
+    except ConnectionResetError:
+        return len(what), b"is lost"
 
 
 def main():

@@ -143,6 +143,8 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
 const BEGINNING: usize = 256 << 10;
 /// The first of them may be lost with the session.
 const BEGUN: usize = 6;
+/// On a busy machine all of them may: the agent says them before it finds the session over. Such a turn shows nothing.
+const TURNS: usize = 5;
 
 /// Has a program begin to write to clients that take nothing, and nobody send that: it is taken back. Then the program goes on with
 /// the last of them, or closes it; what it says of its next write, and that client.
@@ -185,11 +187,22 @@ fn written_meanwhile(
 /// The client takes nothing of what has come back. Who writes to it without waiting hears that there is no room, until there is.
 #[test]
 fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
-    run("what_comes_back_holds_up_no_program_that_does_not_wait", options(), |service| {
-        let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
-        ensure!(told == "is full", "{told}{}", program.log());
-        everything(clients.pop().context("no client")?).with_context(|| program.log())
-    })
+    let mut is_lost = false;
+    for _turn in 0..TURNS {
+        run("what_comes_back_holds_up_no_program_that_does_not_wait", options(), |service| {
+            let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
+            is_lost = told == "is lost";
+            if is_lost {
+                return Ok(());
+            }
+            ensure!(told == "is full", "{told}{}", program.log());
+            everything(clients.pop().context("no client")?).with_context(|| program.log())
+        })?;
+        if !is_lost {
+            return Ok(());
+        }
+    }
+    bail!("the last handoff went out with its session {TURNS} times")
 }
 
 #[test]

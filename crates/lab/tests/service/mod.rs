@@ -115,7 +115,7 @@ impl Running<'_> {
     /// Whole bodies, and the shortcut is still taken.
     pub fn still_good(&self) -> Result<()> {
         let shortcuts = self.shortcuts_of_two()?;
-        ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2");
+        ensure!(shortcuts == 2, "{shortcuts} shortcuts instead of 2: {}", self.frontend_stats()?.under("servers"));
         Ok(())
     }
 
