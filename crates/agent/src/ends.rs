@@ -136,17 +136,19 @@ impl EndsOfPeers {
         self.settle();
     }
 
-    /// A peer's programs have these addresses, and no others.
-    fn name(&mut self, peer: usize, addresses: &Addresses, now: Instant) {
-        let Some(session) = self.sessions.get_mut(&peer) else { return };
+    /// A peer's programs have these addresses, and no others. False: it says so too often, and nothing has changed.
+    #[must_use]
+    fn name(&mut self, peer: usize, addresses: &Addresses, now: Instant) -> bool {
+        let Some(session) = self.sessions.get_mut(&peer) else { return false };
         if now < session.heard_again {
             session.waiting = Some(*addresses);
-            return;
+            return false;
         }
         session.heard_again = now + EVERY;
         let named = addresses.iter().filter(|address| can_be_client(*address) && is_usable(*address)).collect();
         self.owners.named.insert(peer, named);
         self.settle();
+        true
     }
 
     /// True: somebody has named other addresses.
@@ -154,10 +156,7 @@ impl EndsOfPeers {
         let due = |session: &mut Session| session.waiting.take_if(|_| session.heard_again <= now);
         let named: Vec<_> =
             self.sessions.iter_mut().filter_map(|(peer, session)| Some((*peer, due(session)?))).collect();
-        for (peer, addresses) in &named {
-            self.name(*peer, addresses, now);
-        }
-        !named.is_empty()
+        named.iter().fold(false, |any, (peer, addresses)| self.name(*peer, addresses, now) || any)
     }
 
     fn settle(&mut self) {
@@ -230,8 +229,8 @@ impl Agent {
     /// A peer names the addresses of its programs.
     pub(crate) fn on_addresses(&mut self, peer: usize, addresses: &Addresses) {
         let now = self.now;
-        if let Some(ends) = self.ends_with(peer) {
-            ends.name(peer, addresses, now);
+        if self.ends_with(peer).is_some_and(|ends| ends.name(peer, addresses, now)) {
+            self.settle_sources();
         }
         self.open_source(peer);
     }

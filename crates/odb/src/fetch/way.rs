@@ -104,7 +104,8 @@ impl Way {
     /// is lost no longer: attempts of this process's own are a second apart.
     pub(super) fn came(&self, times: u64) {
         let mut state = self.lock();
-        if times > state.came {
+        // An agent that has been started again counts from the beginning.
+        if times != 0 && times != state.came {
             state.came = times;
             if matches!(state.is, Is::Lost) {
                 state.becomes(Is::Unmade);
@@ -320,6 +321,25 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if self.line.take().is_some() {
             self.ends(Is::Unmade);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_lost(way: &Way) -> bool {
+        matches!(way.lock().is, Is::Lost)
+    }
+
+    #[test]
+    fn a_holder_that_has_come_is_lost_no_longer_also_by_an_agent_that_counts_anew() {
+        let way = Way::default();
+        for (times, is_tried) in [(0, false), (7, true), (7, false), (8, true), (1, true), (0, false), (1, false)] {
+            way.lock().lose();
+            way.came(times);
+            assert_eq!(!is_lost(&way), is_tried, "{times}");
         }
     }
 }
