@@ -71,7 +71,7 @@ check: packages rust   ## formatting, lints, licences, and whether verifiers, al
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
-	scripts/older-kernels loader::both_sides both_ends_agree
+	scripts/older-kernels loader::both_sides both_ends_agree a_listener_that_says_no_more
 
 clean:
 	$(CARGO) clean

@@ -83,8 +83,9 @@ typedef __s64 shunt_s64;
 
 /* On-demand buffers, answered by crates/negotiation. setsockopt(SHUNT_SPEAK, u32) before
  * connect or listen: the handshakes of this socket say that its program is under Shunt, to machines
- * of the service. With 0, also of a socket that listens: they do not, from now on. ENOPROTOOPT:
- * nobody negotiates here; EPERM: not TCP, or of a user who may not. */
+ * of the service. With 0, also of a socket that listens, by whoever has it: they do not from now
+ * on, nor do those of other listeners at its address. ENOPROTOOPT: nobody negotiates here; EPERM:
+ * not TCP, or of a user who may not. */
 #define SHUNT_SPEAK     16
 /* setsockopt(SHUNT_SPEAKS, any u32) on a connection: 0 where both ends have said so, else EPERM or
  * ENOPROTOOPT. */

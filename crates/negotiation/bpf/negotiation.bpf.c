@@ -93,7 +93,7 @@ struct {
 } over SEC(".maps");
 
 /*
- * Clients that a SYN-ACK has told that this end speaks. What was said once holds, though the key
+ * Clients that a SYN-ACK has told whether this end speaks. What was said once holds, though the key
  * that it was proven by may be gone, or another, when the connection is made: that can take as long
  * as a client says nothing (TCP_DEFER_ACCEPT), or a server does not accept. Only who has a key gets
  * in here.
@@ -111,6 +111,31 @@ struct {
     __type(key, struct told);
     __type(value, __u8);
 } answered SEC(".maps");
+
+/*
+ * Where listeners are that say no more (SHUNT_SPEAK 0), and how many at each place. A SYN-ACK goes
+ * by the flags that its listener has had since listen, and does not tell which listener that is.
+ */
+struct place {
+    struct end_address address; /* zeros: all */
+    __u32 port;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(max_entries, 65536);
+    __type(key, struct place);
+    __type(value, __u32);
+} silent SEC(".maps");
+
+/* Of such a listener alone: its place, as long as it is counted there. */
+struct {
+    __uint(type, BPF_MAP_TYPE_SK_STORAGE);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, int);
+    __type(value, struct place);
+} silenced SEC(".maps");
 
 #define SPEAKER_USER  1
 #define SPEAKER_GROUP 2
@@ -200,9 +225,78 @@ static __always_inline void tell_of_end(__u64 cookie, __u32 user, __u32 accounts
     bpf_map_update_elem(&over, &key, &accounts, BPF_ANY);
 }
 
+static __always_inline void load_place(struct bpf_sock *sk, struct place *place)
+{
+    place->port = sk->src_port;
+    if (sk->family != AF_INET) {
+        place->address.words[0] = sk->src_ip6[0];
+        place->address.words[1] = sk->src_ip6[1];
+        place->address.words[2] = sk->src_ip6[2];
+        place->address.words[3] = sk->src_ip6[3];
+    } else if (sk->src_ip4) {
+        put_ipv4(&place->address, sk->src_ip4);
+    }
+}
+
+/* A listener is counted among those that say no more. False: there is no room. */
+static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
+{
+    struct place place = {};
+    __u32 none = 0;
+
+    load_place(sk, &place);
+    bpf_map_update_elem(&silent, &place, &none, BPF_NOEXIST);
+    __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
+    if (!listeners)
+        return false;
+    if (__sync_val_compare_and_swap(mark, MARKED, SILENT) != MARKED)
+        return true;
+    struct place *own = bpf_sk_storage_get(&silenced, sk, &place, BPF_SK_STORAGE_GET_F_CREATE);
+    if (!own) {
+        *mark = MARKED;
+        return false;
+    }
+    __sync_fetch_and_add(listeners, 1);
+    return true;
+}
+
+/* It listens no more. False: it was not counted. */
+static __always_inline bool leaves_place(struct bpf_sock *sk)
+{
+    struct place *own = bpf_sk_storage_get(&silenced, sk, 0, 0);
+
+    if (!own)
+        return false;
+    struct place place = *own;
+    __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
+    if (listeners && __sync_fetch_and_add(listeners, -1) == 1)
+        bpf_map_delete_elem(&silent, &place);
+    return true;
+}
+
+static __always_inline bool is_silent(struct place *place)
+{
+    __u32 *listeners = bpf_map_lookup_elem(&silent, place);
+
+    return listeners && *listeners;
+}
+
+/* Whether the listener that this SYN-ACK is of may be one of those. */
+static __always_inline bool says_no_more(struct bpf_sock_ops *ctx)
+{
+    struct place place = {};
+
+    place.port = ctx->local_port;
+    if (is_silent(&place))
+        return true;
+    load_local(ctx, &place.address);
+    return is_silent(&place);
+}
+
 SEC("cgroup/sock_release")
 int odb_release(struct bpf_sock *ctx)
 {
+    leaves_place(ctx);
     __u32 *mark = bpf_sk_storage_get(&marks, ctx, 0, 0);
     if (!mark || *mark < ADOPTED) /* nobody has anything to forget */
         return ALLOWED;
@@ -262,6 +356,19 @@ static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *
     return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 
+/* A listener can say no more, by the word of whoever has it. */
+static __always_inline int on_listener(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
+{
+    __u32 *speaks = ctx->optval;
+
+    if ((void *) (speaks + 1) > ctx->optval_end)
+        return REFUSED;
+    if (mark && *mark == MARKED && !*speaks && !silence(sk, mark))
+        return REFUSED;
+    ctx->optlen = -1;
+    return ALLOWED;
+}
+
 SEC("cgroup/setsockopt")
 int odb_setsockopt(struct bpf_sockopt *ctx)
 {
@@ -279,9 +386,16 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
         return REFUSED;
-    if (sk->protocol != IPPROTO_TCP || (ctx->optname == SHUNT_SPEAK && !may_speak()))
+    if (sk->protocol != IPPROTO_TCP)
         return REFUSED;
-    __u32 *mark = mark_of(sk, ctx->optname == SHUNT_SPEAK);
+    __u32 *mark = mark_of(sk, false);
+    if (ctx->optname == SHUNT_SPEAK && sk->state == BPF_TCP_LISTEN)
+        return on_listener(ctx, sk, mark);
+    if (ctx->optname == SHUNT_SPEAK) {
+        if (!may_speak())
+            return REFUSED;
+        mark = mark_of(sk, true);
+    }
     /*
      * Of a socket that was marked before this program was attached another one may know, of a
      * control group above or below. If none does, the kernel has no such option.
@@ -292,7 +406,7 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
         __u32 *speaks = ctx->optval;
         if ((void *) (speaks + 1) > ctx->optval_end)
             return REFUSED;
-        if (sk->state == BPF_TCP_CLOSE || (sk->state == BPF_TCP_LISTEN && !*speaks))
+        if (sk->state == BPF_TCP_CLOSE)
             *mark = *speaks ? MARKED : SILENT;
     } else if (!on_agreed(ctx, sk, mark)) {
         return REFUSED;
@@ -383,13 +497,12 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
     told->client_isn = client_isn;
 }
 
-static __always_inline void note_answer(struct bpf_sock_ops *ctx, __u32 client_isn)
+static __always_inline void note_answer(struct bpf_sock_ops *ctx, __u32 client_isn, __u8 speaks)
 {
     struct told told = {};
-    __u8 one = 1;
 
     load_told(ctx, client_isn, &told);
-    bpf_map_update_elem(&answered, &told, &one, BPF_ANY);
+    bpf_map_update_elem(&answered, &told, &speaks, BPF_ANY);
 }
 
 /* Whether the client of this connection has been told so; else, where that is forgotten among very
@@ -402,7 +515,12 @@ static __always_inline bool was_told(struct bpf_sock_ops *ctx)
     if (!load_client_isn(ctx, &client_isn))
         return false;
     load_told(ctx, client_isn, &told);
-    return !bpf_map_delete_elem(&answered, &told) || is_syn_proven(ctx, &client_isn);
+    __u8 *speaks = bpf_map_lookup_elem(&answered, &told);
+    if (!speaks)
+        return !says_no_more(ctx) && is_syn_proven(ctx, &client_isn);
+    bool was = *speaks;
+    bpf_map_delete_elem(&answered, &told);
+    return was;
 }
 
 /* Whether the SYN-ACK that came is. */
@@ -425,7 +543,12 @@ static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
         return false;
     if (!(flags & TCP_FLAG_ACK_))
         return key_towards(ctx);
-    return ctx->args[0] != BPF_WRITE_HDR_TCP_SYNACK_COOKIE && is_syn_proven(ctx, &client_isn);
+    if (ctx->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE || !is_syn_proven(ctx, &client_isn))
+        return false;
+    if (!says_no_more(ctx))
+        return true;
+    note_answer(ctx, client_isn, 0);
+    return false;
 }
 
 static __always_inline void put_option(struct bpf_sock_ops *ctx)
@@ -443,7 +566,7 @@ static __always_inline void put_option(struct bpf_sock_ops *ctx)
         return;
     option.token = token;
     if (is_answer)
-        note_answer(ctx, ack - 1);
+        note_answer(ctx, ack - 1, 1);
     bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
 }
 
@@ -478,6 +601,8 @@ static __always_inline void forget_connection(struct bpf_sock_ops *ctx)
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
         return;
+    if (leaves_place(sk))
+        bpf_sk_storage_delete(&silenced, sk);
     __u32 *mark = mark_of(sk, false);
     if (!mark || *mark == MARKED)
         return;

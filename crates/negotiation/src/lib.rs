@@ -59,7 +59,7 @@ impl Speakers {
 }
 
 /// What there is under the pins.
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 13] = [
     "odb_setsockopt",
     "odb_getsockopt",
     "odb_handshake",
@@ -70,6 +70,8 @@ const PINNED: [&str; 11] = [
     "keepers",
     "marks",
     "over",
+    "silenced",
+    "silent",
     ENDED,
 ];
 /// In place of `over` at agents before: it did not say for whom.
@@ -92,6 +94,8 @@ pub fn keep(cgroup: &Path, pins: &Path, speakers: &Speakers) -> Result<Ends, Neg
     open.maps.keepers.set_pin_path(pins.join("keepers")).map_err(failed("pin"))?;
     open.maps.over.set_pin_path(pins.join("over")).map_err(failed("pin"))?;
     open.maps.ends.set_pin_path(pins.join("ends")).map_err(failed("pin"))?;
+    open.maps.silenced.set_pin_path(pins.join("silenced")).map_err(failed("pin"))?;
+    open.maps.silent.set_pin_path(pins.join("silent")).map_err(failed("pin"))?;
     let loaded = open.load().map_err(failed("load"))?;
     speakers.tell(&loaded.maps.speakers).map_err(failed("look into the maps of"))?;
     attach_cgroup(&loaded.progs.odb_setsockopt, "odb_setsockopt", cgroup, pins)?;

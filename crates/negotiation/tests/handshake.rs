@@ -356,6 +356,55 @@ fn between(from: &str, to: &str) -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(&server))
 }
 
+/// Who has a listener can have it say no more: its clients are told so, at its own address or at all. Other listeners speak, and so
+/// do those that come to its place.
+#[test]
+fn a_listener_that_says_no_more_is_spoken_to_plainly() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-silent");
+    let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-silent");
+    let keep = || shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
+    keep().set(LOOPBACK, &[7; 16]).unwrap();
+    let both = |listener: &OwnedFd, to: SocketAddr| {
+        let client = tcp_of(&to.ip().to_string());
+        odb::speak(&client).unwrap();
+        connect(&client, &to).unwrap();
+        let server = accept(listener).unwrap();
+        (odb::speaks(&client), odb::speaks(&server))
+    };
+    for (at, from) in [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("::", "::1"), ("::", "127.0.0.1")] {
+        let listener_at = |port: u16| {
+            let listener = tcp_of(at);
+            rustix::net::sockopt::set_socket_reuseaddr(&listener, true).unwrap();
+            odb::speak(&listener).unwrap();
+            bind(&listener, &SocketAddr::new(at.parse().unwrap(), port)).unwrap();
+            listen(&listener, 16).unwrap();
+            listener
+        };
+        let (listener, other) = (listener_at(0), listener_at(0));
+        let to = |listener: &OwnedFd| {
+            let port = SocketAddr::try_from(getsockname(listener).unwrap()).unwrap().port();
+            SocketAddr::new(from.parse().unwrap(), port)
+        };
+        let place = to(&listener);
+        assert_eq!(both(&listener, place), (true, true), "{at}");
+        // By a user who may not say it, too, and once for all who have it.
+        as_user(1234, 1234, || odb::speak_no_more(&listener));
+        odb::speak_no_more(listener.try_clone().unwrap());
+        for _ in 0..2 {
+            assert_eq!(both(&listener, place), (false, false), "{at} {from}");
+            assert_eq!(both(&other, to(&other)), (true, true), "another place");
+            keep();
+        }
+        drop(listener);
+        assert_eq!(both(&listener_at(place.port()), place), (true, true), "one that comes to its place");
+    }
+    shunt_negotiation::detach(&pins).unwrap();
+}
+
 fn address_of(address: &str) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), 0)
 }

@@ -199,9 +199,14 @@ pub fn duplicated(from: RawFd, to: RawFd) {
         return;
     }
     bypass::duplicated(from, to);
+    let number = to;
     let (Some(from), Some(to)) = (entry(from), entry(to)) else { return };
     let value = from.load(Ordering::Relaxed);
-    to.store(if value == KEPT { FOREIGN } else { value }, Ordering::Relaxed);
+    match value {
+        LISTENING => entries::listens(number),
+        KEPT => to.store(FOREIGN, Ordering::Relaxed),
+        value => to.store(value, Ordering::Relaxed),
+    }
 }
 
 /// A descriptor is about to be closed or replaced: from here on it is the kernel's. Its place is for [`closed`].

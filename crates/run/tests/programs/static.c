@@ -1,5 +1,5 @@
-/* Gives back what comes over the connections of a listener that it has inherited, one after the other: linked statically, so
- * that no library is loaded into it. Its argument: the listener's descriptor. */
+/* Gives back the opposite of each byte that comes over the connections of a listener that it has inherited, one after the
+ * other: linked statically, so that no library is loaded into it. Its argument: the listener's descriptor. */
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,10 +16,13 @@ int main(int count, char **arguments)
 
         if (client < 0)
             return 1;
-        while ((got = read(client, buffer, sizeof(buffer))) > 0)
+        while ((got = read(client, buffer, sizeof(buffer))) > 0) {
+            for (ssize_t at = 0; at < got; at++)
+                buffer[at] = ~buffer[at];
             for (ssize_t done = 0, more; done < got; done += more)
                 if ((more = write(client, buffer + done, got - done)) < 0)
                     return 1;
+        }
         close(client);
     }
 }
