@@ -1,9 +1,9 @@
-//! One row: two clients that are concerned, bystanders that are not, and the silence.
+//! One row: clients that are concerned, bystanders that are not, and the silence.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Serialize;
 
 use super::bystander::{Seen, stand_by};
@@ -19,6 +19,8 @@ pub(super) const SILENCE: Duration = Duration::from_secs(8);
 const TURNS: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(20));
 /// From the beginning of the silence to the request of the client that asks then.
 const ASKS_AFTER: Duration = Duration::from_millis(300);
+/// Where a machine is slow, so many others ask then, too: a program that waited for each of them would come to nobody else.
+const CROWD: usize = 8;
 /// Nobody waits for so long.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Small, so that most of the payload is not sent when the silence begins.
@@ -76,7 +78,8 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> 
         let over = &over;
         let by = |way: &'static str| scope.spawn(move || stand_by(client, server, way, over));
         let bystanders: Vec<_> = part.bystanders(manner).iter().map(|way| by(way)).collect();
-        let ends = concerned(&switch, manner, under_way, || {
+        let crowd = if part.is_on_demand() && manner == Manner::Slow { CROWD } else { 0 };
+        let ends = concerned(&switch, manner, under_way, crowd, || {
             let asks = Client::connect(client, server, None)?;
             Ok((asks, format!("{prefix}{}", QUEUED_FILE.0)))
         });
@@ -117,12 +120,13 @@ pub(super) fn run(bed: &mut Bed<'_>, part: Part, manner: Manner, pace: Pace) -> 
 
 type End = (Ending, f64);
 
-/// Takes the two clients that are concerned through the silence.
+/// Takes the two clients that are concerned through the silence, and others that have to end, however that is.
 fn concerned(
     switch: &Switch<'_>,
     manner: Manner,
     mut under_way: Client,
-    ask: impl FnOnce() -> Result<(Client, String)> + Send,
+    crowd: usize,
+    ask: impl Fn() -> Result<(Client, String)> + Sync,
 ) -> Result<(End, End)> {
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -130,12 +134,22 @@ fn concerned(
         let first =
             scope.spawn(move || Ok::<_, anyhow::Error>((under_way.finish(PATIENCE)?, begin.elapsed().as_secs_f64())));
         std::thread::sleep(ASKS_AFTER);
-        let second = scope.spawn(move || {
+        let asks = || {
             let begin = Instant::now();
             let (mut client, path) = ask()?;
             client.ask(&path, QUEUED_FILE.0, QUEUED_FILE.1);
             Ok::<_, anyhow::Error>((client.finish(PATIENCE)?, begin.elapsed().as_secs_f64()))
-        });
+        };
+        let second = scope.spawn(asks);
+        let others: Vec<_> = (0..crowd).map(|_| scope.spawn(asks)).collect();
+        for other in others {
+            let (ending, seconds) =
+                other.join().map_err(|_| anyhow!("a client panicked"))?.context("another client")?;
+            ensure!(
+                !matches!(ending, Ending::Wrong(_) | Ending::Hang(_)),
+                "another client: {ending} after {seconds:.1} s"
+            );
+        }
         match (first.join(), second.join(), silent.join()) {
             (Ok(first), Ok(second), Ok(silent)) => {
                 silent.context("making it silent")?;
