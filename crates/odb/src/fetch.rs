@@ -31,10 +31,10 @@ use crate::store::session::ANSWERS_MAX;
 use introducers::{Introducers, Pool};
 use line::{Line, Sent};
 use own::{FILES_MAX, Local, NoAnswer, Own};
-pub use patience::LONG;
+pub use patience::{Call, LONG};
 pub use tender::Threads;
 use tender::{Task, Tasks};
-use way::Way;
+use way::{Asks, Way};
 
 /// How often a connection may break under the same fetch before that fails: an agent that reads its certificates again ends
 /// all of them, and may do so many times in a row. Each that is made anew within a second is a sign of life.
@@ -175,20 +175,17 @@ impl Holders {
         self.fetch_all(&mut [Wanted { reference: *reference, into }], &|| ())
     }
 
-    /// Fetches the first bytes of a reference, as a rule all of them: how many. Where that takes long, `may_end` is asked, once,
-    /// whether it may be fewer, or none: then the others have to be asked for again.
+    /// Fetches the first bytes of a reference, as a rule all of them: how many. Where the call has taken long and may end, they are
+    /// fewer, or none: then the others have to be asked for again.
     ///
     /// # Errors
     /// They cannot be had, now or later.
-    pub fn fetch_some(
-        &self,
-        reference: &Reference,
-        into: &mut [u8],
-        may_end: &dyn Fn() -> bool,
-    ) -> Result<usize, FetchError> {
+    pub fn fetch_some(&self, reference: &Reference, into: &mut [u8], call: &Call<'_>) -> Result<usize, FetchError> {
         let mut wanted = Wanted { reference: *reference, into };
         let Some(remote) = self.0.copy(&mut wanted)? else { return Ok(reference.length as usize) };
-        let fetched = self.0.by_way(reference, &|| (), |line, returns| line.fetch_some(returns, remote, may_end))?;
+        let asks = Asks { tell: &|| (), call: Some(call) };
+        let fetched =
+            self.0.by_way(reference, asks, Some(0), |line, returns| line.fetch_some(returns, remote, call))?;
         fetched.ok_or(FetchError::Gone(reference.payload))
     }
 
@@ -342,7 +339,7 @@ impl Shared {
         }
         let holder = reference.payload.holder;
         let way = self.way_to_ask(holder);
-        let make = || self.begin(Task::Reach(holder, Arc::clone(&way)));
+        let make = |attempt| self.begin(Task::Reach(holder, Arc::clone(&way), attempt));
         way.open(reference, make, &|| ()).map_err(|error| FetchError::Holder(holder, error))
     }
 
@@ -359,35 +356,38 @@ impl Shared {
 
     fn fetch_batch(self: &Arc<Self>, batch: &mut [&mut Wanted<'_>], tell: &dyn Fn()) -> Result<(), FetchError> {
         let Some(about) = batch.first().map(|wanted| wanted.reference) else { return Ok(()) };
-        let gone = self.by_way(&about, tell, |line, returns| line.fetch(returns, batch, tell))?;
+        let asks = Asks { tell, call: None };
+        let gone = self.by_way(&about, asks, Some(about.payload), |line, returns| line.fetch(returns, batch, tell))?;
         gone.map_or(Ok(()), |payload| Err(FetchError::Gone(payload)))
     }
 
-    /// Asks a holder, as often as the connection breaks under the question.
+    /// Asks a holder, as often as the connection breaks under the question. `ended` is the answer where a call ends before there is
+    /// a connection.
     fn by_way<T>(
         self: &Arc<Self>,
         about: &Reference,
-        tell: &dyn Fn(),
+        asks: Asks<'_>,
+        ended: T,
         mut ask: impl FnMut(&mut Line, &[Sent]) -> io::Result<T>,
     ) -> Result<T, FetchError> {
         let holder = about.payload.holder;
         let way = self.way_to_ask(holder);
-        let reach = || Task::Reach(holder, Arc::clone(&way));
+        let reach = |attempt| Task::Reach(holder, Arc::clone(&way), attempt);
         let mut broken = io::ErrorKind::NotConnected.into();
         for time in 0..=RETRIES {
             if time > 1 {
                 std::thread::sleep(PAUSE * time);
             }
-            let taken = way.take(about, || self.begin(reach()), tell);
-            let (mut turn, returns) = taken.map_err(|error| FetchError::Holder(holder, error))?;
+            let taken = way.take(about, |attempt| self.begin(reach(attempt)), asks);
+            let taken = taken.map_err(|error| FetchError::Holder(holder, error))?;
+            let Some((mut turn, returns)) = taken else { return Ok(ended) };
             match turn.line().and_then(|line| ask(line, &returns)) {
                 Ok(answer) => {
-                    turn.put_back();
+                    turn.put_back(true);
                     return Ok(answer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    turn.lose();
-                    self.begin_later(reach());
+                    self.begin_later(reach(turn.lose()));
                     return Err(FetchError::Holder(holder, error));
                 }
                 // A connection that could be had and then broke: the store may have been started again, have closed an idle
@@ -395,8 +395,8 @@ impl Shared {
                 Err(error) => broken = error,
             }
         }
-        if way.give_up() {
-            self.begin_later(reach());
+        if let Some(attempt) = way.give_up() {
+            self.begin_later(reach(attempt));
         }
         Err(FetchError::Holder(holder, broken))
     }

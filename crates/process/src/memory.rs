@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use rustix::mm::{MprotectFlags, mprotect};
 use shunt_odb::absent::{Absent, Piece, Pieces};
-use shunt_odb::fetch::{self, FetchError, Holders, Threads, Wanted};
+use shunt_odb::fetch::{self, Call, FetchError, Holders, Threads, Wanted};
 use shunt_odb::hold::{self, Hold, Returns};
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use shunt_odb::segment::now_ms;
@@ -351,6 +351,43 @@ impl Memory {
         self.fetch_all(ranges, true)
     }
 
+    /// Has the absent bytes of a range in place, or the first of them, where the call has taken long and may end: whether all are.
+    ///
+    /// # Errors
+    /// As [`Self::fetch_range`].
+    pub fn fetch_within(&self, range: &Range<usize>, call: &Call<'_>) -> Result<bool, FetchError> {
+        while let Some(mut piece) = self.some_within(std::slice::from_ref(range)).into_iter().next() {
+            let (payload, length) = (piece.hold.payload(), piece.addresses.len());
+            let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: length as u64 };
+            let mut bytes = self.scratch.buffer(length);
+            let (got, waited) = match self.fetch_some(&reference, &mut bytes, call) {
+                Ok(fetched) => fetched,
+                // Gone meanwhile: then nobody needs it.
+                Err(_) if !self.lock().absent.meets(&piece.addresses) => continue,
+                Err(error) => return Err(error),
+            };
+            // Elsewhere than in blocks pages come as a whole.
+            let placed = if got == length || blocks::contains(piece.addresses.start) {
+                got
+            } else {
+                got / PAGE_BYTES * PAGE_BYTES
+            };
+            piece.addresses.end = piece.addresses.start + placed;
+            count(Counted::Fetched, placed);
+            piece.hold.touch(piece.offset, placed as u64);
+            piece.hold.waited(waited);
+            if placed > 0 {
+                self.fill(std::slice::from_ref(&piece), &bytes[..placed]);
+            }
+            drop(piece);
+            self.return_shares();
+            if got < length || (self.meets(range) && call.ends()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// `needed`: by somebody who looks at it.
     fn fetch_all(&self, ranges: &[Range<usize>], needed: bool) -> Result<(), FetchError> {
         if !any_bytes_absent() {
@@ -426,8 +463,8 @@ impl Memory {
         Ok(self.times.took(&reference.payload.holder, began.elapsed(), reference.length))
     }
 
-    /// The same of the first bytes of a reference, fewer than all only where `may_end` agrees ([`Holders::fetch_some`]): how many,
-    /// and how long that took.
+    /// The same of the first bytes of a reference, fewer than all only where the call may end ([`Holders::fetch_some`]): how many, and
+    /// how long that took.
     ///
     /// # Errors
     /// As above.
@@ -435,10 +472,10 @@ impl Memory {
         &self,
         reference: &Reference,
         into: &mut [u8],
-        may_end: &dyn Fn() -> bool,
+        call: &Call<'_>,
     ) -> Result<(usize, u32), FetchError> {
         let began = Instant::now();
-        let got = self.holders.fetch_some(reference, into, may_end)?;
+        let got = self.holders.fetch_some(reference, into, call)?;
         Ok((got, self.times.took(&reference.payload.holder, began.elapsed(), got as u64)))
     }
 

@@ -33,7 +33,7 @@ use zerocopy::FromZeros;
 use self::libraries::{Candidate, Of};
 use crate::bypass::{self, Client, Turn};
 use crate::connections::runtime::Runtime;
-use crate::connections::waiting::{has_room, waits};
+use crate::connections::waiting::{has_room, is_over, waits};
 use crate::memory::any_absent;
 use crate::system::inside::{Held, Inside, Lock};
 use crate::system::kernel::borrow;
@@ -241,6 +241,15 @@ pub unsafe fn is_full(ssl: *mut Ssl) -> Full {
         }
         progress.full
     }
+}
+
+/// Whether the connection below goes on.
+///
+/// # Safety
+/// `ssl` is the program's connection.
+pub unsafe fn goes_on(ssl: *mut Ssl) -> bool {
+    // SAFETY: the caller's promise.
+    !is_over(unsafe { shunt_openssl_socket(ssl) })
 }
 
 /// Writes as SSL_write(3) does. `None`: all of it is OpenSSL's.

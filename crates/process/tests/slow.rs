@@ -5,18 +5,23 @@ mod bed;
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use bed::connections::{connected, negotiate};
 use bed::store::give_slowly;
 use bed::{body, process};
 use rustix::event::{Timespec, epoll};
+use shunt_odb::fetch::Call;
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
-use shunt_process::connections::waiting::comes_again;
+use shunt_process::connections::waiting::{comes_again, is_over};
+use shunt_process::connections::{receive, send};
 use shunt_process::memory::{blocks, outside};
 use shunt_process::system::parts;
-use shunt_testbed::{PATIENCE, may_run};
+use shunt_sys::lock::Mutex;
+use shunt_testbed::{PATIENCE, eventually, may_run};
 
 const BYTES: usize = 1 << 20;
 
@@ -62,62 +67,167 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
     assert!(!comes_again(local.as_raw_fd(), libc::MSG_DONTWAIT), "nobody could tell its program");
 }
 
-#[test]
-fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
-    if !may_run("a_client_gets_all_in_many_writes_whose_program_is_told_each_time") {
-        return;
-    }
-    let (process, sent) = (process(), body(9, BYTES));
+/// Memory that stands for a body of a holder's, in so many payloads.
+fn absent(holder: &str, sent: &[u8], payloads: usize) -> Range<usize> {
+    let process = process();
     let memory = blocks::allocate(BYTES).unwrap();
     let memory = memory..memory + BYTES;
-    let payload = PayloadId { holder: Holder::named("slow"), segment: 1, slot: 1, secret: 1 };
-    let reference = Reference { payload, weight: Weight::WHOLE, offset: 0, length: BYTES as u64 };
-    let hold = process.memory.hold(&reference, Weight::WHOLE, false);
-    let absent = process.memory.can_be_absent(&memory);
-    let real = absent.end - memory.start..BYTES;
-    assert!(absent.start == memory.start && process.memory.make_absent(absent, &hold, 0));
-    // SAFETY: memory of the test's; this much of it is no whole page.
-    unsafe {
-        std::ptr::copy_nonoverlapping(sent[real.clone()].as_ptr(), (memory.start + real.start) as *mut u8, real.len())
-    };
-    let (ours, mut theirs, changes) = connection();
-    let (got, ended_early) = std::thread::scope(|scope| {
+    let each = BYTES / payloads;
+    for number in 0..payloads {
+        let payload = PayloadId { holder: Holder::named(holder), segment: 1, slot: number as u32, secret: 1 };
+        let (from, to) = (number * each, if number + 1 == payloads { BYTES } else { (number + 1) * each });
+        let (offset, length) = (from as u64, (to - from) as u64);
+        let reference = Reference { payload, weight: Weight::WHOLE, offset, length };
+        let hold = process.memory.hold(&reference, Weight::WHOLE, false);
+        let range = memory.start + from..memory.start + to;
+        let absent = process.memory.can_be_absent(&range);
+        let real = absent.end - memory.start..range.end - memory.start;
+        assert!(absent.start == range.start && process.memory.make_absent(absent, &hold, offset));
+        // SAFETY: memory of the test's; this much of it is no whole page.
+        unsafe {
+            let to = (memory.start + real.start) as *mut u8;
+            std::ptr::copy_nonoverlapping(sent[real.clone()].as_ptr(), to, real.len());
+        }
+    }
+    memory
+}
+
+/// The store hears of all wishes in one place.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Does something while a holder gives the body that it is asked for, slowly.
+fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> T {
+    let _alone = ALONE.lock();
+    std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
-        let sent = &sent;
         scope.spawn(move || {
-            let bed = process.bed.lock();
-            let (program, holder) = bed.wishes.recv_timeout(PATIENCE).unwrap();
+            let bed = process().bed.lock();
+            // Shares go back to the holders of tests before.
+            let (program, holder) = std::iter::repeat_with(|| bed.wishes.recv_timeout(PATIENCE).unwrap())
+                .find(|(_, wished)| *wished == Holder::named(holder))
+                .unwrap();
             let mut store = bed.connects(program, holder);
             drop(bed);
             tell.send(store.try_clone().unwrap()).unwrap();
             give_slowly(&mut store, sent, usize::MAX);
         });
-        let reader = scope.spawn(move || {
-            let mut got = vec![0; BYTES];
-            got.chunks_mut(50_000).for_each(|chunk| theirs.read_exact(chunk).unwrap());
-            got
-        });
-        let (mut done, mut ended_early) = (0, 0);
-        while done < BYTES {
-            let fd = ours.as_raw_fd();
-            let may_end = || {
-                ended_early += 1;
-                comes_again(fd, 0)
-            };
-            let may_end = std::cell::RefCell::new(may_end);
-            let rest = [parts::of(&(memory.start + done..memory.end))];
-            let wrote = outside::write(process.memory, &rest, outside::AT_ONCE, &|| may_end.borrow_mut()(), |iov| {
-                outside::sendmsg(fd, iov, 0)
-            });
-            match wrote {
-                Ok(more) => done += more,
-                Err(errno) => assert_eq!(errno, libc::EAGAIN),
-            }
-            assert!(done == BYTES || changes_within(&changes, PATIENCE), "nobody says that there is room");
-        }
+        let done = what();
         told.recv().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
-        (reader.join().unwrap(), ended_early)
+        done
+    })
+}
+
+/// All of it, in more than one write, none of more bytes than `most`.
+fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
+    let (process, sent) = (process(), body(9, BYTES));
+    let memory = absent(holder, &sent, payloads);
+    let (ours, mut theirs, changes) = connection();
+    let (mut done, ended_early) = (0, std::cell::Cell::new(0));
+    let got = while_given(holder, &sent, || {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let mut got = vec![0; BYTES];
+                got.chunks_mut(50_000).for_each(|chunk| theirs.read_exact(chunk).unwrap());
+                got
+            });
+            while done < BYTES {
+                let fd = ours.as_raw_fd();
+                let may_end = || {
+                    ended_early.set(ended_early.get() + 1);
+                    comes_again(fd, 0)
+                };
+                let rest = [parts::of(&(memory.start + done..memory.end))];
+                let emit = |iov: &[libc::iovec]| outside::sendmsg(fd, iov, 0);
+                match outside::write(process.memory, &rest, outside::AT_ONCE, &may_end, emit) {
+                    Ok(more) => {
+                        assert!(more <= most, "{more} bytes in one write");
+                        done += more;
+                    }
+                    Err(errno) => assert_eq!(errno, libc::EAGAIN),
+                }
+                assert!(done == BYTES || changes_within(&changes, PATIENCE), "nobody says that there is room");
+            }
+            reader.join().unwrap()
+        })
     });
     assert!(got == sent);
-    assert!(ended_early > 1, "{ended_early}");
+    assert!(ended_early.get() > 1, "{}", ended_early.get());
+}
+
+#[test]
+fn a_client_gets_all_in_many_writes_whose_program_is_told_each_time() {
+    if may_run("a_client_gets_all_in_many_writes_whose_program_is_told_each_time") {
+        is_written_in_parts("slow", 1, BYTES);
+    }
+}
+
+/// Each of them is there before anybody would end for it.
+#[test]
+fn a_write_of_many_payloads_ends_for_what_they_take_together() {
+    if may_run("a_write_of_many_payloads_ends_for_what_they_take_together") {
+        is_written_in_parts("slow-by-many", 16, outside::AT_ONCE - 1);
+    }
+}
+
+#[test]
+fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
+    if !may_run("a_tier_that_fetches_for_the_next_one_writes_what_has_come") {
+        return;
+    }
+    let (_negotiation, _group) = negotiate("slow-tier");
+    let ([ours, theirs], runtime, sent) = (connected(false), process().runtime, body(3, BYTES));
+    let memory = absent("slow-tier", &sent, 3);
+    rustix::io::ioctl_fionbio(&ours, true).unwrap();
+    let (got, calls) = while_given("slow-tier", &sent, || {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut got = vec![0u8; BYTES];
+                let mut done = 0;
+                while done < BYTES {
+                    let part = got[done..].as_ptr() as usize..got[done..].as_ptr_range().end as usize;
+                    done += receive::read(runtime, theirs.number(), theirs.place, &[parts::of(&part)], 0).unwrap();
+                }
+                std::mem::take(&mut got)
+            });
+            let (mut done, mut calls) = (0, 0);
+            while done < BYTES {
+                let rest = [parts::of(&(memory.start + done..memory.end))];
+                match send::write(runtime, ours.number(), ours.place, &rest, 0) {
+                    Ok(more) => done += more,
+                    Err(errno) => assert_eq!(errno, libc::EAGAIN),
+                }
+                calls += 1;
+            }
+            (reader.join().unwrap(), calls)
+        })
+    });
+    assert!(got == sent && calls > 2, "{calls}");
+}
+
+/// As a tier does before it writes to one that cannot fetch there.
+#[test]
+fn what_is_to_be_in_place_comes_in_many_calls() {
+    if !may_run("what_is_to_be_in_place_comes_in_many_calls") {
+        return;
+    }
+    let sent = body(5, BYTES);
+    let memory = absent("slow-in-place", &sent, 3);
+    let turns = while_given("slow-in-place", &sent, || {
+        let again = || process().memory.fetch_within(&memory, &Call::begin(&|| true)).unwrap();
+        1 + std::iter::repeat_with(again).take_while(|is_all| !is_all).count()
+    });
+    assert!(turns > 2, "{turns}");
+    // SAFETY: memory of the test's, and all of it in place.
+    assert!(unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) } == sent);
+}
+
+#[test]
+fn a_connection_is_over_when_it_has_broken_or_both_ends_have_said_so() {
+    let (ours, theirs, _changes) = connection();
+    let over = || is_over(ours.as_raw_fd());
+    theirs.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(!over(), "this end can write on");
+    rustix::net::sockopt::set_socket_linger(&theirs, Some(Duration::ZERO)).unwrap();
+    drop(theirs);
+    eventually(|| over().then_some(()).ok_or("it goes on")).unwrap();
 }

@@ -1,12 +1,13 @@
 //! A connection to a holder's store, and what is said there. Whoever has it waits for as long as something moves on it.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use zerocopy::FromBytes;
 
 use super::Wanted;
-use super::patience::{Limit, SOME, Silence, Waiting};
+use super::patience::{Call, Limit, SOME, Silence, Waiting};
 use crate::channel::{Bench, Channel, is_served};
 use crate::reference::{PayloadId, Reference};
 use crate::store::messages::{Answer, FETCH, Request};
@@ -16,13 +17,33 @@ use crate::touched::Touched;
 /// A request, as it is sent.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
+/// What nobody waited for is so long for who has asked for it, since that one took some of it last. Others are sent away meanwhile:
+/// if each waited for a while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
+const KEPT: Duration = Duration::from_millis(400);
+
+/// Memory that is no block comes by these.
+const PAGE: u64 = 4096;
+
+/// What is to come of an answer that nobody waited for to its end.
+#[derive(Debug)]
+struct Rest {
+    bytes: usize,
+    /// Of which payload, and from where on.
+    of: Option<(PayloadId, u64)>,
+    since: Instant,
+}
+
 #[derive(Debug)]
 pub(super) struct Line {
     channel: Channel,
     bench: Bench,
-    /// Bytes of an answer that nobody waited for to its end, and how long nothing has come of them.
-    left: usize,
+    rest: Rest,
+    /// How long nothing has come of it.
     silence: Silence,
+    /// Somebody was sent away meanwhile.
+    others_wait: bool,
+    /// Shares that did not go yet.
+    owed: Vec<Sent>,
     /// So many bytes are asked for at a time by those who can do with some.
     some: usize,
 }
@@ -33,8 +54,10 @@ impl Line {
         Self {
             channel,
             bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()),
-            left: 0,
+            rest: Rest { bytes: 0, of: None, since: Instant::now() },
+            others_wait: false,
             silence: Silence::default(),
+            owed: Vec::new(),
             some: *SOME.end(),
         }
     }
@@ -67,7 +90,7 @@ impl Line {
     }
 
     /// Gives back some shares, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer than are wanted, or
-    /// none, only where it takes long and `may_end` agrees (see [`Limit`]).
+    /// none, only where the call has taken long and may end (see [`Limit`]).
     ///
     /// # Errors
     /// As [`Self::fetch`].
@@ -75,10 +98,10 @@ impl Line {
         &mut self,
         returns: &[Sent],
         wanted: &mut Wanted<'_>,
-        may_end: &dyn Fn() -> bool,
+        call: &Call<'_>,
     ) -> io::Result<Option<usize>> {
         let mut waiting = Waiting::after(std::mem::take(&mut self.silence), &|| ());
-        let got = self.some(returns, wanted, &mut waiting, &mut Limit::of(may_end))?;
+        let got = self.some(returns, wanted, &mut waiting, &mut Limit::of(call))?;
         self.silence = waiting.ends();
         Ok(got)
     }
@@ -92,24 +115,46 @@ impl Line {
     ) -> io::Result<Option<usize>> {
         let Wanted { reference, into } = wanted;
         let (mut got, mut returns) = (0, returns);
-        if self.left > 0 {
-            // They have no answer that would wait for the end of that one.
-            self.ask(std::mem::take(&mut returns), [].into_iter(), waiting)?;
-            if !self.drain(waiting, limit)? || limit.is_over() {
-                return Ok(Some(got));
+        if self.rest.bytes > 0 {
+            // They have no answer that would wait for the end of that one. Nor do they wait: the store takes nothing while it gives.
+            let posted = self.post(returns)?;
+            let room = ANSWERS_MAX.saturating_sub(self.owed.len());
+            self.owed.extend(returns[posted..].iter().take(room));
+            returns = &[];
+            let at = self.rest.of.filter(|(payload, _)| *payload == reference.payload).map(|(_, at)| at);
+            // Who can do with whole pages alone begins a little before.
+            let is_ours = at.is_some_and(|at| (at.saturating_sub(PAGE)..=at).contains(&reference.offset));
+            if !is_ours && self.rest.since.elapsed() < KEPT && limit.ends() {
+                self.others_wait = true;
+                return Ok(Some(0));
+            }
+            if at != Some(reference.offset) && (!self.drain(waiting, limit)? || limit.is_over()) {
+                return Ok(Some(0));
             }
         }
         loop {
-            let now = (into.len() - got).min(self.some);
-            let part = Reference { offset: reference.offset + got as u64, length: now as u64, ..*reference };
-            self.ask(std::mem::take(&mut returns), [&part].into_iter(), waiting)?;
-            if !self.answer(&part, waiting)? {
-                return Ok(None);
+            let asked = (into.len() - got).min(self.some);
+            let asks = self.rest.bytes == 0;
+            if asks {
+                // Each in its turn.
+                if got > 0 && std::mem::take(&mut self.others_wait) && limit.ends() {
+                    return Ok(Some(got));
+                }
+                let part = Reference { offset: reference.offset + got as u64, length: asked as u64, ..*reference };
+                self.ask(std::mem::take(&mut returns), [&part].into_iter(), waiting)?;
+                if !self.answer(&part, waiting)? {
+                    return Ok(None);
+                }
+                self.rest.bytes = asked;
             }
+            let now = self.rest.bytes.min(into.len() - got);
             let came = self.take_some(&mut into[got..got + now], waiting, limit)?;
-            self.left = now - came;
-            self.some = limit.next(self.some, came);
             got += came;
+            let of = Some((reference.payload, reference.offset + got as u64));
+            self.rest = Rest { bytes: self.rest.bytes - came, of, since: Instant::now() };
+            if asks {
+                self.some = limit.next(self.some, came);
+            }
             if got == into.len() || limit.is_over() {
                 return Ok(Some(got));
             }
@@ -123,13 +168,16 @@ impl Line {
         references: impl Iterator<Item = &'b Reference>,
         waiting: &mut Waiting<'_>,
     ) -> io::Result<()> {
-        let mut requests = returns.to_vec();
+        let mut requests = std::mem::take(&mut self.owed);
+        requests.extend_from_slice(returns);
         requests.extend(references.map(|reference| request(FETCH, reference, Touched::default())));
-        self.put(&requests)?;
-        let mut is_sent = self.channel.send(&mut self.bench, false)?;
-        while !is_sent {
-            waiting.wait(&self.channel, PollFlags::OUT)?;
-            is_sent = self.channel.flush()?;
+        for some in requests.chunks(2 * ANSWERS_MAX) {
+            self.put(some)?;
+            let mut is_sent = self.channel.send(&mut self.bench, false)?;
+            while !is_sent {
+                waiting.wait(&self.channel, PollFlags::OUT)?;
+                is_sent = self.channel.flush()?;
+            }
         }
         Ok(())
     }
@@ -137,10 +185,11 @@ impl Line {
     /// Takes what is left of an answer that nobody waited for. False: not all of it is there yet.
     fn drain(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<bool> {
         let mut nowhere = [0; 4096];
-        while self.left > 0 {
-            let now = self.left.min(nowhere.len());
+        while self.rest.bytes > 0 {
+            let now = self.rest.bytes.min(nowhere.len());
             let took = self.take_some(&mut nowhere[..now], waiting, limit)?;
-            self.left -= took;
+            self.rest.bytes -= took;
+            self.rest.of = None;
             if took < now {
                 return Ok(false);
             }

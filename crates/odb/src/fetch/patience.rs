@@ -32,10 +32,15 @@ impl Waited {
 
     /// How long to wait until the next look. `None`: patience is at its end.
     pub(super) fn slice(&mut self) -> Option<Duration> {
+        self.slice_of(PATIENCE)
+    }
+
+    /// The same of so much patience.
+    pub(super) fn slice_of(&mut self, patience: Duration) -> Option<Duration> {
         let now = Instant::now();
         self.spent += now.duration_since(self.last).min(COUNTED);
         self.last = now;
-        let left = PATIENCE.checked_sub(self.spent).filter(|left| !left.is_zero())?;
+        let left = patience.checked_sub(self.spent).filter(|left| !left.is_zero())?;
         Some(left.min(SLICE))
     }
 }
@@ -90,29 +95,62 @@ pub const LONG: Duration = Duration::from_millis(200);
 /// How many are asked for then: as many as come in that time.
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
+/// A program's call that can end with some of its bytes, where the program has other things to do than to wait for all.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// However much it has fetched since.
+    pub began: Instant,
+    /// Asked once it has taken [`LONG`]: false, where there is nothing to be done meanwhile.
+    pub may_end: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Call<'a> {
+    /// One that begins.
+    #[must_use]
+    pub fn begin(may_end: &'a dyn Fn() -> bool) -> Self {
+        Self { began: Instant::now(), may_end }
+    }
+
+    /// Whether it has taken long.
+    #[must_use]
+    pub fn has_been_long(&self) -> bool {
+        self.began.elapsed() >= LONG
+    }
+
+    /// Whether it has, and may end.
+    #[must_use]
+    pub fn ends(&self) -> bool {
+        self.has_been_long() && (self.may_end)()
+    }
+}
+
 /// How long one waits whose program has other things to do meanwhile.
 pub(super) struct Limit<'a> {
+    /// Of this fetch; the call may be older.
     began: Instant,
-    may_end: Option<&'a dyn Fn() -> bool>,
+    call: Option<&'a Call<'a>>,
     is_over: bool,
 }
 
 impl<'a> Limit<'a> {
     /// For all.
     pub(super) fn none() -> Self {
-        Self { began: Instant::now(), may_end: None, is_over: false }
+        Self { began: Instant::now(), call: None, is_over: false }
     }
 
-    /// For [`LONG`]. `may_end` is asked once, when that is over: false, where there is nothing to be done meanwhile.
-    pub(super) fn of(may_end: &'a dyn Fn() -> bool) -> Self {
-        Self { may_end: Some(may_end), ..Self::none() }
+    /// Until the call has taken [`LONG`]. Whether it may end is asked once.
+    pub(super) fn of(call: &'a Call<'a>) -> Self {
+        Self { call: Some(call), ..Self::none() }
     }
 
     pub(super) fn is_over(&mut self) -> bool {
-        if let Some(may_end) = self.may_end
-            && self.began.elapsed() >= LONG
-        {
-            (self.is_over, self.may_end) = (may_end(), None);
+        self.call.is_some_and(|call| call.has_been_long()) && self.ends() || self.is_over
+    }
+
+    /// Ends it before, if the call may.
+    pub(super) fn ends(&mut self) -> bool {
+        if let Some(call) = self.call.take() {
+            self.is_over = (call.may_end)();
         }
         self.is_over
     }

@@ -10,7 +10,7 @@ use shunt_sys::lock::MutexGuard;
 
 use super::line::{Line, Sent};
 use super::own::is_silence;
-use super::way::Way;
+use super::way::{Attempt, Begins, Way};
 use super::{Shared, Wanted};
 use crate::hold::{Return, Returns};
 use crate::reference::{Holder, Reference};
@@ -49,8 +49,8 @@ impl Default for Threads {
 /// What is to be reached.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
-    /// A holder, for its way.
-    Reach(Holder, Arc<Way>),
+    /// A holder, for its way, by this attempt or those that follow it.
+    Reach(Holder, Arc<Way>, Attempt),
     /// The store of this machine, which was silent.
     Own,
 }
@@ -90,7 +90,7 @@ impl Shared {
             return self.begin_at(Instant::now() + RETRY, task);
         }
         match task {
-            Task::Reach(_, way) => way.is_not_made(),
+            Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),
         }
     }
@@ -167,18 +167,23 @@ impl Shared {
 
     /// Waits for agents and stores, in a thread of its own where there can be one.
     fn attempt(self: &Arc<Self>, task: Task) {
-        let done = match &task {
-            Task::Reach(_, way) if way.is_there() || way.is_of_no_use(INTEREST) => return,
-            Task::Reach(holder, way) => self.reach(*holder, way).map(|line| way.is_made(Some(line))),
-            Task::Own => self.open().map(|connection| self.own.speaks(Some(connection))),
+        let is_over = match &task {
+            Task::Reach(holder, way, attempt) => match way.begins(*attempt, INTEREST) {
+                Begins::Never => true,
+                Begins::Later => false,
+                Begins::Now => way.ends(*attempt, self.reach(*holder, way).ok()),
+            },
+            Task::Own => match self.open() {
+                Err(error) if is_silence(&error) => false,
+                opened => {
+                    self.own.speaks(opened.ok());
+                    true
+                }
+            },
         };
-        match (done, &task) {
-            (Ok(()), _) => return,
-            (Err(error), Task::Own) if !is_silence(&error) => return self.own.speaks(None),
-            (Err(_), Task::Own) => {}
-            (Err(_), Task::Reach(_, way)) => way.is_made(None),
+        if !is_over {
+            self.begin_later(task);
         }
-        self.begin_later(task);
     }
 
     /// A connection to the store of this machine.
@@ -222,12 +227,12 @@ impl Shared {
             self.ways.lock().iter().map(|(holder, way)| (*holder, Arc::clone(way))).collect();
         let mut owes = false;
         for (holder, way) in ways {
-            let taken = way.take_returns(|| self.begin(Task::Reach(holder, Arc::clone(&way))));
+            let taken = way.take_returns(|attempt| self.begin(Task::Reach(holder, Arc::clone(&way), attempt)));
             if let Some((mut turn, shares)) = taken
                 // Where it has broken, they end with their leases.
                 && let Ok(posted) = turn.line().and_then(|line| line.post(&shares))
             {
-                turn.put_back();
+                turn.put_back(false);
                 way.give_back(shares[posted..].to_vec());
             }
             owes |= way.owes();

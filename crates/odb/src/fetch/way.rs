@@ -18,13 +18,39 @@ use std::time::{Duration, Instant};
 use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
 
 use super::line::{Line, Sent};
-use super::patience::Waited;
+use super::patience::{Call, LONG, PATIENCE, Waited};
 use crate::reference::Reference;
 use crate::store::client::GLANCE;
 use crate::store::session::ANSWERS_MAX;
 
 /// Shares that wait for a connection to one holder. What is more ends with its lease.
 const RETURNS_MAX: usize = 1 << 16;
+
+/// Which attempt, and those that follow it while it comes to nothing. One of before the newest changes nothing: it may have begun
+/// before the holder came back.
+pub(super) type Attempt = u64;
+
+/// Attempts under way for one holder at most: one of before, which may wait for an agent's patience yet, and one that knows better.
+const UNDER_WAY_MAX: usize = 2;
+
+/// How somebody waits for a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Asks<'a> {
+    /// Told that it takes long.
+    pub(super) tell: &'a dyn Fn(),
+    /// What can end before there is one.
+    pub(super) call: Option<&'a Call<'a>>,
+}
+
+/// Whether an attempt is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begins {
+    Now,
+    /// There are too many.
+    Later,
+    /// Nobody needs it.
+    Never,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Way {
@@ -35,10 +61,15 @@ pub(super) struct Way {
 #[derive(Debug, Default)]
 struct State {
     is: Is,
+    /// The newest.
+    attempt: Attempt,
+    under_way: usize,
     /// How often the holder had come to be this machine's source when it was asked for last.
     came: u64,
     /// While somebody waits for a connection.
     waited: Option<Waited>,
+    /// It was lost, has come back, and nothing has been had of it since.
+    has_come: bool,
     /// Threads that wait for a change: as a rule there are none, and to wake nobody takes a system call, too.
     waiting: usize,
     /// What was asked for last, and when.
@@ -71,30 +102,38 @@ impl Way {
     }
 
     /// Waits for the connection, and for one to be made where there is none: `make` begins an attempt. Shares that wait to
-    /// go back come with it.
+    /// go back come with it. `None`: the call ends before.
     ///
     /// # Errors
     /// The holder is lost.
     pub(super) fn take(
         &self,
         about: &Reference,
-        make: impl Fn(),
-        tell: &dyn Fn(),
-    ) -> io::Result<(Turn<'_>, Vec<Sent>)> {
+        make: impl Fn(Attempt),
+        asks: Asks<'_>,
+    ) -> io::Result<Option<(Turn<'_>, Vec<Sent>)>> {
         let mut state = self.lock();
         state.asked = Some((*about, Instant::now()));
         loop {
-            state = self.made(state, &make, tell)?;
+            let Some(made) = self.made(state, &make, asks)? else { return Ok(None) };
+            state = made;
             match std::mem::replace(&mut state.is, Is::Used) {
                 Is::Idle(line) => {
                     let some = state.returns.len().min(ANSWERS_MAX);
                     let returns = state.returns.drain(..some).collect();
-                    return Ok((Turn { way: self, line: Some(line) }, returns));
+                    return Ok(Some((Turn { way: self, line: Some(line) }, returns)));
                 }
                 // Whoever has it waits for a second at most, and then all know.
                 other => {
                     state.is = other;
-                    state = self.wait(state, GLANCE, tell);
+                    state = self.wait(state, GLANCE, asks.tell);
+                    if asks.call.is_some_and(Call::has_been_long) {
+                        drop(state);
+                        if asks.call.is_some_and(Call::ends) {
+                            return Ok(None);
+                        }
+                        state = self.lock();
+                    }
                 }
             }
         }
@@ -109,6 +148,7 @@ impl Way {
             state.came = times;
             if matches!(state.is, Is::Lost) {
                 state.becomes(Is::Unmade);
+                state.has_come = true;
             }
         }
     }
@@ -117,40 +157,50 @@ impl Way {
     ///
     /// # Errors
     /// The holder is lost.
-    pub(super) fn open(&self, about: &Reference, make: impl Fn(), tell: &dyn Fn()) -> io::Result<()> {
+    pub(super) fn open(&self, about: &Reference, make: impl Fn(Attempt), tell: &dyn Fn()) -> io::Result<()> {
         let mut state = self.lock();
         state.asked = Some((*about, Instant::now()));
         // Its agent may have ended since it was used last.
         if matches!(&state.is, Is::Idle(line) if !line.is_served()) {
             state.becomes(Is::Unmade);
         }
-        self.made(state, &make, tell).map(drop)
+        self.made(state, &make, Asks { tell, call: None }).map(drop)
     }
 
-    /// The state, once it is Idle or Used.
+    /// The state, once it is Idle or Used. `None`: the call ends before.
     fn made<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        make: &impl Fn(),
-        tell: &dyn Fn(),
-    ) -> io::Result<MutexGuard<'a, State>> {
+        make: &impl Fn(Attempt),
+        asks: Asks<'_>,
+    ) -> io::Result<Option<MutexGuard<'a, State>>> {
         loop {
             match state.is {
-                Is::Idle(_) | Is::Used => return Ok(state),
+                Is::Idle(_) | Is::Used => return Ok(Some(state)),
                 Is::Lost => return Err(lost()),
                 Is::Unmade => {
                     state.is = Is::Making;
+                    let attempt = state.another();
                     drop(state);
-                    make();
+                    make(attempt);
                     state = self.lock();
                 }
                 Is::Making => {
-                    let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice() else {
+                    // Where it comes and goes, whoever asks is not to wait for as long each time.
+                    let patience = if state.has_come { LONG } else { PATIENCE };
+                    let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice_of(patience) else {
                         state.lose();
                         self.tell_waiting(&state);
                         return Err(lost());
                     };
-                    state = self.wait(state, slice, tell);
+                    state = self.wait(state, slice, asks.tell);
+                    if matches!(state.is, Is::Making) && asks.call.is_some_and(Call::has_been_long) {
+                        drop(state);
+                        if asks.call.is_some_and(Call::ends) {
+                            return Ok(None);
+                        }
+                        state = self.lock();
+                    }
                 }
             }
         }
@@ -176,7 +226,7 @@ impl Way {
     }
 
     /// Takes what waits to go back, and the connection, if it is free; has one made where there is none.
-    pub(super) fn take_returns(&self, make: impl Fn()) -> Option<(Turn<'_>, Vec<Sent>)> {
+    pub(super) fn take_returns(&self, make: impl Fn(Attempt)) -> Option<(Turn<'_>, Vec<Sent>)> {
         let mut state = self.lock();
         if state.returns.is_empty() {
             return None;
@@ -188,8 +238,9 @@ impl Way {
             }
             Is::Unmade => {
                 state.is = Is::Making;
+                let attempt = state.another();
                 drop(state);
-                make();
+                make(attempt);
             }
             other => state.is = other,
         }
@@ -216,56 +267,73 @@ impl Way {
         Some(Reference { length: 1, ..reference })
     }
 
-    /// What became of an attempt. `None`: it is lost, until another one makes it.
-    pub(super) fn is_made(&self, line: Option<Line>) {
+    /// Whether an attempt is to be made. Where it is lost and nobody has asked for it in a while, the next who asks has one made.
+    pub(super) fn begins(&self, attempt: Attempt, interest: Duration) -> Begins {
         let mut state = self.lock();
-        match line {
-            Some(line) => state.becomes(Is::Idle(Box::new(line))),
-            // Another one that was under way has made it meanwhile.
-            None if state.is_there() => {}
-            None => state.lose(),
+        if state.is_there() || attempt != state.attempt {
+            return Begins::Never;
         }
-        self.tell_waiting(&state);
+        let is_asked = state.asked.as_ref().is_some_and(|(_, asked)| asked.elapsed() < interest);
+        if matches!(state.is, Is::Lost) && !is_asked {
+            state.becomes(Is::Unmade);
+            return Begins::Never;
+        }
+        if state.under_way == UNDER_WAY_MAX {
+            return Begins::Later;
+        }
+        state.under_way += 1;
+        Begins::Now
     }
 
-    /// Whether there is a connection, perhaps in use.
-    pub(super) fn is_there(&self) -> bool {
-        self.lock().is_there()
+    /// What became of an attempt: whether no other has to follow it. `None`: it is lost, until another one makes it.
+    pub(super) fn ends(&self, attempt: Attempt, line: Option<Line>) -> bool {
+        let mut state = self.lock();
+        state.under_way -= 1;
+        match line {
+            // Another one that was under way has made it meanwhile.
+            _ if state.is_there() => return true,
+            Some(line) => state.becomes(Is::Idle(Box::new(line))),
+            None if attempt != state.attempt => return true,
+            None => {
+                state.lose();
+                self.tell_waiting(&state);
+                return false;
+            }
+        }
+        self.tell_waiting(&state);
+        true
     }
 
     /// Nobody tries. The next who asks has an attempt made.
-    pub(super) fn is_not_made(&self) {
+    pub(super) fn is_not_made(&self, attempt: Attempt) {
         let mut state = self.lock();
-        state.becomes(Is::Unmade);
-        self.tell_waiting(&state);
-    }
-
-    /// Whether it is lost and nobody has asked for it in a while: then the next who asks has an attempt made.
-    pub(super) fn is_of_no_use(&self, interest: Duration) -> bool {
-        let mut state = self.lock();
-        let is_asked = state.asked.as_ref().is_some_and(|(_, asked)| asked.elapsed() < interest);
-        let is_of_no_use = matches!(state.is, Is::Lost) && !is_asked;
-        if is_of_no_use {
+        if attempt == state.attempt && !state.is_there() {
             state.becomes(Is::Unmade);
-        }
-        is_of_no_use
-    }
-
-    /// It has broken every time. True: it is lost by that.
-    pub(super) fn give_up(&self) -> bool {
-        let mut state = self.lock();
-        let gives_up = matches!(state.is, Is::Unmade);
-        if gives_up {
-            state.lose();
             self.tell_waiting(&state);
         }
-        gives_up
+    }
+
+    /// It has broken every time. Where it is lost by that: the attempt to make.
+    pub(super) fn give_up(&self) -> Option<Attempt> {
+        let mut state = self.lock();
+        if !matches!(state.is, Is::Unmade) {
+            return None;
+        }
+        state.lose();
+        self.tell_waiting(&state);
+        Some(state.another())
     }
 }
 
 impl State {
     fn is_there(&self) -> bool {
         matches!(self.is, Is::Idle(_) | Is::Used)
+    }
+
+    /// A new attempt, in place of all before.
+    fn another(&mut self) -> Attempt {
+        self.attempt += 1;
+        self.attempt
     }
 
     fn becomes(&mut self, is: Is) {
@@ -294,33 +362,34 @@ impl Turn<'_> {
         self.line.as_deref_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn ends(&mut self, is: Is) {
+    fn ends(&mut self, is: Is, is_better: bool) {
         let mut state = self.way.lock();
-        match is {
-            Is::Lost => state.lose(),
-            is => state.becomes(is),
-        }
+        state.becomes(is);
+        state.has_come &= !is_better;
         self.way.tell_waiting(&state);
     }
 
-    /// It is as good as it was.
-    pub(super) fn put_back(mut self) {
+    /// It is as good as it was, or better, where something has been had of it.
+    pub(super) fn put_back(mut self, is_better: bool) {
         if let Some(line) = self.line.take() {
-            self.ends(Is::Idle(line));
+            self.ends(Is::Idle(line), is_better);
         }
     }
 
-    /// Its holder says nothing.
-    pub(super) fn lose(mut self) {
+    /// Its holder says nothing: the attempt to make.
+    pub(super) fn lose(mut self) -> Attempt {
         self.line = None;
-        self.ends(Is::Lost);
+        let mut state = self.way.lock();
+        state.lose();
+        self.way.tell_waiting(&state);
+        state.another()
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if self.line.take().is_some() {
-            self.ends(Is::Unmade);
+            self.ends(Is::Unmade, false);
         }
     }
 }
@@ -328,9 +397,19 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::{Holder, PayloadId, Weight};
 
     fn is_lost(way: &Way) -> bool {
         matches!(way.lock().is, Is::Lost)
+    }
+
+    const INTEREST: Duration = Duration::from_secs(120);
+
+    /// Somebody asks for a holder that is not there: the attempt that is made for it, and whether it has been lost meanwhile.
+    fn asked(way: &Way, meanwhile: impl Fn(Attempt)) -> bool {
+        let payload = PayloadId { holder: Holder::named("be1"), segment: 0, slot: 0, secret: 0 };
+        let reference = Reference { payload, weight: Weight::WHOLE, offset: 0, length: 1 };
+        way.open(&reference, &meanwhile, &|| ()).is_err()
     }
 
     #[test]
@@ -341,5 +420,31 @@ mod tests {
             way.came(times);
             assert_eq!(!is_lost(&way), is_tried, "{times}");
         }
+    }
+
+    #[test]
+    fn an_attempt_of_before_changes_nothing_and_no_other_follows_it() {
+        let way = Way::default();
+        let old = std::cell::Cell::new(0);
+        // The first takes long, and comes to nothing when the holder has come back and a second one is under way.
+        way.came(1);
+        let is_lost = asked(&way, |first| {
+            assert_eq!(way.begins(first, INTEREST), Begins::Now);
+            way.lock().lose();
+            old.set(first);
+        });
+        assert!(is_lost);
+        way.came(2);
+        let is_lost = asked(&way, |second| {
+            assert_eq!(way.begins(second, INTEREST), Begins::Now);
+            assert_eq!(way.begins(second, INTEREST), Begins::Later, "as many as there may be");
+            assert!(way.ends(old.get(), None), "nobody needs another one");
+            assert!(matches!(way.lock().is, Is::Making), "the second is under way");
+            assert_eq!(way.begins(old.get(), INTEREST), Begins::Never);
+            // In place of a connection.
+            way.lock().becomes(Is::Used);
+        });
+        assert!(!is_lost);
+        assert!(way.ends(old.get() + 1, None) && way.lock().is_there(), "it has been made by another");
     }
 }

@@ -7,11 +7,12 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::thread::ScopedJoinHandle;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use shunt_odb::fetch::Call;
 use shunt_odb::reference::PayloadId;
 use shunt_odb::sources::End;
 use zerocopy::IntoBytes;
 
-use super::bed::give_slowly;
+use super::bed::{give, give_slowly};
 use super::*;
 
 /// A holder that is only a name.
@@ -297,7 +298,7 @@ fn some_by_some(holders: &Holders, whole: &Reference) -> (Result<(), FetchError>
         turns += 1;
         let left = Reference { offset: got.len() as u64, length: whole.length - got.len() as u64, ..*whole };
         let mut into = vec![0; left.length as usize];
-        match holders.fetch_some(&left, &mut into, &|| true) {
+        match holders.fetch_some(&left, &mut into, &Call::begin(&|| true)) {
             Ok(some) => got.extend_from_slice(&into[..some]),
             Err(error) => return (Err(error), got, turns),
         }
@@ -317,10 +318,12 @@ fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
             assert!(outcome.is_ok() && got == *body, "{outcome:?} after {} bytes", got.len());
             // All of another after a part of one: what nobody waited for is not in it.
             let mut into = vec![0; 300_000];
-            assert!(holders.fetch_some(&of(body), &mut vec![0; body.len()], &|| true).unwrap() < body.len());
+            assert!(
+                holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::begin(&|| true)).unwrap() < body.len()
+            );
             assert!(fetch(holders, &Reference { length: 50_000, ..of(body) }).unwrap() == body[..50_000]);
             let other = Reference { length: 300_000, ..of(body) };
-            assert_eq!(holders.fetch_some(&other, &mut into, &|| false).unwrap(), into.len());
+            assert_eq!(holders.fetch_some(&other, &mut into, &Call::begin(&|| false)).unwrap(), into.len());
             assert!(into == body[..300_000]);
             turns
         });
@@ -332,6 +335,44 @@ fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
         turns.unwrap()
     });
     assert!(turns > 1);
+}
+
+/// Of one program: nobody throws away what is on its way to another.
+#[test]
+fn clients_of_a_slow_holder_have_their_turns() {
+    const EACH: usize = 100_000;
+    let here = Bed::new(Limits::default());
+    let (holders, body) = (here.holders(), bytes(7, 4 * EACH));
+    let given = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut got = [const { Vec::new() }; 4];
+            let mut turns = 0;
+            while got.iter().any(|got| got.len() < EACH) {
+                for (number, got) in got.iter_mut().enumerate().filter(|(_, got)| got.len() < EACH) {
+                    let payload = PayloadId { slot: number as u32, ..reference(mute()).payload };
+                    let offset = (number * EACH + got.len()) as u64;
+                    let length = (EACH - got.len()) as u64;
+                    let mut into = vec![0; length as usize];
+                    let left = Reference { payload, offset, length, ..of(&body) };
+                    let some = holders.fetch_some(&left, &mut into, &Call::begin(&|| true)).unwrap();
+                    got.extend_from_slice(&into[..some]);
+                    turns += 1;
+                }
+            }
+            (got.concat(), turns)
+        });
+        let mut store = connect_to_nobody(&here);
+        let stop = store.try_clone().unwrap();
+        let body = &body;
+        let store = scope.spawn(move || give(&mut store, body, usize::MAX, 2_000));
+        let got = reader.join();
+        stop.shutdown(std::net::Shutdown::Both).unwrap();
+        let (got, turns) = got.unwrap();
+        assert!(got == *body && turns > 8, "{} in {turns}", got.len());
+        store.join().unwrap()
+    });
+    // A reader that gets no processor for long has lost its turn.
+    assert!(given < body.len() * 9 / 8, "{given} of {}", body.len());
 }
 
 #[test]

@@ -82,8 +82,11 @@ unsafe extern "C-unwind" fn gets_error(ssl: *const Ssl, returned: c_int, caller:
     }
     // SAFETY: as above.
     let error = unsafe { functions::get_error(ssl, returned, caller) };
-    // What it says where it knows of nothing: it is asked once more of that write. Of another call it knows.
-    if full == Full::Told && error == SYSCALL_ERROR { WANTS_WRITE } else { error }
+    // What it says where it knows of nothing: it is asked once more of that write. It says the same of another call that found the
+    // connection broken.
+    // SAFETY: as above.
+    let is_asked_again = full == Full::Told && error == SYSCALL_ERROR && unsafe { tls::goes_on(ssl.cast_mut()) };
+    if is_asked_again { WANTS_WRITE } else { error }
 }
 
 unsafe extern "C-unwind" fn clears(ssl: *mut Ssl, caller: usize) -> c_int {

@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 
 use libc::iovec;
 use rustix::fs::FileType;
+use shunt_odb::fetch::Call;
 use shunt_odb::frame::Sending;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
@@ -204,7 +205,8 @@ pub fn from_pipe(
 /// The frames of a write.
 type Frames = SmallVec<[Frame; 4]>;
 
-/// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun.
+/// Cuts a write into frames. The first `promised` bytes are a part of a real frame that has begun. False: it has taken long to fetch
+/// what goes for real, and the rest of the write is for another call.
 fn cut(
     runtime: &Runtime,
     iov: &[iovec],
@@ -212,7 +214,8 @@ fn cut(
     frames: &mut Frames,
     message: &mut Message<'_>,
     copies: &mut Copies,
-) -> Result<(), Stop> {
+    call: &Call<'_>,
+) -> Result<bool, Stop> {
     let mut all = SmallVec::new();
     parts(runtime, iov, &mut all, copies);
     for part in all {
@@ -231,12 +234,16 @@ fn cut(
                 promised -= now;
                 let passes = message.is_source(&reference.payload.holder);
                 for part in if passes { &owed } else { &memory } {
-                    let fetched = runtime.memory.fetch_range(&addresses(part));
-                    if fetched.is_err() {
-                        runtime.memory.returns.give(reference.payload, reference.weight);
-                        frames.iter().for_each(|frame: &Frame| frame.withdraw(runtime));
-                        return Err(Stop::Failed(libc::ECONNRESET));
+                    let is_there = runtime.memory.fetch_within(&addresses(part), call);
+                    if let Ok(true) = is_there {
+                        continue;
                     }
+                    runtime.memory.returns.give(reference.payload, reference.weight);
+                    if is_there.is_ok() {
+                        return Ok(false);
+                    }
+                    frames.iter().for_each(|frame: &Frame| frame.withdraw(runtime));
+                    return Err(Stop::Failed(libc::ECONNRESET));
                 }
                 if now > 0 {
                     frames.push(Frame::Promised(owed));
@@ -252,7 +259,7 @@ fn cut(
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Bytes that are there: real where they are few or are framing, else through the store.
@@ -381,8 +388,13 @@ impl<'a> Write<'a> {
     fn long(&mut self, iov: &[iovec], message: &mut Message<'_>) -> Result<(), Stop> {
         let (mut frames, mut copies) = (Frames::new(), Copies::new());
         let promised = self.sending.promised() as usize;
-        let outcome = cut(self.runtime, iov, promised, &mut frames, message, &mut copies);
-        let outcome = outcome.and_then(|()| self.all(&frames));
+        let comes_again = || waiting::comes_again(self.fd, self.flags);
+        let call = Call::begin(&comes_again);
+        let is_all = cut(self.runtime, iov, promised, &mut frames, message, &mut copies, &call);
+        let outcome = is_all.and_then(|is_all| {
+            self.all(&frames)?;
+            if is_all { Ok(()) } else { Err(Stop::Full) }
+        });
         if let (1.., Some(Frame::Promised(memory) | Frame::Real(memory))) = (self.sent, frames.first()) {
             message.look(memory);
         }

@@ -76,6 +76,12 @@ pub fn comes_again(fd: RawFd, flags: i32) -> bool {
     comes_again
 }
 
+/// Whether nothing comes and goes any more: both ends have said so, or the connection has broken.
+pub fn is_over(fd: RawFd) -> bool {
+    let mut wanted = [PollFd::from_borrowed_fd(kernel::borrow(fd), PollFlags::empty())];
+    poll(&mut wanted, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+}
+
 /// Whether the other end will send no more.
 pub fn ended(fd: RawFd) -> bool {
     let asked = PollFlags::RDHUP;

@@ -4,10 +4,9 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use libc::iovec;
-use shunt_odb::fetch::LONG;
+use shunt_odb::fetch::Call;
 use shunt_odb::hold::Hold;
 use shunt_odb::reference::{Reference, Weight};
 use shunt_odb::store::usage::Counted;
@@ -54,11 +53,12 @@ pub fn write(
     if !iov.iter().any(|part| memory.meets(&addresses(part))) {
         return emit(iov);
     }
-    let (mut rest, mut sent, began) = (split(iov, usize::MAX).0, 0, Instant::now());
+    let call = Call::begin(comes_again);
+    let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
         // Also where some went already: of a short write a program waits until there is room, and there is.
-        let chunk = Fetched::new(memory, &now, comes_again).ok_or(libc::ECONNRESET)?;
+        let chunk = Fetched::new(memory, &now, &call).ok_or(libc::ECONNRESET)?;
         if chunk.iov.is_empty() {
             return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
         }
@@ -69,7 +69,7 @@ pub fn write(
                 if went < length(&chunk.iov[..chunk.iov.len().min(libc::UIO_MAXIOV as usize)]) {
                     return Ok(sent);
                 }
-                if chunk.is_cut || (length(&rest) > went && began.elapsed() >= LONG && comes_again()) {
+                if chunk.is_cut || (length(&rest) > went && call.ends()) {
                     return Ok(sent);
                 }
                 rest = split(&rest, went).1;
@@ -97,7 +97,7 @@ struct Fetched<'a> {
 
 impl<'a> Fetched<'a> {
     /// `None`: it cannot be had.
-    fn new(memory: &'a Memory, iov: &[iovec], comes_again: &dyn Fn() -> bool) -> Option<Self> {
+    fn new(memory: &'a Memory, iov: &[iovec], call: &Call<'_>) -> Option<Self> {
         let mut wanted: Vec<(Parts, Option<Kept>)> = Vec::new();
         let mut copies = Copies::new();
         let mut present = |wanted: &mut Vec<(Parts, Option<Kept>)>, range: &Range<usize>| {
@@ -133,8 +133,13 @@ impl<'a> Fetched<'a> {
                 fetched.iov.extend(parts);
                 continue;
             };
+            // Each of many references may take nearly as long as all of them may together.
+            if !fetched.iov.is_empty() && call.ends() {
+                fetched.is_cut = true;
+                break;
+            }
             let mut bytes = memory.scratch.buffer(reference.length as usize);
-            let (got, waited) = memory.fetch_some(&reference, &mut bytes, comes_again).ok()?;
+            let (got, waited) = memory.fetch_some(&reference, &mut bytes, call).ok()?;
             count(Counted::Fetched, got);
             share.waited(waited);
             fetched.is_cut = got < bytes.len();
