@@ -115,6 +115,7 @@ struct {
 /*
  * Where listeners are that say no more (SHUNT_SPEAK 0), and how many at each place. A SYN-ACK goes
  * by the flags that its listener has had since listen, and does not tell which listener that is.
+ * A place with none is left to be forgotten: another one may be counted there at that moment.
  */
 struct place {
     struct end_address address; /* zeros: all */
@@ -122,8 +123,7 @@ struct place {
 };
 
 struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, 65536);
     __type(key, struct place);
     __type(value, __u32);
@@ -225,6 +225,13 @@ static __always_inline void tell_of_end(__u64 cookie, __u32 user, __u32 accounts
     bpf_map_update_elem(&over, &key, &accounts, BPF_ANY);
 }
 
+/* The mapped form of 0.0.0.0. */
+static __always_inline bool is_any_ipv4(const struct end_address *address)
+{
+    return !address->words[0] && !address->words[1] && address->words[2] == bpf_htonl(0xffff) &&
+           !address->words[3];
+}
+
 static __always_inline void load_place(struct bpf_sock *sk, struct place *place)
 {
     place->port = sk->src_port;
@@ -233,12 +240,15 @@ static __always_inline void load_place(struct bpf_sock *sk, struct place *place)
         place->address.words[1] = sk->src_ip6[1];
         place->address.words[2] = sk->src_ip6[2];
         place->address.words[3] = sk->src_ip6[3];
+        if (is_any_ipv4(&place->address))
+            place->address = (struct end_address){};
     } else if (sk->src_ip4) {
         put_ipv4(&place->address, sk->src_ip4);
     }
 }
 
-/* A listener is counted among those that say no more. False: there is no room. */
+/* A listener is counted among those that say no more. False: there is no room. `mark`: NULL where
+ * another program has marked it, by whose flags this one's SYN-ACKs go, too. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
@@ -249,11 +259,13 @@ static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
     __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
     if (!listeners)
         return false;
-    if (__sync_val_compare_and_swap(mark, MARKED, SILENT) != MARKED)
+    if (mark ? __sync_val_compare_and_swap(mark, MARKED, SILENT) != MARKED
+             : bpf_sk_storage_get(&silenced, sk, 0, 0) != 0)
         return true;
     struct place *own = bpf_sk_storage_get(&silenced, sk, &place, BPF_SK_STORAGE_GET_F_CREATE);
     if (!own) {
-        *mark = MARKED;
+        if (mark)
+            *mark = MARKED;
         return false;
     }
     __sync_fetch_and_add(listeners, 1);
@@ -269,8 +281,8 @@ static __always_inline bool leaves_place(struct bpf_sock *sk)
         return false;
     struct place place = *own;
     __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
-    if (listeners && __sync_fetch_and_add(listeners, -1) == 1)
-        bpf_map_delete_elem(&silent, &place);
+    if (listeners)
+        __sync_fetch_and_add(listeners, -1);
     return true;
 }
 
@@ -356,14 +368,16 @@ static __always_inline bool on_agreed(struct bpf_sockopt *ctx, struct bpf_sock *
     return ctx->optname != SHUNT_CARRY || carry(ctx, sk);
 }
 
-/* A listener can say no more, by the word of whoever has it. */
+/* A listener can say no more, by the word of whoever has it, to all who have marked it. */
 static __always_inline int on_listener(struct bpf_sockopt *ctx, struct bpf_sock *sk, __u32 *mark)
 {
     __u32 *speaks = ctx->optval;
 
     if ((void *) (speaks + 1) > ctx->optval_end)
         return REFUSED;
-    if (mark && *mark == MARKED && !*speaks && !silence(sk, mark))
+    if (!mark && ctx->optlen != -1)
+        return ALLOWED;
+    if (!*speaks && !silence(sk, mark))
         return REFUSED;
     ctx->optlen = -1;
     return ALLOWED;
@@ -381,11 +395,12 @@ int odb_setsockopt(struct bpf_sockopt *ctx)
     }
     /* The program of a group below, whose word counts: one of this group knows less of the socket.
      */
-    if (ctx->optlen == -1)
-        return ALLOWED;
+    bool is_answered = ctx->optlen == -1;
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
-        return REFUSED;
+        return is_answered ? ALLOWED : REFUSED;
+    if (is_answered && (ctx->optname != SHUNT_SPEAK || sk->state != BPF_TCP_LISTEN))
+        return ALLOWED;
     if (sk->protocol != IPPROTO_TCP)
         return REFUSED;
     __u32 *mark = mark_of(sk, false);
@@ -497,12 +512,22 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
     told->client_isn = client_isn;
 }
 
+/* What is said first holds: a client goes by the first answer that it gets, and others repeat it.
+ */
 static __always_inline void note_answer(struct bpf_sock_ops *ctx, __u32 client_isn, __u8 speaks)
 {
     struct told told = {};
 
     load_told(ctx, client_isn, &told);
-    bpf_map_update_elem(&answered, &told, &speaks, BPF_ANY);
+    bpf_map_update_elem(&answered, &told, &speaks, BPF_NOEXIST);
+}
+
+static __always_inline __u8 *said_before(struct bpf_sock_ops *ctx, __u32 client_isn)
+{
+    struct told told = {};
+
+    load_told(ctx, client_isn, &told);
+    return bpf_map_lookup_elem(&answered, &told);
 }
 
 /* Whether the client of this connection has been told so; else, where that is forgotten among very
@@ -545,6 +570,9 @@ static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
         return key_towards(ctx);
     if (ctx->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE || !is_syn_proven(ctx, &client_isn))
         return false;
+    __u8 *said = said_before(ctx, client_isn);
+    if (said)
+        return *said;
     if (!says_no_more(ctx))
         return true;
     note_answer(ctx, client_isn, 0);
@@ -585,6 +613,16 @@ static __always_inline bool is_marked(struct bpf_sock_ops *ctx)
     return mark && *mark == MARKED;
 }
 
+/* A socket that listens again, and was told to say no more: it has the flags of before. */
+static __always_inline bool is_silent_socket(struct bpf_sock_ops *ctx)
+{
+    struct bpf_sock *sk = ctx->sk;
+    if (!sk)
+        return false;
+    __u32 *mark = mark_of(sk, false);
+    return mark && *mark == SILENT;
+}
+
 static __always_inline void agree(struct bpf_sock_ops *ctx)
 {
     struct bpf_sock *sk = ctx->sk;
@@ -623,6 +661,8 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         forget_connection(ctx);
+        if (is_silent_socket(ctx))
+            write_options(ctx, false);
         if (is_marked(ctx) && !bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
             write_options(ctx, true);
         break;

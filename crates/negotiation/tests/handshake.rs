@@ -247,6 +247,10 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
+    // Who has marked a listener hears of its silence, whoever is asked first.
+    let (both_marked, both_address) = listening(true);
+    odb::speak_no_more(&both_marked);
+    assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
     // From the inner group to a listener of the outer one.
     let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));
@@ -375,7 +379,13 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
         let server = accept(listener).unwrap();
         (odb::speaks(&client), odb::speaks(&server))
     };
-    for (at, from) in [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.2"), ("::", "::1"), ("::", "127.0.0.1")] {
+    for (at, from) in [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.2"),
+        ("::", "::1"),
+        ("::", "127.0.0.1"),
+        ("::ffff:0.0.0.0", "127.0.0.1"),
+    ] {
         let listener_at = |port: u16| {
             let listener = tcp_of(at);
             rustix::net::sockopt::set_socket_reuseaddr(&listener, true).unwrap();
@@ -403,6 +413,47 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
         assert_eq!(both(&listener_at(place.port()), place), (true, true), "one that comes to its place");
     }
     shunt_negotiation::detach(&pins).unwrap();
+}
+
+/// Both ends go by the first answer, also where it comes a second time, after the listener was told to say no more.
+#[test]
+fn an_answer_that_is_repeated_is_the_same() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-repeated");
+    let _negotiation = negotiate(&group.path);
+    let (listener, address) = listening(true);
+    // For a second no connection is there for the server; then the kernel answers once more, and takes the ACK of that.
+    shunt_sys::sockopt::set_i32(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1).unwrap();
+    let client = speaking(address);
+    assert!(odb::speaks(&client));
+    odb::speak_no_more(&listener);
+    assert!(odb::speaks(accept(&listener).unwrap()), "its client frames");
+    assert!(!odb::speaks(speaking(address)) && !odb::speaks(accept(&listener).unwrap()));
+}
+
+/// One that has been told to say no more, shut down, and has others at its place by another name.
+#[test]
+fn a_listener_that_listens_again_says_what_it_is_marked_with() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    if !shunt_testbed::root() {
+        return;
+    }
+    let group = Group::enter("negotiation-relistens");
+    let _negotiation = negotiate(&group.path);
+    let (listener, _) = listening(true);
+    odb::speak_no_more(&listener);
+    for speaks in [false, true] {
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Read).unwrap();
+        if speaks {
+            odb::speak(&listener).unwrap();
+        }
+        listen(&listener, 16).unwrap();
+        let client = speaking(getsockname(&listener).unwrap().try_into().unwrap());
+        assert_eq!((odb::speaks(client), odb::speaks(accept(&listener).unwrap())), (speaks, speaks));
+    }
 }
 
 fn address_of(address: &str) -> SocketAddr {

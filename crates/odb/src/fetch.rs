@@ -368,7 +368,7 @@ impl Shared {
         about: &Reference,
         asks: Asks<'_>,
         ended: T,
-        mut ask: impl FnMut(&mut Line, &[Sent]) -> io::Result<T>,
+        mut ask: impl FnMut(&mut Line, &mut Vec<Sent>) -> io::Result<T>,
     ) -> Result<T, FetchError> {
         let holder = about.payload.holder;
         let way = self.way_to_ask(holder);
@@ -380,10 +380,11 @@ impl Shared {
             }
             let taken = way.take(about, |attempt| self.begin(reach(attempt)), asks);
             let taken = taken.map_err(|error| FetchError::Holder(holder, error))?;
-            let Some((mut turn, returns)) = taken else { return Ok(ended) };
-            match turn.line().and_then(|line| ask(line, &returns)) {
+            let Some((mut turn, mut returns)) = taken else { return Ok(ended) };
+            match turn.line().and_then(|line| ask(line, &mut returns)) {
                 Ok(answer) => {
-                    turn.put_back(true);
+                    turn.put_back();
+                    way.give_back(returns);
                     return Ok(answer);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {

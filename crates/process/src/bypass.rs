@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use libc::iovec;
 use rustix::net::ipproto;
 use shunt_odb::absent::Piece;
+use shunt_odb::fetch::Call;
 use shunt_odb::store::usage::Counted;
 use shunt_sys::sockopt;
 use smallvec::SmallVec;
@@ -139,10 +140,11 @@ pub fn write(
     let cut = if may_be_client(fd) { Cut::of(runtime, iov) } else { None };
     let at_once = if is_prepared(fd) { BESIDE_AT_ONCE } else { outside::AT_ONCE };
     let comes_again = || waiting::comes_again(fd, flags);
-    let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, &comes_again, emit) };
+    let call = &Call::begin(&comes_again);
+    let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, call, emit) };
     let before = length(&cut.before);
     if before > 0 {
-        let sent = outside::write(&runtime.memory, &cut.before, at_once, &comes_again, &emit)?;
+        let sent = outside::write(&runtime.memory, &cut.before, at_once, call, &emit)?;
         if sent < before {
             return Ok(sent);
         }
@@ -155,7 +157,7 @@ pub fn write(
     if rest.is_empty() {
         return Ok(done);
     }
-    match outside::write(&runtime.memory, &rest, at_once, &comes_again, emit) {
+    match outside::write(&runtime.memory, &rest, at_once, call, emit) {
         Ok(sent) => Ok(done + sent),
         // What cannot be had any more is said at once: nothing else would wake a program that waits for room.
         Err(errno) if done > 0 && errno != libc::ECONNRESET => Ok(done),

@@ -360,24 +360,33 @@ impl Memory {
             let (payload, length) = (piece.hold.payload(), piece.addresses.len());
             let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: length as u64 };
             let mut bytes = self.scratch.buffer(length);
-            let (got, waited) = match self.fetch_some(&reference, &mut bytes, call) {
+            let fetched = self.fetch_some(&reference, &mut bytes, call).and_then(|(got, waited)| {
+                // Elsewhere than in blocks pages come as a whole.
+                let behind = if blocks::contains(piece.addresses.start) {
+                    got
+                } else {
+                    got.next_multiple_of(PAGE_BYTES).min(length)
+                };
+                let rest =
+                    Reference { offset: reference.offset + got as u64, length: (behind - got) as u64, ..reference };
+                let to_its_end = Call { may_end: &|| false, ..*call };
+                if behind > got {
+                    self.fetch_some(&rest, &mut bytes[got..behind], &to_its_end)?;
+                }
+                Ok((behind, waited))
+            });
+            let (got, waited) = match fetched {
                 Ok(fetched) => fetched,
                 // Gone meanwhile: then nobody needs it.
                 Err(_) if !self.lock().absent.meets(&piece.addresses) => continue,
                 Err(error) => return Err(error),
             };
-            // Elsewhere than in blocks pages come as a whole.
-            let placed = if got == length || blocks::contains(piece.addresses.start) {
-                got
-            } else {
-                got / PAGE_BYTES * PAGE_BYTES
-            };
-            piece.addresses.end = piece.addresses.start + placed;
-            count(Counted::Fetched, placed);
-            piece.hold.touch(piece.offset, placed as u64);
-            piece.hold.waited(waited);
-            if placed > 0 {
-                self.fill(std::slice::from_ref(&piece), &bytes[..placed]);
+            if got > 0 {
+                piece.addresses.end = piece.addresses.start + got;
+                count(Counted::Fetched, got);
+                piece.hold.touch(piece.offset, got as u64);
+                piece.hold.waited(waited);
+                self.fill(std::slice::from_ref(&piece), &bytes[..got]);
             }
             drop(piece);
             self.return_shares();
@@ -476,6 +485,9 @@ impl Memory {
     ) -> Result<(usize, u32), FetchError> {
         let began = Instant::now();
         let got = self.holders.fetch_some(reference, into, call)?;
+        if got == 0 {
+            return Ok((0, 0));
+        }
         Ok((got, self.times.took(&reference.payload.holder, began.elapsed(), got as u64)))
     }
 

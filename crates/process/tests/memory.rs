@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 use bed::regions::{KINDS, Part, Region};
 use bed::{body, process};
 use proptest::prelude::*;
+use shunt_odb::fetch::Call;
 use shunt_process::memory::outside::{self, AT_ONCE};
 use shunt_process::system::parts;
 use shunt_testbed::may_run;
@@ -106,7 +107,7 @@ fn take(regions: &mut Vec<Region>, step: &Step) {
             let mut most = Some(*most).filter(|most| *most > 0);
             while !rest.is_empty() {
                 let sent = std::cell::RefCell::new(Vec::new());
-                let took = outside::write(memory, &[parts::of(&rest)], AT_ONCE, &|| false, |iov| {
+                let took = outside::write(memory, &[parts::of(&rest)], AT_ONCE, &Call::begin(&|| false), |iov| {
                     let all = parts::slices(iov).iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
                     let now = all.len().min(most.unwrap_or(usize::MAX));
                     sent.borrow_mut().extend_from_slice(&all[..now]);

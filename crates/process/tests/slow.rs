@@ -11,14 +11,15 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use bed::connections::{connected, negotiate};
-use bed::store::give_slowly;
+use bed::regions::{Kind, Region};
+use bed::store::{Given, give_slowly};
 use bed::{body, process};
 use rustix::event::{Timespec, epoll};
 use shunt_odb::fetch::Call;
 use shunt_odb::reference::{Holder, PayloadId, Reference, Weight};
 use shunt_process::connections::waiting::{comes_again, is_over};
 use shunt_process::connections::{receive, send};
-use shunt_process::memory::{blocks, outside};
+use shunt_process::memory::outside;
 use shunt_process::system::parts;
 use shunt_sys::lock::Mutex;
 use shunt_testbed::{PATIENCE, eventually, may_run};
@@ -68,10 +69,9 @@ fn who_is_told_to_come_again_hears_of_room_and_who_waits_in_his_calls_is_not_tol
 }
 
 /// Memory that stands for a body of a holder's, in so many payloads.
-fn absent(holder: &str, sent: &[u8], payloads: usize) -> Range<usize> {
+fn absent(holder: &str, sent: &[u8], payloads: usize, kind: Kind) -> Range<usize> {
     let process = process();
-    let memory = blocks::allocate(BYTES).unwrap();
-    let memory = memory..memory + BYTES;
+    let memory = std::mem::ManuallyDrop::new(Region::new((kind, BYTES))).memory.clone();
     let each = BYTES / payloads;
     for number in 0..payloads {
         let payload = PayloadId { holder: Holder::named(holder), segment: 1, slot: number as u32, secret: 1 };
@@ -96,11 +96,11 @@ fn absent(holder: &str, sent: &[u8], payloads: usize) -> Range<usize> {
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Does something while a holder gives the body that it is asked for, slowly.
-fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> T {
+fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> (T, Given) {
     let _alone = ALONE.lock();
     std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
-        scope.spawn(move || {
+        let giving = scope.spawn(move || {
             let bed = process().bed.lock();
             // Shares go back to the holders of tests before.
             let (program, holder) = std::iter::repeat_with(|| bed.wishes.recv_timeout(PATIENCE).unwrap())
@@ -109,21 +109,21 @@ fn while_given<T>(holder: &str, sent: &[u8], what: impl FnOnce() -> T) -> T {
             let mut store = bed.connects(program, holder);
             drop(bed);
             tell.send(store.try_clone().unwrap()).unwrap();
-            give_slowly(&mut store, sent, usize::MAX);
+            give_slowly(&mut store, sent, usize::MAX)
         });
         let done = what();
         told.recv().unwrap().shutdown(std::net::Shutdown::Both).unwrap();
-        done
+        (done, giving.join().unwrap())
     })
 }
 
 /// All of it, in more than one write, none of more bytes than `most`.
 fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
     let (process, sent) = (process(), body(9, BYTES));
-    let memory = absent(holder, &sent, payloads);
+    let memory = absent(holder, &sent, payloads, Kind::Block);
     let (ours, mut theirs, changes) = connection();
     let (mut done, ended_early) = (0, std::cell::Cell::new(0));
-    let got = while_given(holder, &sent, || {
+    let (got, _) = while_given(holder, &sent, || {
         std::thread::scope(|scope| {
             let reader = scope.spawn(move || {
                 let mut got = vec![0; BYTES];
@@ -138,7 +138,7 @@ fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
                 };
                 let rest = [parts::of(&(memory.start + done..memory.end))];
                 let emit = |iov: &[libc::iovec]| outside::sendmsg(fd, iov, 0);
-                match outside::write(process.memory, &rest, outside::AT_ONCE, &may_end, emit) {
+                match outside::write(process.memory, &rest, outside::AT_ONCE, &Call::begin(&may_end), emit) {
                     Ok(more) => {
                         assert!(more <= most, "{more} bytes in one write");
                         done += more;
@@ -176,9 +176,9 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
     }
     let (_negotiation, _group) = negotiate("slow-tier");
     let ([ours, theirs], runtime, sent) = (connected(false), process().runtime, body(3, BYTES));
-    let memory = absent("slow-tier", &sent, 3);
+    let memory = absent("slow-tier", &sent, 3, Kind::Block);
     rustix::io::ioctl_fionbio(&ours, true).unwrap();
-    let (got, calls) = while_given("slow-tier", &sent, || {
+    let ((got, calls), given) = while_given("slow-tier", &sent, || {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
                 let mut got = vec![0u8; BYTES];
@@ -202,6 +202,8 @@ fn a_tier_that_fetches_for_the_next_one_writes_what_has_come() {
         })
     });
     assert!(got == sent && calls > 2, "{calls}");
+    // One for each payload, when all of it is in place: none is taken for what is not passed on.
+    assert!(given.returns <= 3, "{given:?} in {calls}");
 }
 
 /// As a tier does before it writes to one that cannot fetch there.
@@ -210,15 +212,19 @@ fn what_is_to_be_in_place_comes_in_many_calls() {
     if !may_run("what_is_to_be_in_place_comes_in_many_calls") {
         return;
     }
-    let sent = body(5, BYTES);
-    let memory = absent("slow-in-place", &sent, 3);
-    let turns = while_given("slow-in-place", &sent, || {
-        let again = || process().memory.fetch_within(&memory, &Call::begin(&|| true)).unwrap();
-        1 + std::iter::repeat_with(again).take_while(|is_all| !is_all).count()
-    });
-    assert!(turns > 2, "{turns}");
-    // SAFETY: memory of the test's, and all of it in place.
-    assert!(unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) } == sent);
+    // Of a mapping whole pages alone can be.
+    for (holder, payloads, kind) in [("slow-in-block", 3, Kind::Block), ("slow-in-mapping", 4, Kind::Mapping)] {
+        let sent = body(5, BYTES);
+        let memory = absent(holder, &sent, payloads, kind);
+        let (turns, given) = while_given(holder, &sent, || {
+            let again = || process().memory.fetch_within(&memory, &Call::begin(&|| true)).unwrap();
+            1 + std::iter::repeat_with(again).take_while(|is_all| !is_all).count()
+        });
+        assert!(turns > 2, "{turns}");
+        assert!(given.bytes < BYTES * 9 / 8, "{given:?}");
+        // SAFETY: memory of the test's, and all of it in place.
+        assert!(unsafe { std::slice::from_raw_parts(memory.start as *const u8, BYTES) } == sent);
+    }
 }
 
 #[test]

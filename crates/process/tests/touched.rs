@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use bed::{Random, process};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use shunt_odb::fetch::Call;
 use shunt_process::memory::outside::{self, AT_ONCE};
 use shunt_process::memory::{blocks, has_threads};
 use shunt_process::system::parts;
@@ -78,7 +79,7 @@ fn loaded(range: &Range<usize>) -> Vec<u8> {
 /// To somebody who takes no references.
 fn sent(range: &Range<usize>) -> Vec<u8> {
     let got = std::cell::RefCell::new(Vec::new());
-    let wrote = outside::write(process().memory, &[parts::of(range)], AT_ONCE, &|| false, |iov| {
+    let wrote = outside::write(process().memory, &[parts::of(range)], AT_ONCE, &Call::begin(&|| false), |iov| {
         let now: Vec<u8> = parts::slices(iov).iter().flat_map(|slice| slice.to_vec()).collect();
         got.borrow_mut().extend_from_slice(&now);
         Ok(now.len())

@@ -21,8 +21,9 @@ pub(super) type Sent = [u8; size_of::<Request>()];
 /// if each waited for a while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
 const KEPT: Duration = Duration::from_millis(400);
 
-/// Memory that is no block comes by these.
-const PAGE: u64 = 4096;
+/// Who goes on with it as soon as it can, in the same turn of its program, does so within this time.
+const COMES_AT_ONCE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// What is to come of an answer that nobody waited for to its end.
 #[derive(Debug)]
@@ -42,8 +43,6 @@ pub(super) struct Line {
     silence: Silence,
     /// Somebody was sent away meanwhile.
     others_wait: bool,
-    /// Shares that did not go yet.
-    owed: Vec<Sent>,
     /// So many bytes are asked for at a time by those who can do with some.
     some: usize,
 }
@@ -57,7 +56,6 @@ impl Line {
             rest: Rest { bytes: 0, of: None, since: Instant::now() },
             others_wait: false,
             silence: Silence::default(),
-            owed: Vec::new(),
             some: *SOME.end(),
         }
     }
@@ -67,13 +65,13 @@ impl Line {
         is_served(&self.channel)
     }
 
-    /// Gives back some shares, and fetches a batch: the payload that is gone, if one is. `tell` hears when that takes long.
+    /// Gives back shares, and fetches a batch: the payload that is gone, if one is. `tell` hears when that takes long.
     ///
     /// # Errors
     /// The connection's; TimedOut where the other end says nothing.
     pub(super) fn fetch(
         &mut self,
-        returns: &[Sent],
+        returns: &mut Vec<Sent>,
         batch: &mut [&mut Wanted<'_>],
         tell: &dyn Fn(),
     ) -> io::Result<Option<PayloadId>> {
@@ -89,14 +87,14 @@ impl Line {
         Ok(gone)
     }
 
-    /// Gives back some shares, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer than are wanted, or
+    /// Gives back shares, where that takes no waiting, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer than are wanted, or
     /// none, only where the call has taken long and may end (see [`Limit`]).
     ///
     /// # Errors
     /// As [`Self::fetch`].
     pub(super) fn fetch_some(
         &mut self,
-        returns: &[Sent],
+        returns: &mut Vec<Sent>,
         wanted: &mut Wanted<'_>,
         call: &Call<'_>,
     ) -> io::Result<Option<usize>> {
@@ -108,27 +106,23 @@ impl Line {
 
     fn some(
         &mut self,
-        returns: &[Sent],
+        returns: &mut Vec<Sent>,
         wanted: &mut Wanted<'_>,
         waiting: &mut Waiting<'_>,
         limit: &mut Limit<'_>,
     ) -> io::Result<Option<usize>> {
         let Wanted { reference, into } = wanted;
-        let (mut got, mut returns) = (0, returns);
+        let mut got = 0;
         if self.rest.bytes > 0 {
-            // They have no answer that would wait for the end of that one. Nor do they wait: the store takes nothing while it gives.
+            // Shares have no answer that would wait for the end of that one. Nor do they wait: the store takes nothing while it gives.
             let posted = self.post(returns)?;
-            let room = ANSWERS_MAX.saturating_sub(self.owed.len());
-            self.owed.extend(returns[posted..].iter().take(room));
-            returns = &[];
-            let at = self.rest.of.filter(|(payload, _)| *payload == reference.payload).map(|(_, at)| at);
-            // Who can do with whole pages alone begins a little before.
-            let is_ours = at.is_some_and(|at| (at.saturating_sub(PAGE)..=at).contains(&reference.offset));
-            if !is_ours && self.rest.since.elapsed() < KEPT && limit.ends() {
-                self.others_wait = true;
+            returns.drain(..posted);
+            let goes_on = self.rest.of == Some((reference.payload, reference.offset));
+            if !goes_on && self.is_kept() && limit.ends() {
+                self.send_away();
                 return Ok(Some(0));
             }
-            if at != Some(reference.offset) && (!self.drain(waiting, limit)? || limit.is_over()) {
+            if !goes_on && (!self.drain(waiting, limit)? || limit.is_over()) {
                 return Ok(Some(0));
             }
         }
@@ -141,7 +135,7 @@ impl Line {
                     return Ok(Some(got));
                 }
                 let part = Reference { offset: reference.offset + got as u64, length: asked as u64, ..*reference };
-                self.ask(std::mem::take(&mut returns), [&part].into_iter(), waiting)?;
+                self.ask(returns, [&part].into_iter(), waiting)?;
                 if !self.answer(&part, waiting)? {
                     return Ok(None);
                 }
@@ -161,23 +155,34 @@ impl Line {
         }
     }
 
-    /// Asks for what is behind some references.
+    /// Whether what is to come is for somebody who may come for it yet.
+    fn is_kept(&self) -> bool {
+        self.rest.of.is_some() && self.rest.since.elapsed() < KEPT
+    }
+
+    /// Somebody else is to come again. Where the one that it is kept for does not, as one whose client takes nothing, that would be at
+    /// once, and again and again.
+    fn send_away(&mut self) {
+        self.others_wait = true;
+        if self.rest.since.elapsed() > COMES_AT_ONCE {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Gives back shares, and asks for what is behind some references.
     fn ask<'b>(
         &mut self,
-        returns: &[Sent],
+        returns: &mut Vec<Sent>,
         references: impl Iterator<Item = &'b Reference>,
         waiting: &mut Waiting<'_>,
     ) -> io::Result<()> {
-        let mut requests = std::mem::take(&mut self.owed);
-        requests.extend_from_slice(returns);
+        let mut requests = std::mem::take(returns);
         requests.extend(references.map(|reference| request(FETCH, reference, Touched::default())));
-        for some in requests.chunks(2 * ANSWERS_MAX) {
-            self.put(some)?;
-            let mut is_sent = self.channel.send(&mut self.bench, false)?;
-            while !is_sent {
-                waiting.wait(&self.channel, PollFlags::OUT)?;
-                is_sent = self.channel.flush()?;
-            }
+        self.put(&requests)?;
+        let mut is_sent = self.channel.send(&mut self.bench, false)?;
+        while !is_sent {
+            waiting.wait(&self.channel, PollFlags::OUT)?;
+            is_sent = self.channel.flush()?;
         }
         Ok(())
     }

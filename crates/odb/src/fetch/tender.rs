@@ -11,7 +11,7 @@ use shunt_sys::lock::MutexGuard;
 use super::line::{Line, Sent};
 use super::own::is_silence;
 use super::way::{Attempt, Begins, Way};
-use super::{Shared, Wanted};
+use super::{PAUSE, Shared, Wanted};
 use crate::hold::{Return, Returns};
 use crate::reference::{Holder, Reference};
 use crate::store::client::{Connection, QUICK};
@@ -89,6 +89,8 @@ impl Shared {
         if self.start_tender() {
             return self.begin_at(Instant::now() + RETRY, task);
         }
+        // Whoever asks makes the next one itself.
+        std::thread::sleep(PAUSE);
         match task {
             Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),
@@ -215,7 +217,7 @@ impl Shared {
         let channel = reached.ok_or_else(|| io::Error::new(io::ErrorKind::HostUnreachable, why))?;
         let mut line = Line::new(channel);
         if let Some(reference) = to_ask {
-            line.fetch(&[], &mut [&mut Wanted { reference, into: &mut [0] }], &|| ())?;
+            line.fetch(&mut Vec::new(), &mut [&mut Wanted { reference, into: &mut [0] }], &|| ())?;
         }
         Ok(line)
     }
@@ -232,7 +234,7 @@ impl Shared {
                 // Where it has broken, they end with their leases.
                 && let Ok(posted) = turn.line().and_then(|line| line.post(&shares))
             {
-                turn.put_back(false);
+                turn.put_back();
                 way.give_back(shares[posted..].to_vec());
             }
             owes |= way.owes();

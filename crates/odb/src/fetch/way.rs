@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use shunt_sys::lock::{Condvar, Mutex, MutexGuard};
 
 use super::line::{Line, Sent};
-use super::patience::{Call, LONG, PATIENCE, Waited};
+use super::patience::{Call, PATIENCE, Waited};
 use crate::reference::Reference;
 use crate::store::client::GLANCE;
 use crate::store::session::ANSWERS_MAX;
@@ -52,6 +52,9 @@ pub(super) enum Begins {
     Never,
 }
 
+/// A holder that has come back no longer ago may well go again.
+const JUST: Duration = Duration::from_secs(3);
+
 #[derive(Debug, Default)]
 pub(super) struct Way {
     state: Mutex<State>,
@@ -68,8 +71,8 @@ struct State {
     came: u64,
     /// While somebody waits for a connection.
     waited: Option<Waited>,
-    /// It was lost, has come back, and nothing has been had of it since.
-    has_come: bool,
+    /// When it came back after a loss.
+    came_back: Option<Instant>,
     /// Threads that wait for a change: as a rule there are none, and to wake nobody takes a system call, too.
     waiting: usize,
     /// What was asked for last, and when.
@@ -148,7 +151,7 @@ impl Way {
             state.came = times;
             if matches!(state.is, Is::Lost) {
                 state.becomes(Is::Unmade);
-                state.has_come = true;
+                state.came_back = Some(Instant::now());
             }
         }
     }
@@ -187,7 +190,8 @@ impl Way {
                 }
                 Is::Making => {
                     // Where it comes and goes, whoever asks is not to wait for as long each time.
-                    let patience = if state.has_come { LONG } else { PATIENCE };
+                    let has_just = state.came_back.is_some_and(|then| then.elapsed() < JUST);
+                    let patience = if has_just { PATIENCE / 2 } else { PATIENCE };
                     let Some(slice) = state.waited.get_or_insert_with(Waited::begin).slice_of(patience) else {
                         state.lose();
                         self.tell_waiting(&state);
@@ -249,6 +253,9 @@ impl Way {
 
     /// Shares that go back to the holder, when there is a connection.
     pub(super) fn give_back(&self, shares: Vec<Sent>) {
+        if shares.is_empty() {
+            return;
+        }
         let mut state = self.lock();
         if !matches!(state.is, Is::Lost) && state.returns.len() + shares.len() <= RETURNS_MAX {
             state.returns.extend(shares);
@@ -362,17 +369,16 @@ impl Turn<'_> {
         self.line.as_deref_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn ends(&mut self, is: Is, is_better: bool) {
+    fn ends(&mut self, is: Is) {
         let mut state = self.way.lock();
         state.becomes(is);
-        state.has_come &= !is_better;
         self.way.tell_waiting(&state);
     }
 
-    /// It is as good as it was, or better, where something has been had of it.
-    pub(super) fn put_back(mut self, is_better: bool) {
+    /// It is as good as it was.
+    pub(super) fn put_back(mut self) {
         if let Some(line) = self.line.take() {
-            self.ends(Is::Idle(line), is_better);
+            self.ends(Is::Idle(line));
         }
     }
 
@@ -389,7 +395,7 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if self.line.take().is_some() {
-            self.ends(Is::Unmade, false);
+            self.ends(Is::Unmade);
         }
     }
 }

@@ -99,8 +99,15 @@ impl Drop for Bed {
     }
 }
 
-/// A holder that answers what it is asked for of `body`, some of it at a time, and not more than `most` in all: how many bytes it gave.
-pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> usize {
+/// What a holder gave, and how often it got shares back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Given {
+    pub bytes: usize,
+    pub returns: usize,
+}
+
+/// A holder that answers what it is asked for of `body`, some of it at a time, and not more than `most` in all.
+pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> Given {
     give(store, body, most, 10_000)
 }
 
@@ -108,26 +115,27 @@ pub fn give_slowly(store: &mut UnixStream, body: &[u8], most: usize) -> usize {
 const REQUEST_BYTES: usize = 8 + REFERENCE_BYTES + 16;
 
 /// The same, so many every 10 ms.
-pub fn give(store: &mut UnixStream, body: &[u8], most: usize, at_a_time: usize) -> usize {
+pub fn give(store: &mut UnixStream, body: &[u8], most: usize, at_a_time: usize) -> Given {
     const FETCH: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
-    let (mut request, mut given) = ([0; REQUEST_BYTES], 0);
+    let (mut request, mut given) = ([0; REQUEST_BYTES], Given::default());
     while store.read_exact(&mut request).is_ok() {
-        // Of shares that go back it says nothing.
+        // Shares that go back have no answer.
         if request[..8] != FETCH {
+            given.returns += 1;
             continue;
         }
         let asked = Reference::parse(request[8..][..REFERENCE_BYTES].try_into().unwrap()).unwrap();
         let answer = [&[1, 0, 0, 0, 0, 0, 0, 0][..], asked.length.to_le_bytes().as_bytes()].concat();
         store.write_all(&answer).unwrap();
         for part in body[asked.offset as usize..][..asked.length as usize].chunks(at_a_time) {
-            if given >= most {
+            if given.bytes >= most {
                 return given;
             }
             std::thread::sleep(Duration::from_millis(10));
             if store.write_all(part).is_err() {
                 return given;
             }
-            given += part.len();
+            given.bytes += part.len();
         }
     }
     given

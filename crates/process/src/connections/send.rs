@@ -3,11 +3,13 @@
 
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
 
 use libc::iovec;
 use rustix::fs::FileType;
 use shunt_odb::fetch::Call;
 use shunt_odb::frame::Sending;
+use shunt_odb::hold::Hold;
 use shunt_odb::reference::Reference;
 use shunt_odb::store::usage::Counted;
 use smallvec::{SmallVec, smallvec};
@@ -33,8 +35,15 @@ const REAL_AT_ONCE: usize = 256 << 10;
 /// What a write consists of, in order.
 enum Part {
     Present(Parts),
-    /// Absent memory, and the reference that stands for it.
-    Absent(Parts, Reference),
+    Absent(Absent),
+}
+
+/// Absent memory, and what it stands for: so many bytes of a payload. A share is taken of that only where it is passed on.
+struct Absent {
+    memory: Parts,
+    hold: Arc<Hold>,
+    offset: u64,
+    bytes: u64,
 }
 
 /// Cuts a write into what is present and what is absent.
@@ -50,17 +59,15 @@ fn parts(runtime: &Runtime, iov: &[iovec], parts: &mut SmallVec<[Part; 4]>, copi
             at = piece.addresses.end;
             let memory = of(&piece.addresses);
             let bytes = piece.addresses.len() as u64;
-            let payload = piece.hold.payload();
-            if let Some(Part::Absent(before, reference)) = parts.last_mut()
-                && reference.payload == payload
-                && reference.offset + reference.length == piece.offset
+            if let Some(Part::Absent(before)) = parts.last_mut()
+                && before.hold.payload() == piece.hold.payload()
+                && before.offset + before.bytes == piece.offset
             {
-                reference.length += bytes;
-                before.push(memory);
-            } else if let Some(reference) = piece.hold.refer(piece.offset, bytes) {
-                parts.push(Part::Absent(smallvec![memory], reference));
+                before.bytes += bytes;
+                before.memory.push(memory);
             } else {
-                add_present(parts, piece.addresses);
+                let memory = smallvec![memory];
+                parts.push(Part::Absent(Absent { memory, hold: piece.hold, offset: piece.offset, bytes }));
             }
         }
         present(parts, &(at..all.end));
@@ -143,7 +150,7 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     if !connection.frames(&runtime.connections, fd) {
         let comes_again = || waiting::comes_again(fd, flags);
         let emit = |iov: &[iovec]| outside::sendmsg(fd, iov, flags);
-        return outside::write(&runtime.memory, iov, outside::AT_ONCE, &comes_again, emit);
+        return outside::write(&runtime.memory, iov, outside::AT_ONCE, &Call::begin(&comes_again), emit);
     }
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not in the stream where they were written; frames are.
@@ -228,17 +235,20 @@ fn cut(
                 }
                 present(runtime, &rest, frames, message);
             }
-            Part::Absent(memory, mut reference) => {
+            Part::Absent(Absent { memory, hold, offset, bytes }) => {
                 let (owed, rest) = split(&memory, promised);
                 let now = length(&owed);
                 promised -= now;
-                let passes = message.is_source(&reference.payload.holder);
-                for part in if passes { &owed } else { &memory } {
+                let passes = !rest.is_empty() && message.is_source(&hold.payload().holder);
+                let reference = if passes { hold.refer(offset + now as u64, bytes - now as u64) } else { None };
+                for part in if reference.is_some() { &owed } else { &memory } {
                     let is_there = runtime.memory.fetch_within(&addresses(part), call);
                     if let Ok(true) = is_there {
                         continue;
                     }
-                    runtime.memory.returns.give(reference.payload, reference.weight);
+                    if let Some(reference) = reference {
+                        runtime.memory.returns.give(reference.payload, reference.weight);
+                    }
                     if is_there.is_ok() {
                         return Ok(false);
                     }
@@ -248,13 +258,9 @@ fn cut(
                 if now > 0 {
                     frames.push(Frame::Promised(owed));
                 }
-                reference.offset += now as u64;
-                reference.length -= now as u64;
-                if passes && !rest.is_empty() {
-                    frames.push(Frame::Forwarded(reference));
-                } else {
-                    runtime.memory.returns.give(reference.payload, reference.weight);
-                    present(runtime, &rest, frames, message);
+                match reference {
+                    Some(reference) => frames.push(Frame::Forwarded(reference)),
+                    None => present(runtime, &rest, frames, message),
                 }
             }
         }

@@ -41,24 +41,23 @@ pub fn writev(fd: RawFd, iov: &[iovec]) -> Result<usize, Errno> {
 pub const AT_ONCE: usize = 512 << 10;
 
 /// Writes where no references go: what is absent is fetched and written from our own memory; the program's stays absent,
-/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time. Where that takes long, `comes_again` is asked
-/// whether the program will write the rest by another call: then this one ends with what there is, or with EAGAIN.
+/// except what the kernel does not take now. `at_once`: so many bytes are fetched at a time. Where that takes long and the call may end
+/// then, because the program will write the rest by another one, it ends with what there is, or with EAGAIN.
 pub fn write(
     memory: &Memory,
     iov: &[iovec],
     at_once: usize,
-    comes_again: &dyn Fn() -> bool,
+    call: &Call<'_>,
     emit: impl Fn(&[iovec]) -> Result<usize, Errno>,
 ) -> Result<usize, Errno> {
     if !iov.iter().any(|part| memory.meets(&addresses(part))) {
         return emit(iov);
     }
-    let call = Call::begin(comes_again);
     let (mut rest, mut sent) = (split(iov, usize::MAX).0, 0);
     while !rest.is_empty() {
         let now = split(&rest, at_once).0;
         // Also where some went already: of a short write a program waits until there is room, and there is.
-        let chunk = Fetched::new(memory, &now, &call).ok_or(libc::ECONNRESET)?;
+        let chunk = Fetched::new(memory, &now, call).ok_or(libc::ECONNRESET)?;
         if chunk.iov.is_empty() {
             return if sent > 0 { Ok(sent) } else { Err(libc::EAGAIN) };
         }
@@ -140,10 +139,10 @@ impl<'a> Fetched<'a> {
             }
             let mut bytes = memory.scratch.buffer(reference.length as usize);
             let (got, waited) = memory.fetch_some(&reference, &mut bytes, call).ok()?;
-            count(Counted::Fetched, got);
-            share.waited(waited);
             fetched.is_cut = got < bytes.len();
             if got > 0 {
+                count(Counted::Fetched, got);
+                share.waited(waited);
                 fetched.iov.push(iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: got });
                 fetched.ours.push((fetched.iov.len() - 1, split(&parts, got).0, bytes));
             }
