@@ -9,6 +9,7 @@ mod introducers;
 mod line;
 mod own;
 mod patience;
+mod rest;
 mod tender;
 mod way;
 

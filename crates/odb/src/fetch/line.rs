@@ -4,10 +4,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
-use zerocopy::FromBytes;
 
 use super::Wanted;
-use super::patience::{Call, Limit, SOME, Silence, Waiting};
+use super::patience::{Call, LONG, Limit, SOME, Silence, Waiting};
+use super::rest::{Rest, is_there};
 use crate::channel::{Bench, Channel, is_served};
 use crate::reference::{PayloadId, Reference};
 use crate::store::messages::{Answer, FETCH, Request};
@@ -17,22 +17,8 @@ use crate::touched::Touched;
 /// A request, as it is sent.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
-/// What nobody waited for is so long for who has asked for it, since that one took some of it last. Others are sent away meanwhile:
-/// if each waited for a while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
-const KEPT: Duration = Duration::from_millis(400);
-
-/// Who goes on with it as soon as it can, in the same turn of its program, does so within this time.
-const COMES_AT_ONCE: Duration = Duration::from_millis(20);
+/// Who is sent away while nothing comes, and nobody waits for it, comes again so much later.
 const PAUSE: Duration = Duration::from_millis(2);
-
-/// What is to come of an answer that nobody waited for to its end.
-#[derive(Debug)]
-struct Rest {
-    bytes: usize,
-    /// Of which payload, and from where on.
-    of: Option<(PayloadId, u64)>,
-    since: Instant,
-}
 
 #[derive(Debug)]
 pub(super) struct Line {
@@ -43,6 +29,8 @@ pub(super) struct Line {
     silence: Silence,
     /// Somebody was sent away meanwhile.
     others_wait: bool,
+    /// Until then nobody waits for it whose call may end: somebody just has, for as long, and in vain.
+    rests_until: Option<Instant>,
     /// So many bytes are asked for at a time by those who can do with some.
     some: usize,
 }
@@ -53,8 +41,9 @@ impl Line {
         Self {
             channel,
             bench: Bench::of(2 * ANSWERS_MAX * size_of::<Sent>()),
-            rest: Rest { bytes: 0, of: None, since: Instant::now() },
+            rest: Rest::none(),
             others_wait: false,
+            rests_until: None,
             silence: Silence::default(),
             some: *SOME.end(),
         }
@@ -111,15 +100,40 @@ impl Line {
         waiting: &mut Waiting<'_>,
         limit: &mut Limit<'_>,
     ) -> io::Result<Option<usize>> {
+        let rests = self.rests_until.is_some_and(|until| Instant::now() < until);
+        if rests {
+            limit.has_been_long();
+        }
+        let got = self.some_of(returns, wanted, waiting, limit)?;
+        if got != Some(0) || !limit.is_over() {
+            return Ok(got);
+        }
+        // Nobody is to come again at once and wait as long once more: a program with other things to do would do nothing else. Nor
+        // again and again, where nothing comes.
+        if limit.has_waited() {
+            self.rests_until = Some(Instant::now() + LONG);
+        } else if rests || !self.rest.is_come_for() {
+            std::thread::sleep(PAUSE);
+        }
+        Ok(got)
+    }
+
+    fn some_of(
+        &mut self,
+        returns: &mut Vec<Sent>,
+        wanted: &mut Wanted<'_>,
+        waiting: &mut Waiting<'_>,
+        limit: &mut Limit<'_>,
+    ) -> io::Result<Option<usize>> {
         let Wanted { reference, into } = wanted;
         let mut got = 0;
-        if self.rest.bytes > 0 {
+        if self.rest.is_under_way() {
             // Shares have no answer that would wait for the end of that one. Nor do they wait: the store takes nothing while it gives.
             let posted = self.post(returns)?;
             returns.drain(..posted);
-            let goes_on = self.rest.of == Some((reference.payload, reference.offset));
-            if !goes_on && self.is_kept() && limit.ends() {
-                self.send_away();
+            let goes_on = self.rest.is_of(reference);
+            if !goes_on && self.rest.is_kept() && limit.ends() {
+                self.others_wait = true;
                 return Ok(Some(0));
             }
             if !goes_on && (!self.drain(waiting, limit)? || limit.is_over()) {
@@ -127,25 +141,26 @@ impl Line {
             }
         }
         loop {
-            let asked = (into.len() - got).min(self.some);
-            let asks = self.rest.bytes == 0;
+            let asks = !self.rest.is_under_way();
             if asks {
                 // Each in its turn.
                 if got > 0 && std::mem::take(&mut self.others_wait) && limit.ends() {
                     return Ok(Some(got));
                 }
-                let part = Reference { offset: reference.offset + got as u64, length: asked as u64, ..*reference };
+                let length = (into.len() - got).min(self.some) as u64;
+                let part = Reference { offset: reference.offset + got as u64, length, ..*reference };
                 self.ask(returns, [&part].into_iter(), waiting)?;
-                if !self.answer(&part, waiting)? {
-                    return Ok(None);
-                }
-                self.rest.bytes = asked;
+                self.rest = Rest::of(&part);
             }
-            let now = self.rest.bytes.min(into.len() - got);
+            match self.head(waiting, limit)? {
+                Some(true) => {}
+                Some(false) => return Ok(None),
+                None => return Ok(Some(got)),
+            }
+            let now = self.rest.bytes().min(into.len() - got);
             let came = self.take_some(&mut into[got..got + now], waiting, limit)?;
+            self.rest.came(came);
             got += came;
-            let of = Some((reference.payload, reference.offset + got as u64));
-            self.rest = Rest { bytes: self.rest.bytes - came, of, since: Instant::now() };
             if asks {
                 self.some = limit.next(self.some, came);
             }
@@ -155,18 +170,11 @@ impl Line {
         }
     }
 
-    /// Whether what is to come is for somebody who may come for it yet.
-    fn is_kept(&self) -> bool {
-        self.rest.of.is_some() && self.rest.since.elapsed() < KEPT
-    }
-
-    /// Somebody else is to come again. Where the one that it is kept for does not, as one whose client takes nothing, that would be at
-    /// once, and again and again.
-    fn send_away(&mut self) {
-        self.others_wait = true;
-        if self.rest.since.elapsed() > COMES_AT_ONCE {
-            std::thread::sleep(PAUSE);
-        }
+    /// Whether the payload of what is under way is there; `None`: the limit is over before that is known.
+    fn head(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<Option<bool>> {
+        let Some(head) = self.rest.head() else { return Ok(Some(true)) };
+        let came = take_some(&mut self.channel, head, waiting, limit)?;
+        self.rest.head_came(came)
     }
 
     /// Gives back shares, and asks for what is behind some references.
@@ -189,12 +197,15 @@ impl Line {
 
     /// Takes what is left of an answer that nobody waited for. False: not all of it is there yet.
     fn drain(&mut self, waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<bool> {
+        self.rest.is_nobodys();
+        if self.head(waiting, limit)?.is_none() {
+            return Ok(false);
+        }
         let mut nowhere = [0; 4096];
-        while self.rest.bytes > 0 {
-            let now = self.rest.bytes.min(nowhere.len());
+        while self.rest.bytes() > 0 {
+            let now = self.rest.bytes().min(nowhere.len());
             let took = self.take_some(&mut nowhere[..now], waiting, limit)?;
-            self.rest.bytes -= took;
-            self.rest.of = None;
+            self.rest.came(took);
             if took < now {
                 return Ok(false);
             }
@@ -240,37 +251,42 @@ impl Line {
 
     /// Whether bytes follow, as many as were asked for. False: it is gone.
     fn answer(&mut self, asked: &Reference, waiting: &mut Waiting<'_>) -> io::Result<bool> {
-        let mut answer = [0; size_of::<Answer>()];
-        self.take_all(&mut answer, waiting)?;
-        let answer = Answer::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData)?;
-        match (answer.found.get(), answer.length.get()) {
-            (0, 0) => Ok(false),
-            (1, length) if length == asked.length => Ok(true),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the store answered what was not asked")),
-        }
+        let mut head = [0; size_of::<Answer>()];
+        self.take_all(&mut head, waiting)?;
+        is_there(&head, asked.length)
     }
 
     fn take_all(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>) -> io::Result<()> {
         self.take_some(into, waiting, &mut Limit::none()).map(drop)
     }
 
-    /// Takes bytes until there are enough, or the limit is over: how many.
     fn take_some(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<usize> {
-        let mut got = 0;
-        // Where something comes all the time nobody waits.
-        while got < into.len() && (got == 0 || !limit.is_over()) {
-            match self.channel.take(&mut into[got..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(more) => got += more,
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                    if limit.is_over() {
-                        break;
-                    }
-                    waiting.wait(&self.channel, PollFlags::IN)?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(got)
+        take_some(&mut self.channel, into, waiting, limit)
     }
+}
+
+/// Takes bytes until there are enough, or the limit is over: how many.
+fn take_some(
+    channel: &mut Channel,
+    into: &mut [u8],
+    waiting: &mut Waiting<'_>,
+    limit: &mut Limit<'_>,
+) -> io::Result<usize> {
+    let mut got = 0;
+    // Where something comes all the time nobody waits.
+    while got < into.len() && (got == 0 || !limit.is_over()) {
+        match channel.take(&mut into[got..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(more) => got += more,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                if limit.is_over() {
+                    break;
+                }
+                waiting.wait(channel, PollFlags::IN)?;
+                limit.waits();
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
 }

@@ -129,13 +129,16 @@ pub(super) struct Limit<'a> {
     /// Of this fetch; the call may be older.
     began: Instant,
     call: Option<&'a Call<'a>>,
+    /// Nobody is to wait.
+    is_long: bool,
+    has_waited: bool,
     is_over: bool,
 }
 
 impl<'a> Limit<'a> {
     /// For all.
     pub(super) fn none() -> Self {
-        Self { began: Instant::now(), call: None, is_over: false }
+        Self { began: Instant::now(), call: None, is_long: false, has_waited: false, is_over: false }
     }
 
     /// Until the call has taken [`LONG`]. Whether it may end is asked once.
@@ -144,7 +147,21 @@ impl<'a> Limit<'a> {
     }
 
     pub(super) fn is_over(&mut self) -> bool {
-        self.call.is_some_and(|call| call.has_been_long()) && self.ends() || self.is_over
+        self.call.is_some_and(|call| self.is_long || call.has_been_long()) && self.ends() || self.is_over
+    }
+
+    /// From here on it is as if the call had been long.
+    pub(super) fn has_been_long(&mut self) {
+        self.is_long = true;
+    }
+
+    /// Somebody has waited.
+    pub(super) fn waits(&mut self) {
+        self.has_waited = true;
+    }
+
+    pub(super) fn has_waited(&self) -> bool {
+        self.has_waited
     }
 
     /// Ends it before, if the call may.

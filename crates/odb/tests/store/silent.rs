@@ -375,6 +375,20 @@ fn clients_of_a_slow_holder_have_their_turns() {
     assert!(given.bytes < body.len() * 9 / 8, "{given:?} of {}", body.len());
 }
 
+/// It takes what it is asked, and does not even say that bytes follow.
+#[test]
+fn who_has_other_things_to_do_does_them_while_a_holder_answers_nothing() {
+    let here = Bed::new(Limits::default());
+    let (holders, body) = (here.holders(), bytes(7, 50_000));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| some_by_some(&holders, &of(&body)));
+        let _store = connect_to_nobody(&here);
+        let (outcome, got, turns) = reader.join().unwrap();
+        assert!(matches!(outcome, Err(FetchError::Holder(..))) && got.is_empty(), "{outcome:?}");
+        assert!(turns > 2, "{turns}");
+    });
+}
+
 #[test]
 fn a_holder_that_falls_silent_is_lost_for_who_takes_what_has_come() {
     let here = Bed::new(Limits::default());

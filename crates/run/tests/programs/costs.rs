@@ -1,6 +1,7 @@
 //! What a process and a connection under Shunt hold that they would not hold without: memory and descriptors.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use shunt_odb::states::STATE_BYTES;
@@ -47,13 +48,36 @@ says()
 sys.stdin.read()
 ";
 
+/// A program that inherits nothing but its standard streams and what its library is to have: other tests are at work in this process,
+/// and open and close.
+fn with_none_of_ours(mut command: Command) -> Command {
+    let settings = command.get_envs().find(|(name, _)| *name == "SHUNT_ODB").and_then(|(_, value)| value?.to_str());
+    let numbers = settings.into_iter().flat_map(|value| value.split(';')).filter_map(|one| one.split_once('='));
+    let mut kept: Vec<u32> = numbers.filter_map(|(_, value)| value.parse().ok()).collect();
+    kept.sort_unstable();
+    let none = move || {
+        let ends = kept.iter().copied().chain([u32::MAX]);
+        ends.fold(3, |from, kept| {
+            if from < kept {
+                // SAFETY: takes numbers; the descriptors stay open until the program is executed.
+                unsafe { libc::close_range(from, kept - 1, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+            }
+            kept.saturating_add(1)
+        });
+        Ok(())
+    };
+    // SAFETY: system calls on memory that was made before.
+    unsafe { command.pre_exec(none) };
+    command
+}
+
 /// Descriptors and KiB, of one end with one connection and with all.
 type Held = [[i64; 2]; 2];
 
 fn held(start: impl Fn() -> Command) -> [Held; 2] {
     let port = free_address().port().to_string();
     let one = |script: &str| {
-        let mut command = start();
+        let mut command = with_none_of_ours(start());
         command.args(["-B", "-c", &format!("{LOOKS}{script}"), &port, &CONNECTIONS.to_string()]);
         let mut program = Program(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
         let said = BufReader::new(program.0.stdout.take().unwrap()).lines();
