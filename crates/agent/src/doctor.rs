@@ -95,6 +95,11 @@ pub enum Servers {
     Nowhere,
 }
 
+impl Servers {
+    /// What is looked for where nobody says otherwise.
+    pub const PROGRAM: &str = "nginx";
+}
+
 /// Checks that need the configuration and this machine alone.
 pub fn check(config: &Config) -> Vec<Finding> {
     let certificate = host::certificate(config, SystemTime::now());

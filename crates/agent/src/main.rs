@@ -12,6 +12,7 @@ use shunt_agent::{Agent, SteerError};
 use shunt_agent::{privileges, seccomp};
 use shunt_odb::reference::Holder;
 use shunt_sys::erase::ErasingAllocator;
+use shunt_sys::say;
 use tracing_subscriber::EnvFilter;
 
 /// Shunt's agent: one per machine, beside its servers.
@@ -60,15 +61,15 @@ fn main() -> ExitCode {
 /// Says what is wrong with a configuration, one sentence a line.
 fn check(config: &Config, path: &Path) -> anyhow::Result<()> {
     if config.store.is_some() {
-        println!("{:?} is this agent's", Holder::named(&config.name));
+        say!("{:?} is this agent's", Holder::named(&config.name))?;
     }
     let findings = doctor::check(config);
     let faults: Vec<String> = findings.iter().filter_map(doctor::Finding::fault_line).collect();
     anyhow::ensure!(faults.is_empty(), "{}: not good\n{}", path.display(), faults.join("\n"));
     if let Some(group) = findings.iter().find(|finding| finding.area == "cgroup") {
-        println!("{}: servers are to be in it, or below it", group.about);
+        say!("{}: servers are to be in it, or below it", group.about)?;
     }
-    println!("{}: good", path.display());
+    say!("{}: good", path.display())?;
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use shunt_ca::{Authority, Request};
+use shunt_sys::say;
 
 /// The commands of `shunt ca`.
 #[derive(Debug, Subcommand)]
@@ -79,9 +80,9 @@ impl Init {
     fn run(self) -> Result<()> {
         let authority = Authority::create(&self.directory)?;
         let directory = self.directory.display();
-        println!("made    {} and {}", authority.certificate().display(), authority.list().display());
-        println!("next    shunt ca issue {directory} NAME, for each machine's agent");
-        println!("keep    {directory}/ca.key to yourself: whoever has it can be any agent");
+        say!("made    {} and {}", authority.certificate().display(), authority.list().display())?;
+        say!("next    shunt ca issue {directory} NAME, for each machine's agent")?;
+        say!("keep    {directory}/ca.key to yourself: whoever has it can be any agent")?;
         Ok(())
     }
 }
@@ -92,14 +93,11 @@ impl Issue {
         let request = Request { name: self.name, addresses: self.address, days: self.days };
         let files = authority.issue(&request)?;
         let (certificate, key) = (files.certificate.display(), files.key.display());
-        println!("made    {certificate} and {key}, good for {} days", request.days);
+        say!("made    {certificate} and {key}, good for {} days", request.days)?;
         let (ca, list) = (authority.certificate(), authority.list());
-        println!("next    copy both, {} and {} to /etc/shunt on {},", ca.display(), list.display(), request.name);
-        println!("        name them in [tls] of its shuntd.toml, and delete the key here");
-        println!(
-            "        elsewhere: [[peer]] name = \"{}\" in the shuntd.toml of those that work with it",
-            request.name
-        );
+        say!("next    copy both, {} and {} to /etc/shunt on {},", ca.display(), list.display(), request.name)?;
+        say!("        name them in [tls] of its shuntd.toml, and delete the key here")?;
+        say!("        elsewhere: [[peer]] name = \"{}\" in the shuntd.toml of those that work with it", request.name)?;
         Ok(())
     }
 }
@@ -109,8 +107,8 @@ impl Revoke {
         let authority = Authority::open(&self.directory);
         let count = authority.revoke(&self.name)?;
         let list = authority.list();
-        println!("made    {}: {count} revoked, {} among them", list.display(), self.name);
-        println!("next    copy it to each machine, where [tls] crl names it, and: systemctl reload shuntd");
+        say!("made    {}: {count} revoked, {} among them", list.display(), self.name)?;
+        say!("next    copy it to each machine, where [tls] crl names it, and: systemctl reload shuntd")?;
         Ok(())
     }
 }

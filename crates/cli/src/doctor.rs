@@ -1,6 +1,5 @@
 //! `shunt doctor`: what is wrong with a setup, and what to do.
 
-use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use shunt_agent::config::Config;
 use shunt_agent::doctor::{Finding, Servers, Trial, Verdict, examine};
 use shunt_lab::report::Paint;
 use shunt_lab::{Stats, agent_stats};
+use shunt_sys::output;
 
 /// `shunt doctor`
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub struct DoctorCommand {
     #[arg(long, value_name = "FILE", default_value = "/etc/shunt/shuntd.toml")]
     config: PathBuf,
     /// nginx, which is asked for its configuration (-T)
-    #[arg(long, value_name = "PROGRAM", default_value = "nginx")]
+    #[arg(long, value_name = "PROGRAM", default_value = Servers::PROGRAM)]
     nginx: PathBuf,
     /// A file with what `nginx -T` wrote, where nginx runs elsewhere
     #[arg(long, value_name = "FILE", conflicts_with = "nginx")]
@@ -66,10 +66,7 @@ impl DoctorCommand {
             true => format!("{}\n", serde_json::to_string_pretty(&findings)?),
             false => show(&findings, Paint::of(&std::io::stdout())),
         };
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => return Err(error.into()),
-            _ => {}
-        }
+        output::write(&text)?;
         Ok(!findings.iter().any(Finding::is_fault))
     }
 }

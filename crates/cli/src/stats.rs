@@ -1,12 +1,12 @@
 //! `shunt stats`: what a running agent counted.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
 use shunt_lab::report::{Align, Paint, Table, number};
 use shunt_lab::{Stats, agent_stats};
+use shunt_sys::output;
 
 /// `shunt stats`
 #[derive(Debug, Args)]
@@ -30,11 +30,7 @@ impl StatsCommand {
         } else {
             show(&stats, self.all, Paint::of(&std::io::stdout()))
         };
-        // Whoever reads may have had enough: `shunt stats | head`.
-        match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(output::write(&text)?)
     }
 }
 

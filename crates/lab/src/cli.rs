@@ -1,6 +1,6 @@
 //! `shunt lab`: build a lab, enter its hosts, clear what dead ones left.
 
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -14,6 +14,7 @@ use crate::description::Description;
 use crate::lab::Lab;
 use crate::placement::Placement;
 use crate::wire::Wire;
+use shunt_sys::{output, say};
 use shunt_testbed::{LabId, labs, remove_leftovers};
 
 /// A command was told something that makes no sense, in words that say what would.
@@ -106,12 +107,10 @@ impl Up {
             .wire(self.wire)
             .placement(placement)
             .build()?;
-        let mut out = std::io::stdout().lock();
-        describe(&mut out, &Description::of(lab.id())?)?;
-        writeln!(out, "\nenter one:  shunt lab exec HOST -- COMMAND")?;
-        writeln!(out, "       or:  nsenter --net=/run/netns/NAMESPACE COMMAND")?;
-        writeln!(out, "files:      {}\nCtrl-C ends it.", lab.dir().display())?;
-        out.flush()?;
+        output::write(&describe(&Description::of(lab.id())?))?;
+        say!("\nenter one:  shunt lab exec HOST -- COMMAND")?;
+        say!("       or:  nsenter --net=/run/netns/NAMESPACE COMMAND")?;
+        say!("files:      {}\nCtrl-C ends it.", lab.dir().display())?;
         signals.forever().next();
         Ok(())
     }
@@ -150,26 +149,25 @@ fn description(wanted: Option<&str>) -> Result<Description> {
     }
 }
 
-fn describe(out: &mut impl std::io::Write, lab: &Description) -> Result<()> {
-    writeln!(out, "lab {} ({} wire)", lab.id, lab.wire)?;
+fn describe(lab: &Description) -> String {
+    let mut text = format!("lab {} ({} wire)\n", lab.id, lab.wire);
     for host in &lab.hosts {
         let ports = host.ports.iter().filter_map(|port| {
             let ipv6 = port.ipv6.map(|address| format!(" {address}")).unwrap_or_default();
             Some(format!("{} {}{ipv6}", port.device, port.address?))
         });
         let ports = ports.collect::<Vec<_>>().join(", ");
-        writeln!(out, "  {:14} {:20} {ports}", host.name, host.namespace)?;
+        text += &format!("  {:14} {:20} {ports}\n", host.name, host.namespace);
     }
-    Ok(())
+    text
 }
 
 fn list() -> Result<()> {
-    let mut out = std::io::stdout().lock();
     for lab in labs().context("listing labs")? {
         match Description::of(&lab) {
-            _ if !lab.owner_lives() => writeln!(out, "lab {lab}: its process is dead; `shunt lab clean` removes it")?,
-            Ok(description) => describe(&mut out, &description)?,
-            Err(_) => writeln!(out, "lab {lab}: being built or removed")?,
+            _ if !lab.owner_lives() => say!("lab {lab}: its process is dead; `shunt lab clean` removes it")?,
+            Ok(description) => output::write(&describe(&description))?,
+            Err(_) => say!("lab {lab}: being built or removed")?,
         }
     }
     Ok(())
@@ -178,10 +176,10 @@ fn list() -> Result<()> {
 fn clean() -> Result<()> {
     let removed = remove_leftovers().context("removing labs")?;
     for lab in &removed {
-        println!("removed lab {lab}");
+        say!("removed lab {lab}")?;
     }
     if removed.is_empty() {
-        println!("nothing to remove");
+        say!("nothing to remove")?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::service::{Options, module_file, shuntd_program};
 use crate::wire::Wire;
 
 use phase::{Phase, run_phase};
+use shunt_sys::{output, say};
 
 /// `shunt demo`
 #[derive(Debug, Args)]
@@ -67,18 +68,18 @@ impl Demo {
         }
         progress.clear();
         let paint = Paint::of(&std::io::stdout());
-        print!("{}", show::table(&phases, paint));
+        output::write(&show::table(&phases, paint))?;
         if let [plain, ours] = phases.as_slice() {
-            println!("\n{}", paint.bold(&show::savings(plain, ours)));
+            say!("\n{}", paint.bold(&show::savings(plain, ours)))?;
         }
         if let Some(parent) = self.svg.parent() {
             std::fs::create_dir_all(parent).with_context(|| format!("making {}", parent.display()))?;
         }
         std::fs::write(&self.svg, show::picture(&phases, self.wire).svg())
             .with_context(|| format!("writing {}", self.svg.display()))?;
-        println!("Picture: {}", self.svg.display());
+        say!("Picture: {}", self.svg.display())?;
         let faults: Vec<String> = phases.into_iter().flat_map(|phase: Phase| phase.faults).collect();
-        println!("{}", verdict(&faults, expected.len(), paint, progress.seconds()));
+        say!("{}", verdict(&faults, expected.len(), paint, progress.seconds()))?;
         Ok(Faults(faults))
     }
 }
@@ -87,7 +88,9 @@ impl Demo {
     fn run_kill_backend(&self) -> Result<Faults> {
         let faults = kill_backend::run(if self.cut_off { How::CutOff } else { How::Kill })?;
         let paint = Paint::of(&std::io::stdout());
-        faults.iter().for_each(|fault| println!("{}", paint.bad(&format!("WRONG: {fault}"))));
+        for fault in &faults {
+            say!("{}", paint.bad(&format!("WRONG: {fault}")))?;
+        }
         Ok(Faults(faults))
     }
 }

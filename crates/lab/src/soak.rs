@@ -34,6 +34,7 @@ use health::Health;
 use load::Load;
 pub(crate) use outcome::Case;
 use outcome::Outcome;
+use shunt_sys::output;
 use tally::{Counts, Tally};
 
 /// When processes are looked at.
@@ -82,7 +83,7 @@ impl Soak {
             let text = serde_json::to_string_pretty(&outcome)? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", outcome.show(Paint::of(&std::io::stdout())));
+        output::write(&outcome.show(Paint::of(&std::io::stdout())))?;
         Ok(outcome.wrong.is_empty())
     }
 }

@@ -18,6 +18,7 @@ use shunt_agent::config::{Config, ConfigError};
 use shunt_odb::states;
 use shunt_odb::store::STORE_SOCKET;
 use shunt_odb::store::client::entrance;
+use shunt_sys::output;
 use shunt_sys::userfaultfd;
 
 use crate::explain::explain;
@@ -59,7 +60,7 @@ impl RunCommand {
     pub fn run(&self) -> Result<()> {
         let [program, arguments @ ..] = &self.program[..] else { bail!("no program was given") };
         if self.explain {
-            print!("{}", explain(&in_path(program)?)?);
+            output::write(&explain(&in_path(program)?)?.to_string())?;
             return Ok(());
         }
         let store = self.store()?;

@@ -7,6 +7,7 @@ pub mod locked;
 pub mod mapped;
 pub mod netns;
 pub mod odb;
+pub mod output;
 pub mod own;
 pub mod packet;
 pub mod repair;

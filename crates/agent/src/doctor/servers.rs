@@ -20,11 +20,13 @@ const TLS13_BY_ITSELF: Version = [1, 23, 4];
 /// Reads nginx's configuration; the error says why not.
 pub(super) fn read(servers: &Servers) -> Result<Served, Finding> {
     let unknown = |why: String| Finding::skipped("nginx", "its configuration", why);
+    // Who names it means it.
+    let named = |why: String| Finding::fault("nginx", "its configuration", format!("{why}; name one that is there"));
     match servers {
         Servers::Nowhere => Err(unknown("--no-nginx".into())),
         Servers::File(path) => {
             let text = fs::read_to_string(path);
-            let text = text.map_err(|error| unknown(format!("cannot read {}: {error}", path.display())))?;
+            let text = text.map_err(|error| named(format!("cannot read {}: {error}", path.display())))?;
             match nginx::refusal(&text) {
                 None if !nginx::is_empty(&text) => Ok(Served::parse(&text)),
                 why => Err(refused(&why.unwrap_or_else(|| format!("{} has no directive", path.display())))),
@@ -33,7 +35,11 @@ pub(super) fn read(servers: &Servers) -> Result<Served, Finding> {
         Servers::Program(program) => {
             let run = |option| Command::new(program).arg(option).output();
             let output = run("-T").map_err(|error| {
-                unknown(format!("cannot run {} -T: {error}; --nginx-conf FILE names its output", program.display()))
+                let why = format!("cannot run {} -T: {error}", program.display());
+                match program.as_path() == Path::new(Servers::PROGRAM) {
+                    true => unknown(format!("{why}; --nginx-conf FILE names its output")),
+                    false => named(why),
+                }
             })?;
             if output.status.success() {
                 let said = run("-v").map(|output| output.stderr).unwrap_or_default();
@@ -202,6 +208,15 @@ mod tests {
         );
         let config = Config::parse(&text, Path::new("x")).unwrap();
         !may_use(&config, user, group).unwrap().is_fault()
+    }
+
+    #[test]
+    fn what_somebody_has_named_has_to_be_there() {
+        let nowhere = || "/nonexistent/nginx".into();
+        for servers in [Servers::File(nowhere()), Servers::Program(nowhere())] {
+            assert!(read(&servers).is_err_and(|finding| finding.is_fault()), "{servers:?}");
+        }
+        assert!(read(&Servers::Nowhere).is_err_and(|finding| !finding.is_fault()));
     }
 
     #[test]

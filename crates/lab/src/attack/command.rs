@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use shunt_sys::output;
 
 use super::outcome::Outcome;
 use super::side::{Side, Turn, build_lab};
@@ -42,7 +43,7 @@ impl Attack {
             let text = serde_json::to_string_pretty(&outcome)? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", outcome.show(Paint::of(&std::io::stdout())));
+        output::write(&outcome.show(Paint::of(&std::io::stdout())))?;
         Ok(outcome.wrong.is_empty())
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use globset::Glob;
+use shunt_sys::{output, say};
 
 use super::effort::Effort;
 use super::outcome::Outcome;
@@ -64,7 +65,7 @@ impl Choice {
     ) -> Result<()> {
         let cases = self.cases()?;
         if self.list {
-            print!("{}", show::list(&cases, Paint::of(&std::io::stdout())));
+            output::write(&show::list(&cases, Paint::of(&std::io::stdout())))?;
             return Ok(());
         }
         ensure_two_cores()?;
@@ -109,7 +110,7 @@ impl Choice {
     /// Prints the tables and writes the files: of one benchmark its figures, of several a list of those.
     pub(super) fn write(&self, outcomes: &[Outcome]) -> Result<()> {
         for outcome in outcomes {
-            print!("{}", show::table(outcome, Paint::of(&std::io::stdout())));
+            output::write(&show::table(outcome, Paint::of(&std::io::stdout())))?;
         }
         if let Some(file) = &self.json {
             let text = match outcomes {
@@ -122,7 +123,7 @@ impl Choice {
             write(file, &page::page(outcomes).html())?;
         }
         for file in [&self.json, &self.html].into_iter().flatten() {
-            println!("Written: {}", file.display());
+            say!("Written: {}", file.display())?;
         }
         Ok(())
     }

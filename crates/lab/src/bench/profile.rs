@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use shunt_sys::say;
 
 use super::bed::{Bed, Plan, Side, with_bed};
 use super::choice::Subject;
@@ -40,17 +41,17 @@ pub(super) fn run(
         let cost = load(bed, Side::Ours, LOAD_TIME)?;
         perf.stop_with(Signal::INT)?;
         progress.clear();
-        println!(
+        say!(
             "{}: {:.1} us of core {} per response, {:.0} responses/s\n",
             case.name(),
             cost.microseconds(&bed.background()),
             lab.cores().measured,
             cost.report.requests_per_second
-        );
+        )?;
         for (heading, sort, children) in
             [("Itself", "comm,symbol", "--no-children"), ("With what it called", "symbol", "--children")]
         {
-            println!("{heading}:");
+            say!("{heading}:")?;
             report(&data, sort, children)?;
         }
         Ok(())
@@ -67,7 +68,9 @@ fn report(data: &Path, sort: &str, children: &str) -> Result<()> {
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());
     // perf ends a line with two empty columns.
-    lines.take(50).for_each(|line| println!("{}", line.trim_end_matches([' ', '-'])));
-    println!();
+    for line in lines.take(50) {
+        say!("{}", line.trim_end_matches([' ', '-']))?;
+    }
+    say!()?;
     Ok(())
 }

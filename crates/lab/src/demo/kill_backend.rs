@@ -1,10 +1,10 @@
 //! `shunt demo --kill-backend`: a download goes on after its backend has been killed.
 
-use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use shunt_sys::say;
 
 use crate::failover::{BODY_BYTES, Failover, How, Loss};
 use crate::lab::Lab;
@@ -27,12 +27,8 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
     let undisturbed = failover.undisturbed(1)?;
     progress.clear();
     let paint = Paint::of(&std::io::stdout());
-    println!(
-        "A download of {} that nothing disturbs: {:.2} s.",
-        number::bytes(BODY_BYTES as f64),
-        seconds(undisturbed)
-    );
-    println!("Another, whose backend is {how} on the way:\n");
+    say!("A download of {} that nothing disturbs: {:.2} s.", number::bytes(BODY_BYTES as f64), seconds(undisturbed))?;
+    say!("Another, whose backend is {how} on the way:\n")?;
     let got = failover.got();
     got.store(0, Ordering::Relaxed);
     let done = AtomicBool::new(false);
@@ -48,16 +44,16 @@ pub(super) fn run(how: How) -> Result<Vec<String>> {
         Ok(download) => download,
         Err(error) => return Ok(vec![format!("{lost} was {how}, and the download is not whole: {error:#}")]),
     };
-    println!("\n{lost} was {how}; {} went on with the same connection.", others(&lab, &lost));
+    say!("\n{lost} was {how}; {} went on with the same connection.", others(&lab, &lost))?;
     let fetched = &download.fetched;
-    println!(
+    say!(
         "Time       {:.2} s, {:.2} s more",
         seconds(fetched.elapsed),
         seconds(fetched.elapsed) - seconds(undisturbed)
-    );
-    println!("Pause      {:.2} s, the longest that the client waited for a byte", seconds(fetched.longest_pause));
-    println!("SHA-256    {}", fetched.sha256);
-    println!("{}", paint.good("It is that of the file: not a byte is missing, and none came wrong."));
+    )?;
+    say!("Pause      {:.2} s, the longest that the client waited for a byte", seconds(fetched.longest_pause))?;
+    say!("SHA-256    {}", fetched.sha256)?;
+    say!("{}", paint.good("It is that of the file: not a byte is missing, and none came wrong."))?;
     Ok(Vec::new())
 }
 
@@ -76,8 +72,8 @@ fn watch(got: &AtomicU64, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let bytes = got.load(Ordering::Relaxed);
         let bar = "#".repeat((bytes * 40 / BODY_BYTES) as usize);
-        println!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
-        let _ = std::io::stdout().flush();
+        // What cannot be written is said of the next line.
+        let _ = say!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
         std::thread::sleep(EVERY);
     }
 }

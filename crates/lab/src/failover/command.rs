@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use shunt_sys::output;
 
 use super::rounds::{BOUND, Rounds, Whole};
 use super::{Failover, How};
@@ -63,7 +64,7 @@ impl FailoverBench {
             let text = serde_json::to_string_pretty(&json(&rounds))?;
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", show(&rounds, Paint::of(&std::io::stdout())));
+        output::write(&show(&rounds, Paint::of(&std::io::stdout())))?;
         Ok(rounds.faults(Pace::Alone).is_empty())
     }
 }

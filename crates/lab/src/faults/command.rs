@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
+use shunt_sys::output;
 
 use super::bed::{Bed, build_lab};
 use super::cell::{self, Outcome};
@@ -43,11 +44,12 @@ impl Faults {
     pub fn run(&self) -> Result<bool> {
         let cells = choose(&self.cell)?;
         if self.list {
-            cells.iter().for_each(|(step, fault)| println!("{}/{}", step.name(), fault.name()));
+            let names = cells.iter().map(|(step, fault)| format!("{}/{}\n", step.name(), fault.name()));
+            output::write(&names.collect::<String>())?;
             return Ok(true);
         }
         if self.expected {
-            print!("{}", table::page());
+            output::write(&table::page())?;
             return Ok(true);
         }
         let outcomes = run_cells(&cells, Pace::Alone, &Progress::to_stderr())?;
@@ -55,7 +57,7 @@ impl Faults {
             let text = serde_json::to_string_pretty(&Report::of(&outcomes))? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", show(&outcomes, Paint::of(&std::io::stdout())));
+        output::write(&show(&outcomes, Paint::of(&std::io::stdout())))?;
         Ok(outcomes.iter().all(Outcome::is_good))
     }
 }

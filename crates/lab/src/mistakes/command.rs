@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
+use shunt_sys::output;
 
 use super::run::{Outcome, run};
 use super::{KNOWN, Mistake, all, page};
@@ -40,7 +41,7 @@ impl Mistakes {
     /// When no row matches, or the file cannot be written.
     pub fn run(&self) -> Result<bool> {
         if self.expected {
-            print!("{}\n{}", page(), super::page::not_yet());
+            output::write(&format!("{}\n{}", page(), super::page::not_yet()))?;
             return Ok(true);
         }
         let outcomes = run_all(&choose(&self.row)?, &Progress::to_stderr());
@@ -49,7 +50,7 @@ impl Mistakes {
             let text = serde_json::to_string_pretty(&report)? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", show(&outcomes, Paint::of(&std::io::stdout())));
+        output::write(&show(&outcomes, Paint::of(&std::io::stdout())))?;
         Ok(outcomes.iter().all(Outcome::is_good))
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use globset::Glob;
 use serde::Serialize;
+use shunt_sys::output;
 
 use super::part::{Manner, Part};
 use super::row::{self, Outcome};
@@ -45,7 +46,7 @@ impl Silence {
     /// When no row matches, or the lab cannot be built.
     pub fn run(&self) -> Result<bool> {
         if self.expected {
-            print!("{}", page());
+            output::write(&page())?;
             return Ok(true);
         }
         let outcomes = run_rows(&choose(&self.row)?, Pace::Alone, &Progress::to_stderr())?;
@@ -54,7 +55,7 @@ impl Silence {
             let text = serde_json::to_string_pretty(&report)? + "\n";
             std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))?;
         }
-        print!("{}", show(&outcomes, Paint::of(&std::io::stdout())));
+        output::write(&show(&outcomes, Paint::of(&std::io::stdout())))?;
         Ok(outcomes.iter().all(Outcome::is_good))
     }
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 use shunt_odb::reference::PayloadId;
+use shunt_sys::output;
 
 use super::frames::{Direction, Frame, directions};
 use crate::fetch::fetch;
@@ -60,7 +61,7 @@ pub(super) fn run() -> Result<()> {
         text += &site.bypassed(unaligned)?.show(Paint::of(&std::io::stdout()));
     }
     progress.clear();
-    print!("{text}");
+    output::write(&text)?;
     Ok(())
 }
 
