@@ -115,7 +115,6 @@ struct {
 /*
  * Where listeners are that say no more (SHUNT_SPEAK 0), and how many at each place. A SYN-ACK goes
  * by the flags that its listener has had since listen, and does not tell which listener that is.
- * A place with none is left to be forgotten: another one may be counted there at that moment.
  */
 struct place {
     struct end_address address; /* zeros: all */
@@ -123,7 +122,8 @@ struct place {
 };
 
 struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
     __uint(max_entries, 65536);
     __type(key, struct place);
     __type(value, __u32);
@@ -247,29 +247,57 @@ static __always_inline void load_place(struct bpf_sock *sk, struct place *place)
     }
 }
 
+static __always_inline bool is_silent(struct place *place)
+{
+    __u32 *listeners = bpf_map_lookup_elem(&silent, place);
+
+    return listeners && *listeners;
+}
+
+static __always_inline void leaves(struct place *place)
+{
+    __u32 *listeners = bpf_map_lookup_elem(&silent, place);
+
+    if (listeners && __sync_fetch_and_add(listeners, -1) == 1)
+        bpf_map_delete_elem(&silent, place);
+}
+
+/* One more is at a place. False: there is no room. */
+static __always_inline bool count_at(struct place *place)
+{
+    __u32 none = 0;
+
+#pragma unroll
+    for (int i = 0; i < 3; i++) { /* the last one of before may be leaving */
+        bpf_map_update_elem(&silent, place, &none, BPF_NOEXIST);
+        __u32 *listeners = bpf_map_lookup_elem(&silent, place);
+        if (!listeners)
+            return false;
+        __sync_fetch_and_add(listeners, 1);
+        if (is_silent(place))
+            return true;
+    }
+    return false;
+}
+
 /* A listener is counted among those that say no more. False: there is no room. `mark`: NULL where
  * another program has marked it, by whose flags this one's SYN-ACKs go, too. */
 static __always_inline bool silence(struct bpf_sock *sk, __u32 *mark)
 {
     struct place place = {};
-    __u32 none = 0;
 
     load_place(sk, &place);
-    bpf_map_update_elem(&silent, &place, &none, BPF_NOEXIST);
-    __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
-    if (!listeners)
-        return false;
     if (mark ? __sync_val_compare_and_swap(mark, MARKED, SILENT) != MARKED
              : bpf_sk_storage_get(&silenced, sk, 0, 0) != 0)
         return true;
-    struct place *own = bpf_sk_storage_get(&silenced, sk, &place, BPF_SK_STORAGE_GET_F_CREATE);
-    if (!own) {
-        if (mark)
-            *mark = MARKED;
-        return false;
+    if (count_at(&place)) {
+        if (bpf_sk_storage_get(&silenced, sk, &place, BPF_SK_STORAGE_GET_F_CREATE))
+            return true;
+        leaves(&place);
     }
-    __sync_fetch_and_add(listeners, 1);
-    return true;
+    if (mark)
+        *mark = MARKED;
+    return false;
 }
 
 /* It listens no more. False: it was not counted. */
@@ -280,17 +308,8 @@ static __always_inline bool leaves_place(struct bpf_sock *sk)
     if (!own)
         return false;
     struct place place = *own;
-    __u32 *listeners = bpf_map_lookup_elem(&silent, &place);
-    if (listeners)
-        __sync_fetch_and_add(listeners, -1);
+    leaves(&place);
     return true;
-}
-
-static __always_inline bool is_silent(struct place *place)
-{
-    __u32 *listeners = bpf_map_lookup_elem(&silent, place);
-
-    return listeners && *listeners;
 }
 
 /* Whether the listener that this SYN-ACK is of may be one of those. */
@@ -375,11 +394,10 @@ static __always_inline int on_listener(struct bpf_sockopt *ctx, struct bpf_sock 
 
     if ((void *) (speaks + 1) > ctx->optval_end)
         return REFUSED;
-    if (!mark && ctx->optlen != -1)
-        return ALLOWED;
     if (!*speaks && !silence(sk, mark))
         return REFUSED;
-    ctx->optlen = -1;
+    if (mark)
+        ctx->optlen = -1;
     return ALLOWED;
 }
 

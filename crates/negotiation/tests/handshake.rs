@@ -241,8 +241,9 @@ fn a_negotiation_within_another_changes_nothing() {
     let (listener, address) = listening(true);
     let inner = outer.path.join("inner");
     fs::create_dir(&inner).unwrap();
-    let _inner = negotiate(&inner);
     fs::write(inner.join("cgroup.procs"), "0").unwrap();
+    let (before, before_address) = listening(true);
+    let _inner = negotiate(&inner);
     for marked in [(true, true), (true, false), (false, true), (false, false)] {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
@@ -251,6 +252,8 @@ fn a_negotiation_within_another_changes_nothing() {
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
+    odb::speak_no_more(&before);
+    assert!(!odb::speaks(speaking(before_address)) && !odb::speaks(accept(&before).unwrap()));
     // From the inner group to a listener of the outer one.
     let client = speaking(address);
     assert_eq!(odb::speaks(&client), odb::speaks(accept(&listener).unwrap()));

@@ -67,8 +67,15 @@ pub struct Channel {
     sealed: Range<usize>,
     /// Sealed, and not taken by the socket.
     unsent: Vec<u8>,
-    /// Bytes that the socket has given and taken.
-    moved: u64,
+    /// Bytes that the socket has given, and taken.
+    moved: Moved,
+}
+
+/// How many bytes have gone either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) received: u64,
+    pub(crate) sent: u64,
 }
 
 fn broken(_: Broken) -> io::Error {
@@ -106,17 +113,18 @@ impl Channel {
             content: 0..0,
             sealed: 0..0,
             unsent: Vec::new(),
-            moved: 0,
+            moved: Moved::default(),
         })
     }
 
-    /// Has calls wait, or not, from here on.
-    pub(crate) fn waits(&mut self, waits: bool) {
-        self.waits = waits;
+    /// Has calls wait, or not, from here on: whether they did.
+    pub(crate) fn waits(&mut self, waits: bool) -> bool {
+        std::mem::replace(&mut self.waits, waits)
     }
 
-    /// How many bytes the socket has given and taken so far: as long as they become more, the other end is there.
-    pub(crate) fn moved(&self) -> u64 {
+    /// How many bytes the socket has given and taken so far. As long as it gives more, the other end is there; what it takes may lie
+    /// in the kernel.
+    pub(crate) fn moved(&self) -> Moved {
         self.moved
     }
 
@@ -182,7 +190,7 @@ impl Channel {
             match rustix::net::send(&self.socket, &bytes[sent..], flags) {
                 Ok(more) => {
                     sent += more;
-                    self.moved += more as u64;
+                    self.moved.sent += more as u64;
                 }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) if self.waits => break,
@@ -239,7 +247,7 @@ impl Channel {
             match rustix::net::recv(&self.socket, &mut *room, flags) {
                 Ok((got, _)) => {
                     self.sealed.end += got;
-                    self.moved += got as u64;
+                    self.moved.received += got as u64;
                     return Ok(got);
                 }
                 Err(Errno::INTR) if !self.waits => {}

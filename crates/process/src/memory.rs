@@ -360,20 +360,10 @@ impl Memory {
             let (payload, length) = (piece.hold.payload(), piece.addresses.len());
             let reference = Reference { payload, weight: Weight::WHOLE, offset: piece.offset, length: length as u64 };
             let mut bytes = self.scratch.buffer(length);
-            let fetched = self.fetch_some(&reference, &mut bytes, call).and_then(|(got, waited)| {
-                // Elsewhere than in blocks pages come as a whole.
-                let behind = if blocks::contains(piece.addresses.start) {
-                    got
-                } else {
-                    got.next_multiple_of(PAGE_BYTES).min(length)
-                };
-                let rest =
-                    Reference { offset: reference.offset + got as u64, length: (behind - got) as u64, ..reference };
-                let to_its_end = Call { may_end: &|| false, ..*call };
-                if behind > got {
-                    self.fetch_some(&rest, &mut bytes[got..behind], &to_its_end)?;
-                }
-                Ok((behind, waited))
+            let is_block = blocks::contains(piece.addresses.start);
+            let fetched = self.fetch_some(&reference, &mut bytes, call).and_then(|(got, waited)| match is_block {
+                true => Ok((got, waited)),
+                false => Ok((self.fetch_page_end(&reference, got, &mut bytes)?, waited)),
             });
             let (got, waited) = match fetched {
                 Ok(fetched) => fetched,
@@ -395,6 +385,23 @@ impl Memory {
             }
         }
         Ok(true)
+    }
+
+    /// Of the first bytes of a reference, `got` are there: fetches up to the end of a page, and says how many are there of whole ones.
+    /// Elsewhere than in blocks pages come as a whole. Where there is none yet that takes as long as it takes.
+    fn fetch_page_end(&self, reference: &Reference, got: usize, bytes: &mut [u8]) -> Result<usize, FetchError> {
+        let (whole, end) = (got / PAGE_BYTES * PAGE_BYTES, got.next_multiple_of(PAGE_BYTES).min(bytes.len()));
+        if end == got {
+            return Ok(got);
+        }
+        let rest = Reference { offset: reference.offset + got as u64, length: (end - got) as u64, ..*reference };
+        let may_end = || whole > 0;
+        match self.fetch_some(&rest, &mut bytes[got..end], &Call::begin(&may_end)) {
+            Ok((more, _)) if got + more == end => Ok(end),
+            Err(error) if whole == 0 => Err(error),
+            // Those are asked for again.
+            _ => Ok(whole),
+        }
     }
 
     /// `needed`: by somebody who looks at it.

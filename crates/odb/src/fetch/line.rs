@@ -17,8 +17,10 @@ use crate::touched::Touched;
 /// A request, as it is sent.
 pub(super) type Sent = [u8; size_of::<Request>()];
 
-/// Who is sent away while nothing comes, and nobody waits for it, comes again so much later.
+/// While nothing comes and nobody waits, one of those who are sent away pauses so long in each of these times: a program whose many
+/// clients all come again at once is to take no whole processor, and to have the most of it for others.
 const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Line {
@@ -31,6 +33,7 @@ pub(super) struct Line {
     others_wait: bool,
     /// Until then nobody waits for it whose call may end: somebody just has, for as long, and in vain.
     rests_until: Option<Instant>,
+    paused: Instant,
     /// So many bytes are asked for at a time by those who can do with some.
     some: usize,
 }
@@ -44,6 +47,7 @@ impl Line {
             rest: Rest::none(),
             others_wait: false,
             rests_until: None,
+            paused: Instant::now(),
             silence: Silence::default(),
             some: *SOME.end(),
         }
@@ -104,7 +108,9 @@ impl Line {
         if rests {
             limit.has_been_long();
         }
+        self.channel.waits(!rests);
         let got = self.some_of(returns, wanted, waiting, limit)?;
+        self.channel.waits(true);
         if got != Some(0) || !limit.is_over() {
             return Ok(got);
         }
@@ -112,8 +118,9 @@ impl Line {
         // again and again, where nothing comes.
         if limit.has_waited() {
             self.rests_until = Some(Instant::now() + LONG);
-        } else if rests || !self.rest.is_come_for() {
+        } else if self.paused.elapsed() > PAUSE_EVERY {
             std::thread::sleep(PAUSE);
+            self.paused = Instant::now();
         }
         Ok(got)
     }
@@ -132,7 +139,7 @@ impl Line {
             let posted = self.post(returns)?;
             returns.drain(..posted);
             let goes_on = self.rest.is_of(reference);
-            if !goes_on && self.rest.is_kept() && limit.ends() {
+            if !goes_on && !self.rest.is_of_before(reference) && self.rest.is_kept() && limit.ends() {
                 self.others_wait = true;
                 return Ok(Some(0));
             }
@@ -155,7 +162,12 @@ impl Line {
             match self.head(waiting, limit)? {
                 Some(true) => {}
                 Some(false) => return Ok(None),
-                None => return Ok(Some(got)),
+                None => {
+                    if asks {
+                        self.some = *SOME.start();
+                    }
+                    return Ok(Some(got));
+                }
             }
             let now = self.rest.bytes().min(into.len() - got);
             let came = self.take_some(&mut into[got..got + now], waiting, limit)?;
@@ -218,9 +230,9 @@ impl Line {
     /// # Errors
     /// The connection's.
     pub(super) fn post(&mut self, shares: &[Sent]) -> io::Result<usize> {
-        self.channel.waits(false);
+        let waits = self.channel.waits(false);
         let posted = self.post_some(shares);
-        self.channel.waits(true);
+        self.channel.waits(waits);
         posted
     }
 

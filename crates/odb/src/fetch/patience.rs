@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::channel::Channel;
+use crate::channel::{Channel, Moved};
 
 /// How long a machine may say nothing to a process that waits for it. What else the process has to do meanwhile waits, too, and is to
 /// come within a second (docs/silence.md).
@@ -50,7 +50,7 @@ impl Waited {
 pub(super) struct Silence {
     waited: Option<Waited>,
     /// Bytes that had moved when it began.
-    moved: u64,
+    moved: Moved,
 }
 
 /// Waits for the other end of a connection.
@@ -76,9 +76,11 @@ impl<'a> Waiting<'a> {
     /// # Errors
     /// Nothing has moved there for as long as [`PATIENCE`].
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
-        let silence = &mut self.silence;
-        if silence.moved != channel.moved() {
-            *silence = Silence { moved: channel.moved(), waited: None };
+        let (silence, moved) = (&mut self.silence, channel.moved());
+        // Who waits for an answer does not hear one in that the kernel takes a share meanwhile.
+        let takes_more = what == PollFlags::OUT && moved.sent != silence.moved.sent;
+        if takes_more || moved.received != silence.moved.received {
+            *silence = Silence { moved, waited: None };
         }
         let slice = silence.waited.get_or_insert_with(Waited::begin).slice().ok_or(io::ErrorKind::TimedOut)?;
         (self.tell)();

@@ -11,8 +11,6 @@ use crate::store::messages::Answer;
 /// It is so long for who has asked for it, since that one came for some of it last. Others are sent away meanwhile: if each waited for a
 /// while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
 const KEPT: Duration = Duration::from_millis(400);
-/// Who goes on with it as soon as it can, in the same turn of its program, does so within this time.
-const COMES_AT_ONCE: Duration = Duration::from_millis(20);
 
 /// What goes before an answer's bytes.
 #[derive(Debug, Default)]
@@ -55,14 +53,17 @@ impl Rest {
         self.of == Some((wanted.payload, wanted.offset))
     }
 
+    /// Whether that begins a little before: of memory that is no block, whole pages alone can be used.
+    pub(super) fn is_of_before(&self, wanted: &Reference) -> bool {
+        const PAGE: u64 = 4096;
+        self.of.is_some_and(|(payload, at)| {
+            payload == wanted.payload && (at.saturating_sub(PAGE)..at).contains(&wanted.offset)
+        })
+    }
+
     /// Whether somebody may come for it yet.
     pub(super) fn is_kept(&self) -> bool {
         self.of.is_some() && self.since.elapsed() < KEPT
-    }
-
-    /// Whether whoever it is for comes for it whenever it can.
-    pub(super) fn is_come_for(&self) -> bool {
-        self.since.elapsed() < COMES_AT_ONCE
     }
 
     /// Nobody has a use for it any more.

@@ -11,7 +11,7 @@ use shunt_sys::lock::MutexGuard;
 use super::line::{Line, Sent};
 use super::own::is_silence;
 use super::way::{Attempt, Begins, Way};
-use super::{PAUSE, Shared, Wanted};
+use super::{Shared, Wanted};
 use crate::hold::{Return, Returns};
 use crate::reference::{Holder, Reference};
 use crate::store::client::{Connection, QUICK};
@@ -89,8 +89,7 @@ impl Shared {
         if self.start_tender() {
             return self.begin_at(Instant::now() + RETRY, task);
         }
-        // Whoever asks makes the next one itself.
-        std::thread::sleep(PAUSE);
+        // Whoever asks next makes one itself.
         match task {
             Task::Reach(_, way, attempt) => way.is_not_made(attempt),
             Task::Own => self.own.speaks(None),

@@ -64,8 +64,9 @@ pub(super) struct Way {
 #[derive(Debug, Default)]
 struct State {
     is: Is,
-    /// The newest.
+    /// The newest, and the last that nobody makes: there are no threads.
     attempt: Attempt,
+    not_tried: Attempt,
     under_way: usize,
     /// How often the holder had come to be this machine's source when it was asked for last.
     came: u64,
@@ -187,6 +188,9 @@ impl Way {
                     drop(state);
                     make(attempt);
                     state = self.lock();
+                    if state.not_tried == attempt {
+                        return Err(lost());
+                    }
                 }
                 Is::Making => {
                     // Where it comes and goes, whoever asks is not to wait for as long each time.
@@ -316,6 +320,7 @@ impl Way {
         let mut state = self.lock();
         if attempt == state.attempt && !state.is_there() {
             state.becomes(Is::Unmade);
+            state.not_tried = attempt;
             self.tell_waiting(&state);
         }
     }

@@ -389,6 +389,28 @@ fn who_has_other_things_to_do_does_them_while_a_holder_answers_nothing() {
     });
 }
 
+/// The kernel takes shares for a store that reads nothing: that is no word of its.
+#[test]
+fn a_holder_that_answers_nothing_is_lost_while_shares_go_back_to_it() {
+    let here = Bed::new(Limits::default());
+    let (holders, body) = (here.holders(), bytes(7, 50_000));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| some_by_some(&holders, &of(&body)));
+        let store = connect_to_nobody(&here);
+        let (returns, mut shares) = (Returns::default(), 0);
+        // Fewer than fill the socket, which would be a silence, too.
+        while !reader.is_finished() && shares < 200 {
+            shares += 1;
+            returns.give(reference(mute()).payload, Weight::WHOLE);
+            holders.send_returns(&returns);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(store);
+        let (outcome, got, turns) = reader.join().unwrap();
+        assert!(shares < 200 && got.is_empty() && outcome.is_err(), "{outcome:?} after {shares} shares in {turns}");
+    });
+}
+
 #[test]
 fn a_holder_that_falls_silent_is_lost_for_who_takes_what_has_come() {
     let here = Bed::new(Limits::default());

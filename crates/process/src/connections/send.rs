@@ -240,28 +240,35 @@ fn cut(
                 let now = length(&owed);
                 promised -= now;
                 let passes = !rest.is_empty() && message.is_source(&hold.payload().holder);
-                let reference = if passes { hold.refer(offset + now as u64, bytes - now as u64) } else { None };
-                for part in if reference.is_some() { &owed } else { &memory } {
-                    let is_there = runtime.memory.fetch_within(&addresses(part), call);
-                    if let Ok(true) = is_there {
-                        continue;
-                    }
-                    if let Some(reference) = reference {
-                        runtime.memory.returns.give(reference.payload, reference.weight);
-                    }
-                    if is_there.is_ok() {
-                        return Ok(false);
-                    }
-                    frames.iter().for_each(|frame: &Frame| frame.withdraw(runtime));
-                    return Err(Stop::Failed(libc::ECONNRESET));
+                if !fetch(runtime, &owed, frames, call)? {
+                    return Ok(false);
                 }
                 if now > 0 {
                     frames.push(Frame::Promised(owed));
                 }
-                match reference {
-                    Some(reference) => frames.push(Frame::Forwarded(reference)),
-                    None => present(runtime, &rest, frames, message),
+                let reference = if passes { hold.refer(offset + now as u64, bytes - now as u64) } else { None };
+                if let Some(reference) = reference {
+                    frames.push(Frame::Forwarded(reference));
+                } else if fetch(runtime, &rest, frames, call)? {
+                    present(runtime, &rest, frames, message);
+                } else {
+                    return Ok(false);
                 }
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Has absent memory in place, which goes for real. False: it has taken long, and the call may end.
+fn fetch(runtime: &Runtime, memory: &[iovec], frames: &Frames, call: &Call<'_>) -> Result<bool, Stop> {
+    for part in memory {
+        match runtime.memory.fetch_within(&addresses(part), call) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(_) => {
+                frames.iter().for_each(|frame| frame.withdraw(runtime));
+                return Err(Stop::Failed(libc::ECONNRESET));
             }
         }
     }
