@@ -1,5 +1,6 @@
 //! Programs that others under Shunt execute, and that the library does not come into: their listeners are as any.
 
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use shunt_odb::store::Limits;
@@ -52,7 +53,11 @@ fn who_connects_to_a_static_program_is_spoken_to_plainly() {
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", HANDS_ON, &port]).arg(&program).arg(how);
         // Its child is not its own: the group ends with the test.
-        let _listens = Program(command.stdin(Stdio::null()).spawn().unwrap());
+        let mut listens = Program(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap());
+        // A connection that waits from before has been agreed on.
+        let mut ready = String::new();
+        BufReader::new(listens.0.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n", "{how}");
         let mut command = bed.under_shunt("python3");
         command.args(["-B", "-c", &format!("{CONNECTS}{TALKS}"), &port]).stdin(Stdio::null());
         let talked = Program(command.spawn().unwrap()).0.wait().unwrap();

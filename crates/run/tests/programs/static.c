@@ -1,5 +1,6 @@
 /* Gives back the opposite of each byte that comes over the connections of a listener that it has inherited, one after the
  * other: linked statically, so that no library is loaded into it. Its argument: the listener's descriptor. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,7 +9,7 @@ int main(int count, char **arguments)
 {
     static char buffer[65536];
 
-    if (count != 2)
+    if (count != 2 || puts("ready") < 0 || fflush(stdout))
         return 2;
     for (;;) {
         int client = accept(atoi(arguments[1]), NULL, NULL);
