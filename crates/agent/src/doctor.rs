@@ -96,7 +96,7 @@ pub enum Servers {
 }
 
 impl Servers {
-    /// What is looked for where nobody says otherwise.
+    /// The program that is looked for where nobody names another.
     pub const PROGRAM: &str = "nginx";
 }
 

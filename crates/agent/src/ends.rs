@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shunt_negotiation::{Ends, Key, LOOPBACK};
 use shunt_wire::addresses::{ADDRESSES_MAX, Addresses};
@@ -18,10 +18,11 @@ use shunt_wire::addresses::{ADDRESSES_MAX, Addresses};
 use crate::addresses::is_usable;
 use crate::agent::Agent;
 use crate::peers::random_key;
+use crate::repeated::Repeated;
 use crate::speaks_for::can_be_client;
 
-/// A peer that names others again and again is heard so often.
-const EVERY: Duration = Duration::from_secs(1);
+/// A peer that names others again and again is heard so often in a second.
+const HEARD: u32 = 1;
 
 /// Whose an address is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +74,7 @@ impl Owners {
 #[derive(Debug)]
 struct Session {
     key: Key,
-    /// When it is heard again.
-    heard_again: Instant,
-    /// The addresses that it has named meanwhile.
-    waiting: Option<Addresses>,
+    said: Repeated<Addresses>,
 }
 
 /// The owners, and what the kernel knows of them.
@@ -125,8 +123,8 @@ impl EndsOfPeers {
     }
 
     /// A session begins, whose agents both have `key`.
-    fn begin(&mut self, peer: usize, key: Key, now: Instant) {
-        self.sessions.insert(peer, Session { key, heard_again: now, waiting: None });
+    fn begin(&mut self, peer: usize, key: Key) {
+        self.sessions.insert(peer, Session { key, said: Repeated::new(HEARD) });
     }
 
     /// It is over: the peer's addresses are a stranger's.
@@ -140,23 +138,24 @@ impl EndsOfPeers {
     #[must_use]
     fn name(&mut self, peer: usize, addresses: &Addresses, now: Instant) -> bool {
         let Some(session) = self.sessions.get_mut(&peer) else { return false };
-        if now < session.heard_again {
-            session.waiting = Some(*addresses);
-            return false;
-        }
-        session.heard_again = now + EVERY;
+        let Some(addresses) = session.said.hear(*addresses, now) else { return false };
+        self.take(peer, &addresses);
+        true
+    }
+
+    fn take(&mut self, peer: usize, addresses: &Addresses) {
         let named = addresses.iter().filter(|address| can_be_client(*address) && is_usable(*address)).collect();
         self.owners.named.insert(peer, named);
         self.settle();
-        true
     }
 
     /// True: somebody has named other addresses.
     fn tend(&mut self, now: Instant) -> bool {
-        let due = |session: &mut Session| session.waiting.take_if(|_| session.heard_again <= now);
+        let due = |session: &mut Session| session.said.hear_again(now);
         let named: Vec<_> =
             self.sessions.iter_mut().filter_map(|(peer, session)| Some((*peer, due(session)?))).collect();
-        named.iter().fold(false, |any, (peer, addresses)| self.name(*peer, addresses, now) || any)
+        named.iter().for_each(|(peer, addresses)| self.take(*peer, addresses));
+        !named.is_empty()
     }
 
     fn settle(&mut self) {
@@ -213,9 +212,8 @@ impl Agent {
 
     /// A session begins.
     pub(crate) fn begin_ends(&mut self, peer: usize, key: Key) {
-        let now = self.now;
         if let Some(ends) = self.ends_with(peer) {
-            ends.begin(peer, key, now);
+            ends.begin(peer, key);
         }
     }
 

@@ -44,6 +44,7 @@ pub mod privileges;
 mod proving;
 mod reaching;
 mod reads;
+mod repeated;
 mod routes;
 pub mod seccomp;
 mod servers;

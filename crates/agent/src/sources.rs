@@ -7,27 +7,29 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shunt_odb::reference::Holder;
 use shunt_odb::sources::Known;
 use shunt_wire::sources::Sources;
 
 use crate::agent::Agent;
+use crate::repeated::Repeated;
 
-/// A peer that says its sources again and again is heard so often in each of these times.
+/// A peer that says its sources again and again is heard so often in a second.
 const HEARD: u32 = 16;
-const EVERY: Duration = Duration::from_secs(1);
 
 /// A peer's sources, as it has said them in a session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Said {
     sources: Vec<Holder>,
-    /// Since when, and how often, it was heard.
-    since: Option<Instant>,
-    heard: u32,
-    /// Too often: what it said last.
-    waiting: Option<Sources>,
+    repeated: Repeated<Sources>,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self { sources: Vec::new(), repeated: Repeated::new(HEARD) }
+    }
 }
 
 /// The sources of this machine and of its peers.
@@ -59,26 +61,24 @@ impl SourcesOfPeers {
     #[must_use]
     fn hear(&mut self, peer: usize, sources: &Sources, now: Instant) -> bool {
         let said = self.said.entry(peer).or_default();
-        if said.since.is_none_or(|since| now >= since + EVERY) {
-            (said.since, said.heard) = (Some(now), 0);
-        }
-        if said.heard >= HEARD {
-            said.waiting = Some(*sources);
-            return false;
-        }
-        said.heard += 1;
-        said.waiting = None;
+        let Some(sources) = said.repeated.hear(*sources, now) else { return false };
+        self.take(peer, &sources);
+        true
+    }
+
+    fn take(&mut self, peer: usize, sources: &Sources) {
         // Nobody here has a reference of another store. A name that a peer made up could stand for any pair of the memory.
         let may_matter = |store: &Holder| *store == self.store || self.stores.contains(store);
-        said.sources = sources.iter().map(Holder::from).filter(may_matter).collect();
-        true
+        let sources = sources.iter().map(Holder::from).filter(may_matter).collect();
+        self.said.entry(peer).or_default().sources = sources;
     }
 
     /// Hears peers again that had said theirs too often. True: there were some.
     fn hear_again(&mut self, now: Instant) -> bool {
-        let due = |said: &mut Said| said.waiting.take_if(|_| said.since.is_none_or(|since| now >= since + EVERY));
+        let due = |said: &mut Said| said.repeated.hear_again(now);
         let heard: Vec<_> = self.said.iter_mut().filter_map(|(peer, said)| Some((*peer, due(said)?))).collect();
-        heard.iter().fold(false, |any, (peer, sources)| self.hear(*peer, sources, now) || any)
+        heard.iter().for_each(|(peer, sources)| self.take(*peer, sources));
+        !heard.is_empty()
     }
 
     /// This machine's.
@@ -181,6 +181,7 @@ mod tests {
     use shunt_sys::shared::SharedMemory;
 
     use super::*;
+    use crate::repeated::EVERY;
 
     fn names() -> [Holder; 3] {
         ["be1", "be2", "be3"].map(Holder::named)

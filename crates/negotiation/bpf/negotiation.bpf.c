@@ -236,10 +236,8 @@ static __always_inline void load_place(struct bpf_sock *sk, struct place *place)
 {
     place->port = sk->src_port;
     if (sk->family != AF_INET) {
-        place->address.words[0] = sk->src_ip6[0];
-        place->address.words[1] = sk->src_ip6[1];
-        place->address.words[2] = sk->src_ip6[2];
-        place->address.words[3] = sk->src_ip6[3];
+        for (int i = 0; i < 4; i++)
+            place->address.words[i] = sk->src_ip6[i];
         if (is_any_ipv4(&place->address))
             place->address = (struct end_address){};
     } else if (sk->src_ip4) {
@@ -532,20 +530,9 @@ static __always_inline void load_told(struct bpf_sock_ops *ctx, __u32 client_isn
 
 /* What is said first holds: a client goes by the first answer that it gets, and others repeat it.
  */
-static __always_inline void note_answer(struct bpf_sock_ops *ctx, __u32 client_isn, __u8 speaks)
+static __always_inline void note_answer(const struct told *told, __u8 speaks)
 {
-    struct told told = {};
-
-    load_told(ctx, client_isn, &told);
-    bpf_map_update_elem(&answered, &told, &speaks, BPF_NOEXIST);
-}
-
-static __always_inline __u8 *said_before(struct bpf_sock_ops *ctx, __u32 client_isn)
-{
-    struct told told = {};
-
-    load_told(ctx, client_isn, &told);
-    return bpf_map_lookup_elem(&answered, &told);
+    bpf_map_update_elem(&answered, told, &speaks, BPF_NOEXIST);
 }
 
 /* Whether the client of this connection has been told so; else, where that is forgotten among very
@@ -580,6 +567,7 @@ static __always_inline bool is_syn_ack_proven(struct bpf_sock_ops *ctx)
 static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
 {
     __u32 flags = ctx->skb_tcp_flags;
+    struct told told = {};
     __u32 client_isn;
 
     if (!(flags & TCP_FLAG_SYN_))
@@ -588,12 +576,13 @@ static __always_inline bool takes_option(struct bpf_sock_ops *ctx)
         return key_towards(ctx);
     if (ctx->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE || !is_syn_proven(ctx, &client_isn))
         return false;
-    __u8 *said = said_before(ctx, client_isn);
+    load_told(ctx, client_isn, &told);
+    __u8 *said = bpf_map_lookup_elem(&answered, &told);
     if (said)
         return *said;
     if (!says_no_more(ctx))
         return true;
-    note_answer(ctx, client_isn, 0);
+    note_answer(&told, 0);
     return false;
 }
 
@@ -601,6 +590,7 @@ static __always_inline void put_option(struct bpf_sock_ops *ctx)
 {
     struct option option = {OPTION_KIND, OPTION_BYTES, bpf_htonl(OPTION_EXID), 0};
     bool is_answer = ctx->skb_tcp_flags & TCP_FLAG_ACK_;
+    struct told told = {};
     __u32 seq, ack;
     __u64 token;
 
@@ -611,8 +601,10 @@ static __always_inline void put_option(struct bpf_sock_ops *ctx)
     if (!made)
         return;
     option.token = token;
-    if (is_answer)
-        note_answer(ctx, ack - 1, 1);
+    if (is_answer) {
+        load_told(ctx, ack - 1, &told);
+        note_answer(&told, 1);
+    }
     bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
 }
 
@@ -622,23 +614,18 @@ static __always_inline void write_options(struct bpf_sock_ops *ctx, bool wanted)
     bpf_sock_ops_cb_flags_set(ctx, wanted ? flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG : flags);
 }
 
-static __always_inline bool is_marked(struct bpf_sock_ops *ctx)
+static __always_inline bool has_mark(struct bpf_sock_ops *ctx, __u32 which)
 {
     struct bpf_sock *sk = ctx->sk;
     if (!sk)
         return false;
     __u32 *mark = mark_of(sk, false);
-    return mark && *mark == MARKED;
+    return mark && *mark == which;
 }
 
-/* A socket that listens again, and was told to say no more: it has the flags of before. */
-static __always_inline bool is_silent_socket(struct bpf_sock_ops *ctx)
+static __always_inline bool is_marked(struct bpf_sock_ops *ctx)
 {
-    struct bpf_sock *sk = ctx->sk;
-    if (!sk)
-        return false;
-    __u32 *mark = mark_of(sk, false);
-    return mark && *mark == SILENT;
+    return has_mark(ctx, MARKED);
 }
 
 static __always_inline void agree(struct bpf_sock_ops *ctx)
@@ -679,7 +666,8 @@ int odb_handshake(struct bpf_sock_ops *ctx)
         break;
     case BPF_SOCK_OPS_TCP_LISTEN_CB:
         forget_connection(ctx);
-        if (is_silent_socket(ctx))
+        /* It listens again, was told to say no more, and has the flags of before. */
+        if (has_mark(ctx, SILENT))
             write_options(ctx, false);
         if (is_marked(ctx) && !bpf_setsockopt(ctx, IPPROTO_TCP, TCP_SAVE_SYN, &one, sizeof(one)))
             write_options(ctx, true);

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::net::sockopt::Timeout;
 use rustix::net::{AddressFamily, SocketType, accept, bind, connect, getsockname, listen, socket};
@@ -62,16 +63,16 @@ fn connection(connecting: bool, accepting: bool) -> (bool, bool) {
     answers
 }
 
-/// Both tests move the whole process to their control group.
-static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// A control group of its own for a test, into which that moves the whole process: one at a time, which is the last to end. `None`: it takes root.
+fn alone(name: &str) -> Option<(MutexGuard<'static, ()>, Group)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let alone = ONE_AT_A_TIME.lock().unwrap();
+    shunt_testbed::root().then(|| (alone, Group::enter(name)))
+}
 
 #[test]
 fn both_ends_agree_or_neither_does() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation");
+    let Some((_alone, group)) = alone("negotiation") else { return };
     let unknown = odb::speak(tcp().as_fd()).unwrap_err();
     assert_eq!(unknown.raw_os_error(), Some(92), "ENOPROTOOPT: nobody negotiates here");
 
@@ -232,11 +233,7 @@ fn told_of_three_groups() -> (Option<i32>, libc::socklen_t) {
 /// Two agents by mistake, one for a part of the other's programs: both ends still agree, or neither does.
 #[test]
 fn a_negotiation_within_another_changes_nothing() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let outer = Group::enter("negotiation-outer");
+    let Some((_alone, outer)) = alone("negotiation-outer") else { return };
     let _outer = negotiate(&outer.path);
     let (listener, address) = listening(true);
     let inner = outer.path.join("inner");
@@ -248,7 +245,7 @@ fn a_negotiation_within_another_changes_nothing() {
         let (connecting, accepting) = connection(marked.0, marked.1);
         assert_eq!((connecting, accepting), (marked == (true, true), marked == (true, true)), "{marked:?}");
     }
-    // Who has marked a listener hears of its silence, whoever is asked first.
+    // The program that has marked a listener hears of its silence, whichever is asked first.
     let (both_marked, both_address) = listening(true);
     odb::speak_no_more(&both_marked);
     assert!(!odb::speaks(speaking(both_address)) && !odb::speaks(accept(&both_marked).unwrap()));
@@ -265,11 +262,7 @@ fn a_negotiation_within_another_changes_nothing() {
 /// then on.
 #[test]
 fn what_was_answered_holds_without_the_key() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-answered");
+    let Some((_alone, group)) = alone("negotiation-answered") else { return };
     let negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
     // No connection is there for the server before the client's first bytes.
@@ -295,11 +288,7 @@ fn what_was_answered_holds_without_the_key() {
 /// A socket's second connection has nothing of its first.
 #[test]
 fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-again");
+    let Some((_alone, group)) = alone("negotiation-again") else { return };
     let _negotiation = negotiate(&group.path);
     let ((listener, address), (plain, plain_address)) = (listening(true), listening(false));
     let client = speaking(address);
@@ -315,11 +304,7 @@ fn a_socket_that_is_connected_again_has_agreed_on_nothing() {
 /// An agent that is started again takes over what the one before has agreed on.
 #[test]
 fn what_is_agreed_on_stays_so_while_agents_come_and_go() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-kept");
+    let Some((_alone, group)) = alone("negotiation-kept") else { return };
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation");
     let ends = shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
     ends.set(LOOPBACK, &[7; 16]).unwrap();
@@ -363,15 +348,11 @@ fn between(from: &str, to: &str) -> (bool, bool) {
     (odb::speaks(&client), odb::speaks(&server))
 }
 
-/// Who has a listener can have it say no more: its clients are told so, at its own address or at all. Other listeners speak, and so
-/// do those that come to its place.
+/// A program that has a listener can have it say no more: its clients are told so, at its own address or at all. Other listeners speak,
+/// and so do those that come to its place.
 #[test]
 fn a_listener_that_says_no_more_is_spoken_to_plainly() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-silent");
+    let Some((_alone, group)) = alone("negotiation-silent") else { return };
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-silent");
     let keep = || shunt_negotiation::keep(&group.path, &pins, &Speakers::default()).unwrap();
     keep().set(LOOPBACK, &[7; 16]).unwrap();
@@ -421,11 +402,7 @@ fn a_listener_that_says_no_more_is_spoken_to_plainly() {
 /// Both ends go by the first answer, also where it comes a second time, after the listener was told to say no more.
 #[test]
 fn an_answer_that_is_repeated_is_the_same() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-repeated");
+    let Some((_alone, group)) = alone("negotiation-repeated") else { return };
     let _negotiation = negotiate(&group.path);
     let (listener, address) = listening(true);
     // For a second no connection is there for the server; then the kernel answers once more, and takes the ACK of that.
@@ -440,11 +417,7 @@ fn an_answer_that_is_repeated_is_the_same() {
 /// One that has been told to say no more, shut down, and has others at its place by another name.
 #[test]
 fn a_listener_that_listens_again_says_what_it_is_marked_with() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-relistens");
+    let Some((_alone, group)) = alone("negotiation-relistens") else { return };
     let _negotiation = negotiate(&group.path);
     let (listener, _) = listening(true);
     odb::speak_no_more(&listener);
@@ -477,11 +450,7 @@ fn ends_are(ends: &Ends, expected: &[&str]) {
 /// Two control groups are two machines here: a client's, and a server's, each with its own keys.
 #[test]
 fn who_does_not_have_the_key_is_spoken_to_plainly() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-keys");
+    let Some((_alone, group)) = alone("negotiation-keys") else { return };
     let machines = ["client", "server"].map(|name| group.path.join(name));
     machines.iter().for_each(|path| fs::create_dir(path).unwrap());
     let negotiations = machines.each_ref().map(|path| Negotiation::attach(path).unwrap());
@@ -523,11 +492,7 @@ fn who_does_not_have_the_key_is_spoken_to_plainly() {
 /// One negotiation, at several addresses of this machine.
 #[test]
 fn only_towards_addresses_that_were_named() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-addresses");
+    let Some((_alone, group)) = alone("negotiation-addresses") else { return };
     let negotiation = Negotiation::attach(&group.path).unwrap();
     let ends = negotiation.ends();
     ends_are(ends, &[]);
@@ -550,11 +515,7 @@ fn only_towards_addresses_that_were_named() {
 /// A dual-stack socket, and one of IPv4 alone, are the same end.
 #[test]
 fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-mapped");
+    let Some((_alone, group)) = alone("negotiation-mapped") else { return };
     let _negotiation = negotiate(&group.path);
     for (from, to) in [("::ffff:127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1")] {
         let listener = tcp_of(to);
@@ -575,11 +536,7 @@ fn an_ipv4_address_is_the_same_in_ipv6_clothes() {
 /// Only those whose word a machine gives for.
 #[test]
 fn a_user_who_is_in_no_list_cannot_say_it() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-users");
+    let Some((_alone, group)) = alone("negotiation-users") else { return };
     let pins = PathBuf::from(shunt_testbed::of_process().pins_prefix() + "negotiation-users");
     let speakers = Speakers { users: vec![4201], groups: vec![4302] };
     shunt_negotiation::keep(&group.path, &pins, &speakers).unwrap();
@@ -631,11 +588,7 @@ fn captured(packets: &OwnedFd, ports: [u16; 2], flags: u8) -> Option<(u32, u32, 
 fn tokens_are_siphash_of_both_ends_and_their_numbers() {
     const SYN: u8 = 2;
     const SYN_ACK: u8 = 18;
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    if !shunt_testbed::root() {
-        return;
-    }
-    let group = Group::enter("negotiation-tokens");
+    let Some((_alone, group)) = alone("negotiation-tokens") else { return };
     let _negotiation = negotiate(&group.path);
     let every_ip =
         rustix::net::Protocol::from_raw(rustix::net::RawProtocol::new(u32::from(0x0800_u16.to_be())).unwrap());

@@ -140,7 +140,7 @@ pub fn write(
     let cut = if may_be_client(fd) { Cut::of(runtime, iov) } else { None };
     let at_once = if is_prepared(fd) { BESIDE_AT_ONCE } else { outside::AT_ONCE };
     let comes_again = || waiting::comes_again(fd, flags);
-    let call = &Call::begin(&comes_again);
+    let call = &Call::new(&comes_again);
     let Some(cut) = cut else { return outside::write(&runtime.memory, iov, at_once, call, emit) };
     let before = length(&cut.before);
     if before > 0 {

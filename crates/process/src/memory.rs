@@ -396,7 +396,7 @@ impl Memory {
         }
         let rest = Reference { offset: reference.offset + got as u64, length: (end - got) as u64, ..*reference };
         let may_end = || whole > 0;
-        match self.fetch_some(&rest, &mut bytes[got..end], &Call::begin(&may_end)) {
+        match self.fetch_some(&rest, &mut bytes[got..end], &Call::new(&may_end)) {
             Ok((more, _)) if got + more == end => Ok(end),
             Err(error) if whole == 0 => Err(error),
             // Those are asked for again.

@@ -107,7 +107,7 @@ fn take(regions: &mut Vec<Region>, step: &Step) {
             let mut most = Some(*most).filter(|most| *most > 0);
             while !rest.is_empty() {
                 let sent = std::cell::RefCell::new(Vec::new());
-                let took = outside::write(memory, &[parts::of(&rest)], AT_ONCE, &Call::begin(&|| false), |iov| {
+                let took = outside::write(memory, &[parts::of(&rest)], AT_ONCE, &Call::new(&|| false), |iov| {
                     let all = parts::slices(iov).iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
                     let now = all.len().min(most.unwrap_or(usize::MAX));
                     sent.borrow_mut().extend_from_slice(&all[..now]);

@@ -138,7 +138,7 @@ fn is_written_in_parts(holder: &str, payloads: usize, most: usize) {
                 };
                 let rest = [parts::of(&(memory.start + done..memory.end))];
                 let emit = |iov: &[libc::iovec]| outside::sendmsg(fd, iov, 0);
-                match outside::write(process.memory, &rest, outside::AT_ONCE, &Call::begin(&may_end), emit) {
+                match outside::write(process.memory, &rest, outside::AT_ONCE, &Call::new(&may_end), emit) {
                     Ok(more) => {
                         assert!(more <= most, "{more} bytes in one write");
                         done += more;
@@ -217,7 +217,7 @@ fn what_is_to_be_in_place_comes_in_many_calls() {
         let sent = body(5, BYTES);
         let memory = absent(holder, &sent, payloads, kind);
         let (turns, given) = while_given(holder, &sent, || {
-            let again = || process().memory.fetch_within(&memory, &Call::begin(&|| true)).unwrap();
+            let again = || process().memory.fetch_within(&memory, &Call::new(&|| true)).unwrap();
             1 + std::iter::repeat_with(again).take_while(|is_all| !is_all).count()
         });
         assert!(turns > 2, "{turns}");

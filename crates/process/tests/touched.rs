@@ -79,7 +79,7 @@ fn loaded(range: &Range<usize>) -> Vec<u8> {
 /// To somebody who takes no references.
 fn sent(range: &Range<usize>) -> Vec<u8> {
     let got = std::cell::RefCell::new(Vec::new());
-    let wrote = outside::write(process().memory, &[parts::of(range)], AT_ONCE, &Call::begin(&|| false), |iov| {
+    let wrote = outside::write(process().memory, &[parts::of(range)], AT_ONCE, &Call::new(&|| false), |iov| {
         let now: Vec<u8> = parts::slices(iov).iter().flat_map(|slice| slice.to_vec()).collect();
         got.borrow_mut().extend_from_slice(&now);
         Ok(now.len())

@@ -20,7 +20,7 @@ const TLS13_BY_ITSELF: Version = [1, 23, 4];
 /// Reads nginx's configuration; the error says why not.
 pub(super) fn read(servers: &Servers) -> Result<Served, Finding> {
     let unknown = |why: String| Finding::skipped("nginx", "its configuration", why);
-    // Who names it means it.
+    // Somebody has named it, and means it.
     let named = |why: String| Finding::fault("nginx", "its configuration", format!("{why}; name one that is there"));
     match servers {
         Servers::Nowhere => Err(unknown("--no-nginx".into())),

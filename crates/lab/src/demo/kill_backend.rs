@@ -72,7 +72,7 @@ fn watch(got: &AtomicU64, done: &AtomicBool) {
     while !done.load(Ordering::Relaxed) {
         let bytes = got.load(Ordering::Relaxed);
         let bar = "#".repeat((bytes * 40 / BODY_BYTES) as usize);
-        // What cannot be written is said of the next line.
+        // An output that cannot be written is said so at the next line.
         let _ = say!("  {:4.1} s  {bar:40}  {}", seconds(begin.elapsed()), number::bytes(bytes as f64));
         std::thread::sleep(EVERY);
     }

@@ -7,10 +7,10 @@ use rustix::event::PollFlags;
 
 use super::Wanted;
 use super::patience::{Call, LONG, Limit, SOME, Silence, Waiting};
-use super::rest::{Rest, is_there};
+use super::rest::Rest;
 use crate::channel::{Bench, Channel, is_served};
 use crate::reference::{PayloadId, Reference};
-use crate::store::messages::{Answer, FETCH, Request};
+use crate::store::messages::{FETCH, Request};
 use crate::store::session::{ANSWERS_MAX, request};
 use crate::touched::Touched;
 
@@ -68,20 +68,23 @@ impl Line {
         batch: &mut [&mut Wanted<'_>],
         tell: &dyn Fn(),
     ) -> io::Result<Option<PayloadId>> {
-        let mut waiting = Waiting::after(std::mem::take(&mut self.silence), tell);
-        self.drain(&mut waiting, &mut Limit::none())?;
+        let (mut waiting, mut all) = (Waiting::after(std::mem::take(&mut self.silence), tell), Limit::none());
+        self.drain(&mut waiting, &mut all)?;
         self.ask(returns, batch.iter().map(|wanted| &wanted.reference), &mut waiting)?;
         let mut gone = None;
-        for wanted in batch {
-            if !self.receive(wanted, &mut waiting)? {
-                gone = Some(wanted.reference.payload);
+        for Wanted { reference, into } in batch {
+            self.rest = Rest::of(reference);
+            if self.head(&mut waiting, &mut all)? == Some(false) {
+                gone = Some(reference.payload);
             }
+            let came = self.take_some(&mut into[..self.rest.bytes()], &mut waiting, &mut all)?;
+            self.rest.came(came);
         }
         Ok(gone)
     }
 
-    /// Gives back shares, where that takes no waiting, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer than are wanted, or
-    /// none, only where the call has taken long and may end (see [`Limit`]).
+    /// Gives back shares, where that takes no waiting, and fetches the first bytes of a payload: how many; `None`: it is gone. Fewer
+    /// than are wanted, or none, only where the call has taken long and may end (see [`Limit`]).
     ///
     /// # Errors
     /// As [`Self::fetch`].
@@ -106,7 +109,7 @@ impl Line {
     ) -> io::Result<Option<usize>> {
         let rests = self.rests_until.is_some_and(|until| Instant::now() < until);
         if rests {
-            limit.has_been_long();
+            limit.wait_no_more();
         }
         self.channel.waits(!rests);
         let got = self.some_of(returns, wanted, waiting, limit)?;
@@ -250,26 +253,6 @@ impl Line {
     fn put(&mut self, requests: &[Sent]) -> io::Result<()> {
         let bytes = requests.as_flattened();
         self.channel.put(&mut self.bench, bytes.len(), |at, into| into.copy_from_slice(&bytes[at..at + into.len()]))
-    }
-
-    /// False: it is gone.
-    fn receive(&mut self, wanted: &mut Wanted<'_>, waiting: &mut Waiting<'_>) -> io::Result<bool> {
-        let is_there = self.answer(&wanted.reference, waiting)?;
-        if is_there {
-            self.take_all(wanted.into, waiting)?;
-        }
-        Ok(is_there)
-    }
-
-    /// Whether bytes follow, as many as were asked for. False: it is gone.
-    fn answer(&mut self, asked: &Reference, waiting: &mut Waiting<'_>) -> io::Result<bool> {
-        let mut head = [0; size_of::<Answer>()];
-        self.take_all(&mut head, waiting)?;
-        is_there(&head, asked.length)
-    }
-
-    fn take_all(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>) -> io::Result<()> {
-        self.take_some(into, waiting, &mut Limit::none()).map(drop)
     }
 
     fn take_some(&mut self, into: &mut [u8], waiting: &mut Waiting<'_>, limit: &mut Limit<'_>) -> io::Result<usize> {

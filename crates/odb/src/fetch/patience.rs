@@ -1,6 +1,7 @@
 //! How long anybody waits for a machine that says nothing: less than a second, of which only the time counts in which this process
 //! could have heard it. A process that was stopped itself has not waited.
 
+use std::cell::OnceCell;
 use std::io;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -77,7 +78,7 @@ impl<'a> Waiting<'a> {
     /// Nothing has moved there for as long as [`PATIENCE`].
     pub(super) fn wait(&mut self, channel: &Channel, what: PollFlags) -> io::Result<()> {
         let (silence, moved) = (&mut self.silence, channel.moved());
-        // Who waits for an answer does not hear one in that the kernel takes a share meanwhile.
+        // Where the kernel takes a share meanwhile, that is no answer to somebody who waits for one.
         let takes_more = what == PollFlags::OUT && moved.sent != silence.moved.sent;
         if takes_more || moved.received != silence.moved.received {
             *silence = Silence { moved, waited: None };
@@ -98,41 +99,43 @@ pub const LONG: Duration = Duration::from_millis(200);
 pub(super) const SOME: RangeInclusive<usize> = (32 << 10)..=(1 << 20);
 
 /// A program's call that can end with some of its bytes, where the program has other things to do than to wait for all.
-#[derive(Clone, Copy)]
 pub struct Call<'a> {
-    /// However much it has fetched since.
-    pub began: Instant,
-    /// Asked once it has taken [`LONG`]: false, where there is nothing to be done meanwhile.
-    pub may_end: &'a dyn Fn() -> bool,
+    /// When it fetched for the first time: most calls fetch nothing, and look at no clock.
+    began: OnceCell<Instant>,
+    may_end: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Call<'a> {
-    /// One that begins.
+    /// `may_end` is asked once it has fetched for [`LONG`]: false, where there is nothing to be done meanwhile.
     #[must_use]
-    pub fn begin(may_end: &'a dyn Fn() -> bool) -> Self {
-        Self { began: Instant::now(), may_end }
+    pub fn new(may_end: &'a dyn Fn() -> bool) -> Self {
+        Self { began: OnceCell::new(), may_end }
+    }
+
+    fn is_long_at(&self) -> Instant {
+        *self.began.get_or_init(Instant::now) + LONG
     }
 
     /// Whether it has taken long.
     #[must_use]
-    pub fn has_been_long(&self) -> bool {
-        self.began.elapsed() >= LONG
+    pub fn is_long(&self) -> bool {
+        Instant::now() >= self.is_long_at()
     }
 
     /// Whether it has, and may end.
     #[must_use]
     pub fn ends(&self) -> bool {
-        self.has_been_long() && (self.may_end)()
+        self.is_long() && (self.may_end)()
     }
 }
 
 /// How long one waits whose program has other things to do meanwhile.
 pub(super) struct Limit<'a> {
-    /// Of this fetch; the call may be older.
+    /// When this fetch began; the call may be older.
     began: Instant,
     call: Option<&'a Call<'a>>,
-    /// Nobody is to wait.
-    is_long: bool,
+    /// Nobody is to wait for the call from now on, however short it was.
+    waits_no_more: bool,
     has_waited: bool,
     is_over: bool,
 }
@@ -140,21 +143,22 @@ pub(super) struct Limit<'a> {
 impl<'a> Limit<'a> {
     /// For all.
     pub(super) fn none() -> Self {
-        Self { began: Instant::now(), call: None, is_long: false, has_waited: false, is_over: false }
+        Self { began: Instant::now(), call: None, waits_no_more: false, has_waited: false, is_over: false }
     }
 
     /// Until the call has taken [`LONG`]. Whether it may end is asked once.
     pub(super) fn of(call: &'a Call<'a>) -> Self {
+        call.is_long_at();
         Self { call: Some(call), ..Self::none() }
     }
 
     pub(super) fn is_over(&mut self) -> bool {
-        self.call.is_some_and(|call| self.is_long || call.has_been_long()) && self.ends() || self.is_over
+        self.call.is_some_and(|call| self.waits_no_more || call.is_long()) && self.ends() || self.is_over
     }
 
-    /// From here on it is as if the call had been long.
-    pub(super) fn has_been_long(&mut self) {
-        self.is_long = true;
+    /// From here on it is as if the call had taken long.
+    pub(super) fn wait_no_more(&mut self) {
+        self.waits_no_more = true;
     }
 
     /// Somebody has waited.

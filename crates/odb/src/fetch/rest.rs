@@ -12,21 +12,21 @@ use crate::store::messages::Answer;
 /// while, and threw away what comes, a program with many clients would do nothing else, and none get anything.
 const KEPT: Duration = Duration::from_millis(400);
 
-/// What goes before an answer's bytes.
+/// The head of an answer, which goes before its bytes.
 #[derive(Debug, Default)]
 struct Head {
     bytes: [u8; size_of::<Answer>()],
     come: usize,
 }
 
-/// What is to come of an answer.
+/// The part of an answer that is to come.
 #[derive(Debug)]
 pub(super) struct Rest {
     /// As long as not all of it is there.
     head: Option<Head>,
     /// How many follow, if the payload is not gone.
     bytes: usize,
-    /// Of which payload, and from where on. `None`: nobody has a use for it.
+    /// The payload that it is of, and the place of its first byte there. `None`: nobody has a use for it.
     of: Option<(PayloadId, u64)>,
     /// When somebody came for it last.
     since: Instant,
@@ -112,7 +112,7 @@ impl Rest {
 ///
 /// # Errors
 /// It is the answer to something else.
-pub(super) fn is_there(head: &[u8], asked: u64) -> io::Result<bool> {
+fn is_there(head: &[u8], asked: u64) -> io::Result<bool> {
     let answer = Answer::read_from_bytes(head).map_err(|_| io::ErrorKind::InvalidData)?;
     match (answer.found.get(), answer.length.get()) {
         (0, 0) => Ok(false),

@@ -26,8 +26,8 @@ use crate::store::session::ANSWERS_MAX;
 /// Shares that wait for a connection to one holder. What is more ends with its lease.
 const RETURNS_MAX: usize = 1 << 16;
 
-/// Which attempt, and those that follow it while it comes to nothing. One of before the newest changes nothing: it may have begun
-/// before the holder came back.
+/// The number of an attempt, and of those that follow it while it comes to nothing. One of before the newest changes nothing: it may
+/// have begun before the holder came back.
 pub(super) type Attempt = u64;
 
 /// Attempts under way for one holder at most: one of before, which may wait for an agent's patience yet, and one that knows better.
@@ -38,7 +38,7 @@ const UNDER_WAY_MAX: usize = 2;
 pub(super) struct Asks<'a> {
     /// Told that it takes long.
     pub(super) tell: &'a dyn Fn(),
-    /// What can end before there is one.
+    /// The call that waits for it, if it can end before there is one.
     pub(super) call: Option<&'a Call<'a>>,
 }
 
@@ -130,14 +130,9 @@ impl Way {
                 // Whoever has it waits for a second at most, and then all know.
                 other => {
                     state.is = other;
-                    state = self.wait(state, GLANCE, asks.tell);
-                    if asks.call.is_some_and(Call::has_been_long) {
-                        drop(state);
-                        if asks.call.is_some_and(Call::ends) {
-                            return Ok(None);
-                        }
-                        state = self.lock();
-                    }
+                    let waited = self.wait(state, GLANCE, asks.tell);
+                    let Some(waited) = self.unless_ended(waited, asks) else { return Ok(None) };
+                    state = waited;
                 }
             }
         }
@@ -183,8 +178,7 @@ impl Way {
                 Is::Idle(_) | Is::Used => return Ok(Some(state)),
                 Is::Lost => return Err(lost()),
                 Is::Unmade => {
-                    state.is = Is::Making;
-                    let attempt = state.another();
+                    let attempt = state.begin();
                     drop(state);
                     make(attempt);
                     state = self.lock();
@@ -202,12 +196,9 @@ impl Way {
                         return Err(lost());
                     };
                     state = self.wait(state, slice, asks.tell);
-                    if matches!(state.is, Is::Making) && asks.call.is_some_and(Call::has_been_long) {
-                        drop(state);
-                        if asks.call.is_some_and(Call::ends) {
-                            return Ok(None);
-                        }
-                        state = self.lock();
+                    if matches!(state.is, Is::Making) {
+                        let Some(goes_on) = self.unless_ended(state, asks) else { return Ok(None) };
+                        state = goes_on;
                     }
                 }
             }
@@ -225,6 +216,14 @@ impl Way {
         drop(state);
         tell();
         self.lock()
+    }
+
+    /// The state for a call that goes on. `None`: it has taken long, and ends.
+    fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
+        let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
+        // Who says whether it may end may take locks of its own, too.
+        drop(state);
+        if call.ends() { None } else { Some(self.lock()) }
     }
 
     fn tell_waiting(&self, state: &State) {
@@ -245,8 +244,7 @@ impl Way {
                 return Some((Turn { way: self, line: Some(line) }, returns));
             }
             Is::Unmade => {
-                state.is = Is::Making;
-                let attempt = state.another();
+                let attempt = state.begin();
                 drop(state);
                 make(attempt);
             }
@@ -296,7 +294,8 @@ impl Way {
         Begins::Now
     }
 
-    /// What became of an attempt: whether no other has to follow it. `None`: it is lost, until another one makes it.
+    /// An attempt has ended, with a connection or without: whether no other has to follow it. Without one the holder is lost, until
+    /// another attempt makes it.
     pub(super) fn ends(&self, attempt: Attempt, line: Option<Line>) -> bool {
         let mut state = self.lock();
         state.under_way -= 1;
@@ -340,6 +339,12 @@ impl Way {
 impl State {
     fn is_there(&self) -> bool {
         matches!(self.is, Is::Idle(_) | Is::Used)
+    }
+
+    /// Somebody asks for a connection where there is none.
+    fn begin(&mut self) -> Attempt {
+        self.is = Is::Making;
+        self.another()
     }
 
     /// A new attempt, in place of all before.

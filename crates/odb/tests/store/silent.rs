@@ -298,7 +298,7 @@ fn some_by_some(holders: &Holders, whole: &Reference) -> (Result<(), FetchError>
         turns += 1;
         let left = Reference { offset: got.len() as u64, length: whole.length - got.len() as u64, ..*whole };
         let mut into = vec![0; left.length as usize];
-        match holders.fetch_some(&left, &mut into, &Call::begin(&|| true)) {
+        match holders.fetch_some(&left, &mut into, &Call::new(&|| true)) {
             Ok(some) => got.extend_from_slice(&into[..some]),
             Err(error) => return (Err(error), got, turns),
         }
@@ -319,11 +319,11 @@ fn who_has_other_things_to_do_takes_what_has_come_and_asks_again() {
             // All of another after a part of one: what nobody waited for is not in it.
             let mut into = vec![0; 300_000];
             assert!(
-                holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::begin(&|| true)).unwrap() < body.len()
+                holders.fetch_some(&of(body), &mut vec![0; body.len()], &Call::new(&|| true)).unwrap() < body.len()
             );
             assert!(fetch(holders, &Reference { length: 50_000, ..of(body) }).unwrap() == body[..50_000]);
             let other = Reference { length: 300_000, ..of(body) };
-            assert_eq!(holders.fetch_some(&other, &mut into, &Call::begin(&|| false)).unwrap(), into.len());
+            assert_eq!(holders.fetch_some(&other, &mut into, &Call::new(&|| false)).unwrap(), into.len());
             assert!(into == body[..300_000]);
             turns
         });
@@ -354,7 +354,7 @@ fn clients_of_a_slow_holder_have_their_turns() {
                     let length = (EACH - got.len()) as u64;
                     let mut into = vec![0; length as usize];
                     let left = Reference { payload, offset, length, ..of(&body) };
-                    let some = holders.fetch_some(&left, &mut into, &Call::begin(&|| true)).unwrap();
+                    let some = holders.fetch_some(&left, &mut into, &Call::new(&|| true)).unwrap();
                     got.extend_from_slice(&into[..some]);
                     turns += 1;
                 }

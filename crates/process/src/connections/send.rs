@@ -150,7 +150,7 @@ pub fn write(runtime: &Runtime, fd: RawFd, place: u32, iov: &[iovec], flags: i32
     if !connection.frames(&runtime.connections, fd) {
         let comes_again = || waiting::comes_again(fd, flags);
         let emit = |iov: &[iovec]| outside::sendmsg(fd, iov, flags);
-        return outside::write(&runtime.memory, iov, outside::AT_ONCE, &Call::begin(&comes_again), emit);
+        return outside::write(&runtime.memory, iov, outside::AT_ONCE, &Call::new(&comes_again), emit);
     }
     if flags & libc::MSG_OOB != 0 {
         // Urgent bytes are not in the stream where they were written; frames are.
@@ -402,7 +402,7 @@ impl<'a> Write<'a> {
         let (mut frames, mut copies) = (Frames::new(), Copies::new());
         let promised = self.sending.promised() as usize;
         let comes_again = || waiting::comes_again(self.fd, self.flags);
-        let call = Call::begin(&comes_again);
+        let call = Call::new(&comes_again);
         let is_all = cut(self.runtime, iov, promised, &mut frames, message, &mut copies, &call);
         let outcome = is_all.and_then(|is_all| {
             self.all(&frames)?;

@@ -56,14 +56,14 @@ fn with_none_of_ours(mut command: Command) -> Command {
     let mut kept: Vec<u32> = numbers.filter_map(|(_, value)| value.parse().ok()).collect();
     kept.sort_unstable();
     let none = move || {
-        let ends = kept.iter().copied().chain([u32::MAX]);
-        ends.fold(3, |from, kept| {
+        let mut from = 3;
+        for kept in kept.iter().copied().chain([u32::MAX]) {
             if from < kept {
                 // SAFETY: takes numbers; the descriptors stay open until the program is executed.
                 unsafe { libc::close_range(from, kept - 1, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
             }
-            kept.saturating_add(1)
-        });
+            from = kept.saturating_add(1);
+        }
         Ok(())
     };
     // SAFETY: system calls on memory that was made before.
