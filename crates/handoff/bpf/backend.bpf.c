@@ -246,6 +246,15 @@ static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
         slot->start = oldest;
 }
 
+/*
+ * A kernel that finds in an ACK the window that it has predicted takes it for the one that it knows
+ * (net/ipv4/tcp_input.c, tcp_rcv_established). What TCP_REPAIR_WINDOW sets changes what it knows,
+ * and not what it predicts: it would go on to send into a window that its client has not. With a
+ * flag that no prediction has, it looks at the whole of each ACK. CWR says nothing to a socket that
+ * has not negotiated ECN, and no restored one has.
+ */
+#define UNPREDICTED TH_CWR
+
 static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct packet *p,
                                          struct sender_slot *slot)
 {
@@ -261,7 +270,7 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
     note_acked(slot, ack);
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
-    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
+    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK | UNPREDICTED);
     put16(&e.plain, &tcp->urg_ptr, 0);
     if (p->timestamps && !put_timestamps(skb, p, &e, p->tsval, p->tsecr - slot->ts_delta))
         return false;

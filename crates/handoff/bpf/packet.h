@@ -38,6 +38,7 @@
 #define TH_ACK 0x10
 #define TH_URG 0x20
 #define TH_ECE 0x40
+#define TH_CWR 0x80
 
 /* In the machine's order, addresses and ports excepted. */
 struct packet {

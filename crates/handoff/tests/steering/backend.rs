@@ -53,12 +53,12 @@ fn data(seq: u32) -> Segment {
 
 /// As fe_in makes it: with half of the token.
 fn arriving(seq: u32, ack: u32) -> Segment {
-    Segment { urgent: RCV_NXT as u16, ..steered(seq, ack) }
+    Segment { urgent: RCV_NXT as u16, ..Segment::ack(client(), us(), seq, ack) }
 }
 
-/// As its socket gets it.
+/// As its socket gets it: nothing that it may have predicted.
 fn steered(seq: u32, ack: u32) -> Segment {
-    Segment::ack(client(), us(), seq, ack)
+    Segment::ack(client(), us(), seq, ack).flags(ACK | CWR)
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn a_reset_is_acceptable_to_the_socket() {
     let be = backend!();
     assert_eq!(
         be.be_in(&arriving(90_000, START).flags(RST | ACK)).segment(),
-        steered(RCV_NXT, 0x1000).flags(RST | ACK)
+        steered(RCV_NXT, 0x1000).flags(RST | ACK | CWR)
     );
 }
 
@@ -353,5 +353,5 @@ fn ipv6_goes_out_and_comes_in_alike() {
     assert_eq!(sent, Segment::ack(server, client, START, 90_000).payload(b"six"));
     let arriving = Segment { urgent: RCV_NXT as u16, ..Segment::ack(client, us, 90_001, START + 3) };
     let got = be.be_in(&arriving).segment();
-    assert_eq!(got, Segment::ack(client, us, RCV_NXT, 0x1003));
+    assert_eq!(got, Segment::ack(client, us, RCV_NXT, 0x1003).flags(ACK | CWR));
 }

@@ -13,6 +13,7 @@ mod ingress;
 mod loader;
 mod model;
 mod plain;
+mod predicted;
 mod programs;
 mod proof;
 mod segment;

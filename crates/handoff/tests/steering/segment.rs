@@ -8,6 +8,7 @@ pub const RST: u8 = 0x04;
 pub const PSH: u8 = 0x08;
 pub const ACK: u8 = 0x10;
 pub const URG: u8 = 0x20;
+pub const CWR: u8 = 0x80;
 
 const ETHERNET: usize = 14;
 

@@ -1,0 +1,161 @@
+//! A sender's socket and its client's window. A kernel predicts the next ACK's window field, and takes an ACK that has it
+//! for one that says nothing new; TCP_REPAIR_WINDOW changes what it knows of the window, and not what it predicts.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with, sockopt};
+use shunt_handoff::sender::{SenderKey, SenderTable, Slot};
+use shunt_handoff::{Backend, BackendConfig, detach_all};
+use shunt_sys::repair::{Restored, clock_ms, restore, set_window};
+use shunt_sys::sockopt::unacknowledged;
+use shunt_testbed::eventually;
+
+use super::host::{Host, cgroup, ifindex, ip, root};
+use super::programs::{Pins, server};
+use super::segment::Segment;
+
+const PORT: u16 = 7001;
+const START: u32 = 70_000;
+/// The socket's own sequence number, constant.
+const TOKEN: u32 = 400;
+const RCV_WND: u32 = 65_535;
+const SCALE: u8 = 10;
+
+/// A sender's socket, behind the programs that every backend has.
+struct Bed {
+    pins: Pins,
+    _backend: Backend,
+    socket: OwnedFd,
+    packets: OwnedFd,
+    _host: Host,
+}
+
+fn client() -> SocketAddr {
+    "10.1.0.2:5000".parse().unwrap()
+}
+
+impl Bed {
+    fn new() -> Self {
+        let host = Host::new();
+        // That of the frames' destination. What it knew of its neighbours goes with its old one.
+        ip(&["link", "set", "backend0", "address", "02:00:00:00:00:01"]);
+        ip(&["neigh", "replace", "10.1.0.2", "lladdr", "02:00:00:00:00:02", "nud", "permanent", "dev", "backend0"]);
+        // One that sends all that the window has room for.
+        std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno").expect("sysctl");
+        let pins = Pins::new(&host, "predicted");
+        let config = BackendConfig {
+            pin_dir: pins.0.clone(),
+            netns_cookie: 0,
+            cgroup: cgroup(),
+            interfaces: vec![host.backend_port],
+            ports: 7000..=7009,
+        };
+        let mut backend = Backend::load(&config).expect("the backend loads");
+        let slot = Slot {
+            server: server().into(),
+            live: true,
+            start: START,
+            seq_delta: 0,
+            ts_delta: 0,
+            rcv_nxt: TOKEN,
+            ack: 90_000,
+            snd_cwnd: 1000,
+            ts_recent: 55,
+            ahead: 0,
+        };
+        backend.write_slot(7, &slot);
+        backend.insert(&SenderKey { client: client().into(), port: PORT }, 7).expect("a free sender");
+        let restored = Restored {
+            local: ([10, 1, 0, 1], PORT).into(),
+            remote: client(),
+            snd_nxt: START,
+            rcv_nxt: TOKEN,
+            snd_wnd: 20_000,
+            rcv_wnd: RCV_WND,
+            mss: 1448,
+            window_scale: Some((SCALE, SCALE)),
+            sack: true,
+            tsval: Some(clock_ms() & !1),
+        };
+        let (socket, _) = restore(&restored).expect("the socket is restored");
+        sockopt::set_socket_send_buffer_size_force(&socket, 1 << 20).expect("SO_SNDBUFFORCE");
+        let packets = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None);
+        Self { pins, _backend: backend, socket, packets: packets.expect("a packet socket"), _host: host }
+    }
+
+    fn write(&self, bytes: usize) {
+        assert_eq!(send(&self.socket, &vec![7; bytes], SendFlags::DONTWAIT), Ok(bytes));
+    }
+
+    /// The client acknowledges so many bytes of all, as fe_in passes it on; `left`: those that it has not then.
+    fn acknowledge(&self, bytes: u32, window: u16, left: u32) {
+        let us = ([10, 1, 0, 1], PORT).into();
+        let ack = Segment::ack(client(), us, 90_000, START + bytes).timestamps(60, clock_ms());
+        let frame = Segment { window, urgent: TOKEN as u16, ..ack }.to_frame();
+        // SAFETY: zeros are a sockaddr_ll.
+        let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        (to.sll_family, to.sll_ifindex) = (libc::AF_PACKET as u16, ifindex("backend1") as i32);
+        let length = size_of_val(&to) as libc::socklen_t;
+        let (from, to) = (self.packets.as_raw_fd(), (&raw const to).cast());
+        // SAFETY: the frame and the address are as long as is said.
+        let sent = unsafe { libc::sendto(from, frame.as_ptr().cast(), frame.len(), 0, to, length) };
+        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
+        let arrived = || match unacknowledged(&self.socket) {
+            Ok(now) if now == left => Ok(()),
+            other => Err(other),
+        };
+        eventually(arrived).expect("the ACK arrives");
+    }
+
+    /// Bytes that wait for room.
+    fn unsent(&self) -> u32 {
+        // It waits for who handles an ACK: that one also sends.
+        sockopt::tcp_nodelay(&self.socket).expect("TCP_NODELAY");
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: SIOCOUTQNSD writes one int, which lives in this frame.
+        let status = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCOUTQNSD, &mut bytes) };
+        assert_eq!(status, 0);
+        bytes as u32
+    }
+}
+
+/// linux/sockios.h
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = detach_all(&self.pins.0);
+    }
+}
+
+/// A window that is told to a parked socket ends with the next ACK, also where that has the window of before.
+#[test]
+fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
+    if !root() {
+        return;
+    }
+    let bed = Bed::new();
+    bed.write(1000);
+    bed.acknowledge(1000, 16, 0);
+    set_window(&bed.socket, TOKEN, 60_000, RCV_WND).expect("TCP_REPAIR_WINDOW");
+    bed.write(200_000);
+    let unsent = bed.unsent();
+    assert!((140_000..144_000).contains(&unsent), "60,000 bytes have room: {unsent}");
+    bed.acknowledge(31_000, 16, 170_000);
+    assert_eq!(bed.unsent(), unsent, "what has been sent ends behind the client's window");
+}
+
+/// A socket that has just been restored predicts a closed window.
+#[test]
+fn a_window_that_closes_with_the_first_ack_is_closed() {
+    if !root() {
+        return;
+    }
+    let bed = Bed::new();
+    bed.write(100_000);
+    let unsent = bed.unsent();
+    assert!((80_000..84_000).contains(&unsent), "20,000 bytes have room: {unsent}");
+    bed.acknowledge(10_000, 0, 90_000);
+    assert_eq!(bed.unsent(), unsent, "there is no room");
+}
