@@ -15,6 +15,7 @@ mod outcome;
 mod outside;
 mod peer;
 mod side;
+mod stalled;
 mod wiretap;
 
 use std::sync::atomic::{AtomicBool, AtomicU64};

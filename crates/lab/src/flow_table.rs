@@ -1,6 +1,6 @@
 //! The flow table of a frontend, filled without the connections that would fill it.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -63,6 +63,23 @@ impl FlowTable {
         let flows = self.0.keys().filter_map(|key| self.0.lookup(&key, MapFlags::LOCK).ok().flatten());
         let flows = flows.filter_map(|flow| Flow::read_from_bytes(&flow).ok());
         flows.filter(|flow| flow.spaces.made > 0 && flow.spaces.status == ACTIVE).count()
+    }
+
+    /// The flow of a client's connection, by both ends.
+    #[must_use]
+    pub fn flow(&self, client: SocketAddr, server: SocketAddr) -> Option<Flow> {
+        let octets = |address: SocketAddr| match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let key = FlowKey {
+            client_address: octets(client),
+            server_address: octets(server),
+            client_port: client.port().to_be(),
+            server_port: server.port().to_be(),
+        };
+        let flow = self.0.lookup(key.as_bytes(), MapFlags::LOCK).ok().flatten()?;
+        Flow::read_from_bytes(&flow).ok()
     }
 
     fn add(&self, number: u32, flow: &Flow) -> libbpf_rs::Result<()> {

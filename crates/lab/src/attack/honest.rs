@@ -1,6 +1,6 @@
 //! Honest clients: bodies of mixed lengths over plain connections and TLS, every byte compared, every latency noted.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use super::stalled;
 use crate::answer::{Answer, Ending};
 use crate::host::Host;
 use crate::http::get_request;
@@ -28,6 +29,8 @@ const CLIENTS: usize = 10;
 const LONGEST: usize = 12;
 /// Nobody waits for longer.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Who has waited so long has the connection looked at from both ends.
+const QUIET: Duration = Duration::from_secs(5);
 const THINK: Duration = Duration::from_millis(25);
 
 /// What all of them saw.
@@ -66,7 +69,8 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
             .map(|number| {
                 let (service, seen, over) = (&service, &seen, &over);
                 let mut random = Random::new(seed, 1000 + number as u64);
-                scope.spawn(move || client.run(|| live(service, number % 2 == 1, &mut random, seen, over))?)
+                let look = move |local, server| stalled::look(lab, client, local, server);
+                scope.spawn(move || client.run(|| live(service, number % 2 == 1, &mut random, seen, over, &look))?)
             })
             .collect();
         std::thread::sleep(time);
@@ -83,7 +87,14 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
 }
 
 /// One connection after the other.
-fn live(service: &Service, encrypted: bool, random: &mut Random, seen: &Mutex<Seen>, over: &AtomicBool) -> Result<()> {
+fn live(
+    service: &Service,
+    encrypted: bool,
+    random: &mut Random,
+    seen: &Mutex<Seen>,
+    over: &AtomicBool,
+    look: &(dyn Fn(SocketAddr, SocketAddr) -> String + Sync),
+) -> Result<()> {
     let note = |wrong: String| {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.responses += 1;
@@ -102,10 +113,12 @@ fn live(service: &Service, encrypted: bool, random: &mut Random, seen: &Mutex<Se
         for _ in 0..1 + random.below(LONGEST) {
             let (file, size) = draw(random);
             let begin = Instant::now();
-            let ending = ask(&mut *stream, service.plain, file, size)?;
+            let mut looked = String::new();
+            let ending =
+                ask(&mut *stream, service.plain, file, size, &mut |local, remote| looked += &look(local, remote))?;
             let took = begin.elapsed();
             if ending != Ending::Whole {
-                note(format!("{file}{}: {ending} after {took:.1?}", if encrypted { " over TLS" } else { "" }));
+                note(format!("{file}{}: {ending} after {took:.1?}{looked}", if encrypted { " over TLS" } else { "" }));
                 break;
             }
             let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,8 +135,22 @@ fn live(service: &Service, encrypted: bool, random: &mut Random, seen: &Mutex<Se
     Ok(())
 }
 
-trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+trait Stream: Read + Write {
+    /// The client's end and the server's.
+    fn ends(&self) -> io::Result<(SocketAddr, SocketAddr)>;
+}
+
+impl Stream for TcpStream {
+    fn ends(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        Ok((self.local_addr()?, self.peer_addr()?))
+    }
+}
+
+impl Stream for StreamOwned<ClientConnection, TcpStream> {
+    fn ends(&self) -> io::Result<(SocketAddr, SocketAddr)> {
+        self.sock.ends()
+    }
+}
 
 fn connect(service: &Service, encrypted: bool) -> Result<Box<dyn Stream>> {
     let address = if encrypted { service.encrypted } else { service.plain };
@@ -132,6 +159,7 @@ fn connect(service: &Service, encrypted: bool) -> Result<Box<dyn Stream>> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_nodelay(true)?;
     if !encrypted {
+        stream.set_read_timeout(Some(QUIET))?;
         return Ok(Box::new(stream));
     }
     let name = ServerName::try_from(service.host.clone())?;
@@ -140,6 +168,7 @@ fn connect(service: &Service, encrypted: bool) -> Result<Box<dyn Stream>> {
     while stream.conn.is_handshaking() {
         stream.conn.complete_io(&mut stream.sock).context("the TLS handshake")?;
     }
+    stream.sock.set_read_timeout(Some(QUIET))?;
     Ok(Box::new(stream))
 }
 
@@ -154,8 +183,14 @@ fn draw(random: &mut Random) -> (&'static str, u64) {
     (FILES[0].0, FILES[0].1)
 }
 
-fn ask(stream: &mut dyn Stream, server: SocketAddr, file: &str, size: u64) -> Result<Ending> {
-    let mut answer = Answer::of(file, size);
+fn ask(
+    stream: &mut dyn Stream,
+    server: SocketAddr,
+    file: &str,
+    size: u64,
+    look: &mut dyn FnMut(SocketAddr, SocketAddr),
+) -> Result<Ending> {
+    let (mut answer, mut waited) = (Answer::of(file, size), Duration::ZERO);
     if stream.write_all(get_request(server, &format!("/{file}"), &[]).as_bytes()).and_then(|()| stream.flush()).is_err()
     {
         return Ok(Ending::Unanswered);
@@ -164,10 +199,19 @@ fn ask(stream: &mut dyn Stream, server: SocketAddr, file: &str, size: u64) -> Re
     loop {
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(answer.closed()),
-            Ok(bytes) => answer.feed(&buffer[..bytes])?,
+            Ok(bytes) => {
+                waited = Duration::ZERO;
+                answer.feed(&buffer[..bytes])?;
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Ok(Ending::Hang(answer.body_bytes()));
+                waited += QUIET;
+                if waited >= PATIENCE {
+                    return Ok(Ending::Hang(answer.body_bytes()));
+                }
+                if let Ok((local, remote)) = stream.ends() {
+                    look(local, remote);
+                }
             }
             Err(_) => return Ok(answer.reset()),
         }
