@@ -10,11 +10,10 @@ use anyhow::{Result, ensure};
 use service::held::Held;
 use service::{Running, may_run, start_on};
 use shunt_lab::{Host, Lab, Options, Role, Settings, fetch};
+use shunt_testbed::PATIENCE;
 
 const FILES: &[(&str, u64)] = &[("1m", 1 << 20), ("7m", 7 << 20)];
 const CACHE: &[&str] = &["proxy_cache_path temp/cache keys_zone=c:1m use_temp_path=off"];
-/// Responses that are good for a second.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The backend's cache, of what the backend itself serves.
 fn cache(lab: &Lab, host: &Host) -> String {

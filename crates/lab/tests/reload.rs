@@ -11,7 +11,7 @@ use service::{FILES, Running, may_run, start, start_on};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, fetch};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = shunt_testbed::PATIENCE;
 
 fn reload(service: &Running<'_>, host: &Host) -> Result<()> {
     let agent = Pid::from_raw(service.service.agent(host)?.pid().cast_signed());

@@ -16,7 +16,7 @@ use shunt_testbed::eventually;
 
 /// Files that are offered.
 const LONG: u64 = 4;
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = shunt_testbed::PATIENCE;
 
 fn with(families: Families) -> Options {
     Options { families, ..Options::shunt() }

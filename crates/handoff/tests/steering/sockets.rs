@@ -350,7 +350,7 @@ fn move_in_the_middle(first: usize, from: usize) {
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
     let begun = steered.answer();
     let lost = steered.send(&begun, &body[..first]);
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     while steered.state(&server).acked < first as u64 {
         assert!(Instant::now() < until, "{:?}", steered.state(&server));
         std::thread::sleep(Duration::from_millis(5));

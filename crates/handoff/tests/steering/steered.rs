@@ -17,6 +17,7 @@ use shunt_handoff::{Backend, BackendConfig, Frontend, FrontendConfig, detach_all
 use shunt_sys::odb;
 use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
+use shunt_testbed::PATIENCE;
 use shunt_wire::Endpoint;
 use shunt_wire::local::Event;
 use shunt_wire::local::Handoff;
@@ -186,7 +187,7 @@ impl Steered {
 
     /// Hands `payload` off on `server`'s connection and sends it from the backend.
     pub fn hand_off(&mut self, server: &TcpStream, handoff: u64, payload: &[u8]) -> Sending {
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         while let Err(error) = begin(server, handoff, payload.len() as u64) {
             assert!(Instant::now() < until, "SHUNT_BEGIN: {error}");
             std::thread::sleep(Duration::from_millis(1));
@@ -249,7 +250,7 @@ impl Steered {
             sack: state.options & 2 != 0,
             tsval: (state.options & 1 != 0).then_some(state.tsval & !1),
         };
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         loop {
             match self.hosts.backend.run(|| restore(&restored)).expect("netns") {
                 // Another test's thread starts a program: until that runs, it holds our last socket open, too.
@@ -286,7 +287,7 @@ impl Steered {
 
     /// The next event of the ring: handoff, bytes acknowledged, kind. The backend says its word meanwhile.
     pub fn event(&self) -> (u64, u64, u32) {
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + PATIENCE;
         loop {
             self.say_words();
             match self.records(Duration::from_millis(10)) {

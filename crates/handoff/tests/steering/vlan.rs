@@ -9,6 +9,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder, TC_EGRESS, TC_INGRE
 use shunt_handoff::bpf::*;
 use shunt_sys::netns::Netns;
 use shunt_sys::tap::Tap;
+use shunt_testbed::PATIENCE;
 
 use super::host::{ifindex, ip};
 use super::icmp::Report;
@@ -65,7 +66,7 @@ impl Tagging {
     }
 
     fn wait_until(&self, enough: impl Fn([u64; 3]) -> bool) -> [u64; 3] {
-        let until = Instant::now() + Duration::from_secs(5);
+        let until = Instant::now() + PATIENCE;
         while !enough(self.seen()) {
             assert!(Instant::now() < until, "seen {:?}", self.seen());
             std::thread::sleep(Duration::from_millis(1));

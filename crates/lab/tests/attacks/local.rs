@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, ShuntPart};
+use shunt_testbed::PATIENCE;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{Handoff, VERSION, kind};
 use zerocopy::{FromZeros, IntoBytes};
@@ -83,7 +84,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let held = service.lab.client().run(|| Held::ask(service, "7m", ""))??;
         let claims = || -> Result<u64> { Ok(service.service.stats(backend)?.count("agent.claims")) };
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         while claims()? == 0 {
             ensure!(Instant::now() < deadline, "no claim of the connection's own server");
             std::thread::sleep(Duration::from_millis(20));
@@ -101,7 +102,7 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
             (named.server_address, named.server_port) = (server.address, server.port_be);
             say(named.as_bytes())?;
         }
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         while service.frontend_stats()?.count("agent.handoffs_unknown") < epochs.len() as u64 {
             ensure!(Instant::now() < deadline, "they were taken: {:#}", service.frontend_stats()?.0["agent"]);
             std::thread::sleep(Duration::from_millis(20));

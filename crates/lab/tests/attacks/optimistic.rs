@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RawProtocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{recv, sendto, socket_with};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, Options};
-use shunt_testbed::eventually;
+use shunt_testbed::{PATIENCE, eventually};
 
 use crate::segments::packet;
 use crate::service::{Running, may_run, start_on};
@@ -57,7 +57,7 @@ fn raw(host: &Host, protocol: u32) -> Result<OwnedFd> {
 
 /// Waits for a server's SYN-ACK among what comes in.
 fn handshake(incoming: &OwnedFd, server: SocketAddr) -> Result<Numbers> {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     let mut bytes = [0; 4096];
     while Instant::now() < until {
         let Ok((_, length)) = recv(incoming, &mut bytes[..], RecvFlags::empty()) else {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use shunt_lab::{Contents, Ending, Fetch};
+use shunt_testbed::PATIENCE;
 
 use crate::lost::{disturb, is_honest};
 use crate::service::Running;
@@ -21,7 +22,7 @@ const SETTLED: Duration = Duration::from_millis(3100);
 /// Has the backend's nginx refer to files, from now on.
 fn settle(service: &Running<'_>) -> Result<()> {
     std::thread::sleep(SETTLED);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     // The long ones at once; a short one when it is sent again.
     while service.service.stats(service.lab.backend())?.count("store.files") < 2 {
         service.whole(&Fetch::new(service.service.chain().server()).run(service.lab.client(), &paths(1))?)?;

@@ -20,7 +20,7 @@ use service::{FILES, Running, may_run, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
 
 /// How long a client waits for anything.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = shunt_testbed::PATIENCE;
 
 fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), ..Options::default() }
