@@ -3,8 +3,8 @@
 mod service;
 
 use anyhow::{Result, bail, ensure};
-use service::{FILES, counted_by_kernel, may_run, start};
-use shunt_lab::{Capture, Expect, Fetch, Tcpdump, file_sha256};
+use service::{FILES, counted_by_kernel, may_run, start, start_on};
+use shunt_lab::{Capture, Expect, Fetch, Lab, Options, Settings, Tcpdump, file_sha256};
 
 /// Every file, twice, over one connection; `pipeline`: all requests at once. How often a kernel has probed for a lost ACK.
 fn try_one_connection(pipeline: bool) -> Result<u64> {
@@ -69,7 +69,9 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     if !may_run("a_payload_of_more_than_2_gib_arrives") {
         return Ok(());
     }
-    start(0, |service| {
+    // It is long under way: an agent to which a busy machine gives no core for a second is not to be taken for lost.
+    let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
+    start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
         // Sparse, but for a mark on either side.
         let file = std::fs::File::create(service.files.join("2g"))?;
         for at in [0, 1 << 30, (1 << 31) - 100, 1 << 31, (1 << 31) + (64 << 20)] {
