@@ -1,4 +1,4 @@
-//! What a peer may say again and again, and is heard so often in a second: each time much is settled by it.
+//! Words that a peer may say again and again. It is heard so often in a second, because an agent settles much by each.
 
 use std::time::{Duration, Instant};
 

@@ -259,7 +259,7 @@ impl FrontendSteering {
     /// Which ACKs the peer at `index` needs of a flow. Where it sends nothing on that flow now, it has no say.
     pub fn set_spacing(&self, index: u32, wanted: &peer::Spacing) {
         let spacing =
-            Spacing { flow: key_of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
+            Spacing { flow: FlowKey::of(wanted.client(), wanted.server()), peer: index, bytes: wanted.bytes.get() };
         match self.programs.set_spacing(&spacing) {
             Ok(true) => {}
             Ok(false) => tracing::debug!(peer = index, "a spacing for a flow that is not the peer's"),
@@ -269,7 +269,7 @@ impl FrontendSteering {
 
     /// The peer at `index` says that a client has acknowledged all of its payload.
     pub fn set_delivered(&self, index: u32, word: &peer::Delivered) {
-        let flow = key_of(word.client(), word.server());
+        let flow = FlowKey::of(word.client(), word.server());
         match self.programs.set_delivered(&Delivery { flow, peer: index, handoff: word.handoff.get() }) {
             Ok(true) => {}
             Ok(false) => tracing::debug!(peer = index, "a word about a payload that is not the peer's, or is over"),
@@ -280,7 +280,7 @@ impl FrontendSteering {
     /// Whether the kernel knows a handoff as its server describes it: on that connection, to that peer, and complete by the
     /// server's own ring. Another server's connection would be another's response.
     pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
-        let key = key_of(handoff.client(), handoff.server());
+        let key = FlowKey::of(handoff.client(), handoff.server());
         if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
             return true;
         }
@@ -298,7 +298,7 @@ impl FrontendSteering {
 
     /// Why a handoff of that ring is over already; `None` where the kernel knows of none.
     pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
-        let flow = self.programs.flow(&key_of(handoff.client(), handoff.server())).ok()??;
+        let flow = self.programs.flow(&FlowKey::of(handoff.client(), handoff.server())).ok()??;
         let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
         let is_reset = u32::from(flow.flags) & FLOW_RESET != 0;
         is_it.then_some(if is_reset { Reason::ClientGone } else { Reason::Aborted })
@@ -381,16 +381,6 @@ impl FrontendSteering {
         let mut counters = named(self.programs.counters());
         counters.insert("flows".into(), Value::from(self.programs.flows().count()));
         Value::Object(counters)
-    }
-}
-
-/// As the programs have a connection.
-fn key_of(client: Endpoint, server: Endpoint) -> FlowKey {
-    FlowKey {
-        client_address: client.address.0,
-        server_address: server.address.0,
-        client_port: u16::from_ne_bytes(client.port_be),
-        server_port: u16::from_ne_bytes(server.port_be),
     }
 }
 

@@ -20,3 +20,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 include!(concat!(env!("OUT_DIR"), "/types.rs"));
 include!(concat!(env!("OUT_DIR"), "/constants.rs"));
+
+impl FlowKey {
+    /// Of a client's connection, by its two ends.
+    pub fn of(client: shunt_wire::Endpoint, server: shunt_wire::Endpoint) -> Self {
+        Self {
+            client_address: client.address.0,
+            server_address: server.address.0,
+            client_port: u16::from_ne_bytes(client.port_be),
+            server_port: u16::from_ne_bytes(server.port_be),
+        }
+    }
+}

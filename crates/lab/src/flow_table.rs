@@ -1,6 +1,6 @@
-//! The flow table of a frontend, filled without the connections that would fill it.
+//! The flow table of a frontend: looked into, or filled without the connections that would fill it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -68,16 +68,7 @@ impl FlowTable {
     /// The flow of a client's connection, by both ends.
     #[must_use]
     pub fn flow(&self, client: SocketAddr, server: SocketAddr) -> Option<Flow> {
-        let octets = |address: SocketAddr| match address.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        };
-        let key = FlowKey {
-            client_address: octets(client),
-            server_address: octets(server),
-            client_port: client.port().to_be(),
-            server_port: server.port().to_be(),
-        };
+        let key = FlowKey::of(client.into(), server.into());
         let flow = self.0.lookup(key.as_bytes(), MapFlags::LOCK).ok().flatten()?;
         Flow::read_from_bytes(&flow).ok()
     }

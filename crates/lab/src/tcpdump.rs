@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
-use shunt_testbed::is_asleep;
+use shunt_testbed::{PATIENCE, is_asleep};
 
 use crate::host::Host;
 use crate::process::Process;
-
-/// For it to begin, and to catch up, on a machine that is busy with other things.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// A capture that runs.
 #[derive(Debug)]
@@ -47,7 +44,7 @@ impl Tcpdump {
         tcpdump.args(["-i", device, "-s", snap_bytes, "-B", "65536", "--immediate-mode", "-n", "-Z", "root", "-w"]);
         tcpdump.arg(&file).arg(filter);
         let mut process = host.spawn(tcpdump)?;
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + PATIENCE;
         while !process.log().contains("listening on") {
             process.check_running()?;
             if Instant::now() > deadline {
@@ -86,7 +83,7 @@ impl Tcpdump {
 fn wait_until_idle(pid: u32) -> Result<()> {
     let path = format!("/proc/{pid}/schedstat");
     let used = || std::fs::read_to_string(&path).with_context(|| format!("reading {path}"));
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + PATIENCE;
     let (mut last, mut quiet) = (used()?, 0);
     while quiet < 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));

@@ -69,7 +69,7 @@ fn a_payload_of_more_than_2_gib_arrives() -> Result<()> {
     if !may_run("a_payload_of_more_than_2_gib_arrives") {
         return Ok(());
     }
-    // It is long under way: an agent to which a busy machine gives no core for a second is not to be taken for lost.
+    // The payload is long under way: an agent to which a busy machine gives no core for a second is not to be taken for lost.
     let settings = Settings { agent: "heartbeat = \"10s\"\n", ..Settings::default() };
     start_on(Lab::builder().intermediates(0), FILES, Options { settings, ..Options::shunt() }, |service| {
         // Sparse, but for a mark on either side.

@@ -4,29 +4,20 @@
 mod service;
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use service::held::Held;
-use service::{ALONE, Running, may_run, start_on};
+use service::{ALONE, Running, may_run, start_on, until};
 use shunt_lab::{Fetch, Host, Lab, LabBuilder, Options, Role, Settings, fetch, file_sha256};
+use shunt_testbed::PATIENCE;
 
 /// The last one is more than the buffers of both ends hold.
 const FILES: &[(&str, u64)] = &[("64k", 64 << 10), ("1m", 1 << 20), ("held", 24 << 20)];
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn options(agent: &'static str) -> Options {
     Options { settings: Settings { agent, http: ALONE, ..Settings::default() }, ..Options::shunt() }
-}
-
-fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !reached()? {
-        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
 fn terminate(service: &Running<'_>, host: &Host) -> Result<()> {
@@ -42,7 +33,7 @@ fn drain(service: &Running<'_>, host: &Host) -> Result<()> {
 
 fn ends_well(service: &mut Running<'_>, host: &Host) -> Result<()> {
     let agent = service.service.agent_process(host)?.context("no agent")?;
-    let status = agent.wait(LIMIT)?;
+    let status = agent.wait(PATIENCE)?;
     ensure!(status.success(), "{}: {status}:\n{}", host.name(), agent.log());
     Ok(())
 }

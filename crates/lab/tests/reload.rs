@@ -2,29 +2,18 @@
 
 mod service;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use service::held::{HELD_BYTES, Held};
-use service::{FILES, Running, may_run, start, start_on};
+use service::{FILES, Running, may_run, start, start_on, until};
 use shunt_ca::{Authority, Request};
 use shunt_lab::{Host, Lab, Options, fetch};
-
-const LIMIT: Duration = shunt_testbed::PATIENCE;
 
 fn reload(service: &Running<'_>, host: &Host) -> Result<()> {
     let agent = Pid::from_raw(service.service.agent(host)?.pid().cast_signed());
     Ok(kill_process(agent.ok_or_else(|| anyhow::anyhow!("a process has a number"))?, Signal::HUP)?)
-}
-
-fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !reached()? {
-        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
 /// Both agents' count of something since they began.

@@ -4,11 +4,10 @@
 mod service;
 
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use service::held::Held;
-use service::{ALONE, FILES, Running, may_run, start_on};
+use service::{ALONE, FILES, Running, may_run, start_on, until};
 use shunt_lab::{
     Capture, Expect, Families, Family, Fetch, Host, Lab, LabBuilder, Options, Settings, Tcpdump, file_sha256,
 };
@@ -16,7 +15,6 @@ use shunt_testbed::eventually;
 
 /// Files that are offered.
 const LONG: u64 = 4;
-const LIMIT: Duration = shunt_testbed::PATIENCE;
 
 fn with(families: Families) -> Options {
     Options { families, ..Options::shunt() }
@@ -204,15 +202,6 @@ fn acks_leave_as_policy_rules_say() -> Result<()> {
         "rule add to 10.77.1.101 lookup 77",
     ];
     by_shortcut_with_routes("acks_leave_as_policy_rules_say", &commands, &back, true)
-}
-
-fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    while !reached()? {
-        ensure!(Instant::now() < deadline, "not within {LIMIT:?}: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }
 
 #[test]

@@ -9,10 +9,7 @@ use rustix::process::Signal;
 use service::held::Held;
 use service::{FILES, Running, may_run, start, start_on};
 use shunt_lab::{FlowTable, Host, Lab, Options, Role, Stats, fetch};
-use shunt_testbed::eventually;
-
-/// Until everybody has found everybody again, and has counted.
-const PATIENCE: Duration = Duration::from_secs(60);
+use shunt_testbed::{PATIENCE, eventually};
 
 fn signal(service: &mut Running<'_>, host: &Host, signal: Signal) -> Result<()> {
     service.service.agent_process(host)?.context("the host has an agent")?.signal(signal)

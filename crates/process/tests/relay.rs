@@ -18,12 +18,10 @@ use shunt_process::connections::{receive, send};
 use shunt_process::forks;
 use shunt_process::memory::{blocks, has_threads};
 use shunt_process::system::parts;
-use shunt_testbed::may_run;
+use shunt_testbed::{PATIENCE, may_run};
 
 const LONG: usize = 64 << 20;
 const SHORT: usize = 1 << 20;
-/// Nothing is waited for so long.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A block of malloc, with room for a part of a stream at any place in it.
 struct Block {

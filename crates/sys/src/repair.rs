@@ -141,8 +141,7 @@ fn window(socket: &OwnedFd, connection: &Restored) -> Result<(), RepairError> {
 
 /// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup. The first bounds which later segments
 /// may change the window (RFC 9293, 3.10.7.4). The kernel goes on to predict the window field of before, and an ACK that has
-/// it changes nothing: who sends by such a socket lets no ACK reach it that it can have predicted
-/// (crates/handoff/bpf/backend.bpf.c).
+/// it changes nothing: no ACK that the kernel can have predicted may reach such a socket (crates/handoff/bpf/backend.bpf.c).
 fn repair_window(socket: &OwnedFd, rcv_nxt: u32, snd_wnd: u32, rcv_wnd: u32) -> Result<(), RepairError> {
     let window = [rcv_nxt, snd_wnd, snd_wnd.max(1), rcv_wnd, rcv_nxt];
     at("setsockopt(TCP_REPAIR_WINDOW)", set(socket, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, window.as_slice()))

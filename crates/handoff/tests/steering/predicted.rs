@@ -31,6 +31,10 @@ struct Bed {
     _host: Host,
 }
 
+fn us() -> SocketAddr {
+    ([10, 1, 0, 1], PORT).into()
+}
+
 fn client() -> SocketAddr {
     "10.1.0.2:5000".parse().unwrap()
 }
@@ -38,7 +42,7 @@ fn client() -> SocketAddr {
 impl Bed {
     fn new() -> Self {
         let host = Host::new();
-        // That of the frames' destination. What it knew of its neighbours goes with its old one.
+        // The frames' destination address. With the old one the kernel forgets what it knew of neighbours.
         ip(&["link", "set", "backend0", "address", "02:00:00:00:00:01"]);
         ip(&["neigh", "replace", "10.1.0.2", "lladdr", "02:00:00:00:00:02", "nud", "permanent", "dev", "backend0"]);
         // One that sends all that the window has room for.
@@ -67,7 +71,7 @@ impl Bed {
         backend.write_slot(7, &slot);
         backend.insert(&SenderKey { client: client().into(), port: PORT }, 7).expect("a free sender");
         let restored = Restored {
-            local: ([10, 1, 0, 1], PORT).into(),
+            local: us(),
             remote: client(),
             snd_nxt: START,
             rcv_nxt: TOKEN,
@@ -84,14 +88,15 @@ impl Bed {
         Self { pins, _backend: backend, socket, packets: packets.expect("a packet socket"), _host: host }
     }
 
-    fn write(&self, bytes: usize) {
+    /// Those that wait for room then.
+    fn write(&self, bytes: usize) -> u32 {
         assert_eq!(send(&self.socket, &vec![7; bytes], SendFlags::DONTWAIT), Ok(bytes));
+        self.unsent()
     }
 
-    /// The client acknowledges so many bytes of all, as fe_in passes it on; `left`: those that it has not then.
+    /// The client acknowledges so many bytes of all, as fe_in passes it on; `left`: the bytes that it has not acknowledged then.
     fn acknowledge(&self, bytes: u32, window: u16, left: u32) {
-        let us = ([10, 1, 0, 1], PORT).into();
-        let ack = Segment::ack(client(), us, 90_000, START + bytes).timestamps(60, clock_ms());
+        let ack = Segment::ack(client(), us(), 90_000, START + bytes).timestamps(60, clock_ms());
         let frame = Segment { window, urgent: TOKEN as u16, ..ack }.to_frame();
         // SAFETY: zeros are a sockaddr_ll.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -110,7 +115,7 @@ impl Bed {
 
     /// Bytes that wait for room.
     fn unsent(&self) -> u32 {
-        // It waits for who handles an ACK: that one also sends.
+        // A call on the socket waits until an ACK that is being handled has had its bytes sent.
         sockopt::tcp_nodelay(&self.socket).expect("TCP_NODELAY");
         let mut bytes: libc::c_int = 0;
         // SAFETY: SIOCOUTQNSD writes one int, which lives in this frame.
@@ -139,8 +144,7 @@ fn an_ack_with_the_window_of_before_is_believed_after_another_was_set() {
     bed.write(1000);
     bed.acknowledge(1000, 16, 0);
     set_window(&bed.socket, TOKEN, 60_000, RCV_WND).expect("TCP_REPAIR_WINDOW");
-    bed.write(200_000);
-    let unsent = bed.unsent();
+    let unsent = bed.write(200_000);
     assert!((140_000..144_000).contains(&unsent), "60,000 bytes have room: {unsent}");
     bed.acknowledge(31_000, 16, 170_000);
     assert_eq!(bed.unsent(), unsent, "what has been sent ends behind the client's window");
@@ -153,8 +157,7 @@ fn a_window_that_closes_with_the_first_ack_is_closed() {
         return;
     }
     let bed = Bed::new();
-    bed.write(100_000);
-    let unsent = bed.unsent();
+    let unsent = bed.write(100_000);
     assert!((80_000..84_000).contains(&unsent), "20,000 bytes have room: {unsent}");
     bed.acknowledge(10_000, 0, 90_000);
     assert_eq!(bed.unsent(), unsent, "there is no room");

@@ -260,13 +260,7 @@ fn ring() -> MapHandle {
 }
 
 pub fn key(client: SocketAddr, server: SocketAddr) -> FlowKey {
-    let (client, server) = (Endpoint::from(client), Endpoint::from(server));
-    FlowKey {
-        client_address: client.address.0,
-        server_address: server.address.0,
-        client_port: u16::from_ne_bytes(client.port_be),
-        server_port: u16::from_ne_bytes(server.port_be),
-    }
+    FlowKey::of(client.into(), server.into())
 }
 
 /// What SHUNT_BEGIN does to a flow, for the tests that have no socket.

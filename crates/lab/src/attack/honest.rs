@@ -29,7 +29,7 @@ const CLIENTS: usize = 10;
 const LONGEST: usize = 12;
 /// Nobody waits for longer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Who has waited so long has the connection looked at from both ends.
+/// A client that has waited so long has its connection looked at from both ends.
 const QUIET: Duration = Duration::from_secs(5);
 const THINK: Duration = Duration::from_millis(25);
 
@@ -44,9 +44,10 @@ pub(super) struct Seen {
     pub(super) latency_ns: Histogram<u64>,
 }
 
-/// Whom they ask.
-#[derive(Clone)]
-struct Service {
+/// Whom they ask, and from where.
+struct Service<'a> {
+    lab: &'a Lab,
+    client: &'a Host,
     host: String,
     plain: SocketAddr,
     encrypted: SocketAddr,
@@ -61,7 +62,7 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
     let config = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
     let tls = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
     let encrypted = SocketAddr::new(server.ip(), tls::PORT);
-    let service = Service { host: lab.frontend().name().to_owned(), plain: server, encrypted, tls };
+    let service = Service { lab, client, host: lab.frontend().name().to_owned(), plain: server, encrypted, tls };
     let over = AtomicBool::new(false);
     let seen = Mutex::new(Seen { responses: 0, bytes: 0, wrong: Vec::new(), latency_ns: Histogram::new(3)? });
     std::thread::scope(|scope| {
@@ -69,8 +70,7 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
             .map(|number| {
                 let (service, seen, over) = (&service, &seen, &over);
                 let mut random = Random::new(seed, 1000 + number as u64);
-                let look = move |local, server| stalled::look(lab, client, local, server);
-                scope.spawn(move || client.run(|| live(service, number % 2 == 1, &mut random, seen, over, &look))?)
+                scope.spawn(move || client.run(|| live(service, number % 2 == 1, &mut random, seen, over))?)
             })
             .collect();
         std::thread::sleep(time);
@@ -88,12 +88,11 @@ pub(super) fn load(lab: &Lab, client: &Host, server: SocketAddr, time: Duration,
 
 /// One connection after the other.
 fn live(
-    service: &Service,
+    service: &Service<'_>,
     encrypted: bool,
     random: &mut Random,
     seen: &Mutex<Seen>,
     over: &AtomicBool,
-    look: &(dyn Fn(SocketAddr, SocketAddr) -> String + Sync),
 ) -> Result<()> {
     let note = |wrong: String| {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,8 +113,7 @@ fn live(
             let (file, size) = draw(random);
             let begin = Instant::now();
             let mut looked = String::new();
-            let ending =
-                ask(&mut *stream, service.plain, file, size, &mut |local, remote| looked += &look(local, remote))?;
+            let ending = ask(&mut *stream, service, file, size, &mut looked)?;
             let took = begin.elapsed();
             if ending != Ending::Whole {
                 note(format!("{file}{}: {ending} after {took:.1?}{looked}", if encrypted { " over TLS" } else { "" }));
@@ -152,7 +150,7 @@ impl Stream for StreamOwned<ClientConnection, TcpStream> {
     }
 }
 
-fn connect(service: &Service, encrypted: bool) -> Result<Box<dyn Stream>> {
+fn connect(service: &Service<'_>, encrypted: bool) -> Result<Box<dyn Stream>> {
     let address = if encrypted { service.encrypted } else { service.plain };
     let stream = TcpStream::connect_timeout(&address, PATIENCE).context("connecting")?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -183,15 +181,13 @@ fn draw(random: &mut Random) -> (&'static str, u64) {
     (FILES[0].0, FILES[0].1)
 }
 
-fn ask(
-    stream: &mut dyn Stream,
-    server: SocketAddr,
-    file: &str,
-    size: u64,
-    look: &mut dyn FnMut(SocketAddr, SocketAddr),
-) -> Result<Ending> {
+/// Asks for a file. `looked`: its connection, where nothing came for a while.
+fn ask(stream: &mut dyn Stream, service: &Service<'_>, file: &str, size: u64, looked: &mut String) -> Result<Ending> {
     let (mut answer, mut waited) = (Answer::of(file, size), Duration::ZERO);
-    if stream.write_all(get_request(server, &format!("/{file}"), &[]).as_bytes()).and_then(|()| stream.flush()).is_err()
+    if stream
+        .write_all(get_request(service.plain, &format!("/{file}"), &[]).as_bytes())
+        .and_then(|()| stream.flush())
+        .is_err()
     {
         return Ok(Ending::Unanswered);
     }
@@ -210,7 +206,7 @@ fn ask(
                     return Ok(Ending::Hang(answer.body_bytes()));
                 }
                 if let Ok((local, remote)) = stream.ends() {
-                    look(local, remote);
+                    looked.push_str(&stalled::look(service.lab, service.client, local, remote));
                 }
             }
             Err(_) => return Ok(answer.reset()),

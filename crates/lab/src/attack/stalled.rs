@@ -1,4 +1,4 @@
-//! What a connection looks like from each of its machines, when a response comes no further.
+//! The state of a connection on each of its machines, when a response comes no further.
 
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -18,9 +18,10 @@ use anyhow::{Context, Result, ensure};
 use lost::until_handed_off;
 use service::{FILES, Running, may_run, start_on};
 use shunt_lab::{ByteMeter, Fetch, Host, Lab, OnDemand, Options, Role, Settings};
+use shunt_testbed::PATIENCE;
 
 /// How long a client waits for anything.
-const LIMIT: Duration = shunt_testbed::PATIENCE;
+const LIMIT: Duration = PATIENCE;
 
 fn options() -> Options {
     Options { on_demand: Some(OnDemand::CHECKED), ..Options::default() }

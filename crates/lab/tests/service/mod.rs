@@ -6,7 +6,7 @@ pub mod held;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -15,7 +15,17 @@ use shunt_lab::{
     Cores, Fetched, Host, Lab, LabBuilder, Options, Placement, Service, ShuntPart, Stats, Wire, fetch, file_sha256,
 };
 pub use shunt_testbed::may_run;
-use shunt_testbed::{eventually, within};
+use shunt_testbed::{PATIENCE, eventually, within};
+
+/// Waits until something is so; what it is says the error.
+pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !reached()? {
+        ensure!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
 
 /// Around the shortest offer (32 KiB), and well above.
 pub const FILES: &[(&str, u64)] = &[

@@ -221,7 +221,7 @@ impl Way {
     /// The state for a call that goes on. `None`: it has taken long, and ends.
     fn unless_ended<'a>(&'a self, state: MutexGuard<'a, State>, asks: Asks<'_>) -> Option<MutexGuard<'a, State>> {
         let Some(call) = asks.call.filter(|call| call.is_long()) else { return Some(state) };
-        // Who says whether it may end may take locks of its own, too.
+        // The program's answer, whether its call may end, may take locks of its own.
         drop(state);
         if call.ends() { None } else { Some(self.lock()) }
     }
