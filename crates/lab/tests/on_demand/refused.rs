@@ -123,28 +123,44 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
 
 const CLIENTS: u64 = 8;
 
+/// On a busy machine the agent says most claims before it finds the session over. Such a turn shows nothing.
+const TURNS: usize = 5;
+/// How many of the clients a turn has to show something of.
+const SHOWN: u64 = 4;
+
+/// Has turns until one has shown something.
+fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<u64>) -> Result<()> {
+    for _turn in 0..TURNS {
+        let mut shown = 0;
+        run(name, options(), |service| {
+            shown = turn(service)?;
+            Ok(())
+        })?;
+        if shown >= SHOWN {
+            return Ok(());
+        }
+    }
+    bail!("most handoffs went out with their session {TURNS} times")
+}
+
 #[test]
 fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
-    run("a_handoff_of_a_session_that_is_over_is_taken_back", options(), |service| {
+    in_turns("a_handoff_of_a_session_that_is_over_is_taken_back", |service| {
         let whole = asked_meanwhile(service, &[])?;
         let stats = service.frontend_stats()?;
         let (undone, lost) = (stats.count("frontend.fe_undone"), stats.count("agent.ended.PeerLost"));
         // The claim of another left before the agent has found out, and may have come to somebody.
-        ensure!(
-            whole >= 4 && whole == undone && lost >= CLIENTS - whole,
-            "{whole} whole, {undone} taken back, {lost} lost"
-        );
+        ensure!(whole == undone && lost >= CLIENTS - whole, "{whole} whole, {undone} taken back, {lost} lost");
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
-        until_handed_off(service)
+        until_handed_off(service)?;
+        Ok(whole)
     })
 }
 
 const BEGINNING: usize = 256 << 10;
 /// The first of them may be lost with the session.
 const BEGUN: usize = 6;
-/// On a busy machine all of them may: the agent says them before it finds the session over. Such a turn shows nothing.
-const TURNS: usize = 5;
 
 /// Has a program begin to write to clients that take nothing, and nobody send that: it is taken back. Then the program goes on with
 /// the last of them, or closes it; what it says of its next write, and that client.
@@ -247,12 +263,14 @@ fn everything(mut client: TcpStream) -> Result<()> {
 /// Nobody can write what comes back, and its client need not wait for it.
 #[test]
 fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
-    run("a_handoff_that_comes_back_to_a_closed_connection_ends_it", options(), |service| {
+    in_turns("a_handoff_that_comes_back_to_a_closed_connection_ends_it", |service| {
         let whole = asked_meanwhile(service, &["Connection: close".to_owned()])?;
         let stats = service.frontend_stats()?;
         let cancelled = stats.count("frontend.fe_cancelled");
-        ensure!(whole + cancelled >= CLIENTS && cancelled >= 4, "{whole} whole, {cancelled} cancelled");
+        let lost = stats.count("agent.ended.PeerLost");
+        ensure!(whole + cancelled + lost >= CLIENTS, "{whole} whole, {cancelled} cancelled, {lost} lost");
         ensure!(stats.count("store.by_program.nginx.taken_back") == 0, "there is nobody to take it back");
-        until_handed_off(service)
+        until_handed_off(service)?;
+        Ok(cancelled)
     })
 }

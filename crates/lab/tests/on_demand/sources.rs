@@ -26,8 +26,9 @@ fn a_tier_that_does_not_know_the_holder_gets_bytes() -> Result<()> {
         let counted = |name: &str| -> Result<u64> {
             Ok(service.service.stats(between)?.count(&format!("store.by_program.nginx.{name}")))
         };
-        // Agents may still have to find each other.
+        // Agents may still have to start, and to find each other.
         eventually(|| {
+            service.frontend_stats()?;
             service.whole(&Fetch::new(server).run(service.lab.client(), &paths(2))?)?;
             ensure!(counted("received_absent")? > 0, "the backend refers to what the intermediate may fetch");
             Ok(())

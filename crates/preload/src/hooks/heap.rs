@@ -3,7 +3,8 @@
 //! What is freed is not fetched only because the heap writes its own words into it; realloc copies, so that it is.
 //!
 //! The whole family is here, and all of it is ours and glibc's: a program that brings another heap (jemalloc) must not get a
-//! block from the one and give it to the other.
+//! block from the one and give it to the other. Heaps that take the places of glibc's `__libc_malloc` and so on, too (tcmalloc,
+//! mimalloc), do so here as well: all of them or none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,9 +13,10 @@ use shunt_process::connections::runtime::runtime;
 use shunt_process::memory::blocks;
 use shunt_process::memory::{any_absent, any_bytes_absent};
 use shunt_process::system::inside::Inside;
+use shunt_process::system::kernel;
 use shunt_sys::userfaultfd::PAGE_BYTES;
 
-use super::{errno, real, set_errno};
+use super::{errno, real, returned, set_errno};
 
 unsafe extern "C" {
     fn __libc_malloc(bytes: size_t) -> *mut c_void;
@@ -210,7 +212,7 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
         runtime.memory.forget(&(start..start.saturating_add(bytes)));
     }
     // SAFETY: as above.
-    unsafe { real::madvise(at, bytes, advice) }
+    returned(unsafe { kernel::call(libc::SYS_madvise, [at as usize, bytes, advice as usize, 0, 0, 0]) }) as c_int
 }
 
 /// The kernel moves one mapping at a time. The new address is there with MREMAP_FIXED.
@@ -231,8 +233,11 @@ pub unsafe extern "C-unwind" fn mremap(
             return libc::MAP_FAILED;
         }
     }
+    // Not by another heap's function of that name: tcmalloc's goes by syscall(2), and with that back to here.
     // SAFETY: as above.
-    let moved = unsafe { real::mremap(at, bytes, wanted, flags, address) };
+    let moved = returned(unsafe {
+        kernel::call(libc::SYS_mremap, [at as usize, bytes, wanted, flags as usize, address as usize, 0])
+    }) as *mut c_void;
     let in_pieces = moved == libc::MAP_FAILED && errno() == libc::EFAULT && flags == libc::MREMAP_MAYMOVE;
     // SAFETY: as above.
     if in_pieces && runtime().is_some() { unsafe { copied(at, bytes, wanted) } } else { moved }

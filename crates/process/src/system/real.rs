@@ -105,8 +105,6 @@ real! {
     posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     memmove(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
     memset(to: *mut c_void, value: c_int, bytes: size_t) -> *mut c_void;
-    mremap(at: *mut c_void, bytes: size_t, wanted: size_t, flags: c_int, address: *mut c_void) -> *mut c_void;
-    madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
     epoll_wait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(fd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
@@ -120,25 +118,32 @@ real! {
     thrd_create(thread: *mut c_void, start: extern "C-unwind" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int;
 }
 
-/// malloc_usable_size(3) of glibc's own heap, whatever other heap the program brings.
+unsafe extern "C" {
+    fn __libc_malloc(bytes: size_t) -> *mut c_void;
+}
+
+/// malloc_usable_size(3) of the heap whose `__libc_malloc` gives the blocks: glibc's, also where the program brings another (jemalloc);
+/// but some (tcmalloc, mimalloc) take the places of glibc's functions under those names, too.
 ///
 /// # Safety
-/// A block of glibc's.
+/// A block of that heap's.
 pub unsafe fn malloc_usable_size(at: *mut c_void) -> size_t {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     let mut found = FOUND.load(Ordering::Relaxed);
     if found.is_null() {
-        // SAFETY: names that end with a zero byte; the library is loaded, and stays.
+        // SAFETY: names that end with a zero byte; the library that the heap is in is loaded, and stays.
         found = unsafe {
-            let glibc = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            libc::dlsym(glibc, c"malloc_usable_size".as_ptr())
+            let mut heap = std::mem::zeroed::<libc::Dl_info>();
+            libc::dladdr(__libc_malloc as *const c_void, &raw mut heap);
+            let library = libc::dlopen(heap.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+            libc::dlsym(library, c"malloc_usable_size".as_ptr())
         };
         if found.is_null() {
-            super::ending::end_process("the C library is not glibc");
+            super::ending::end_process("the heap does not say how large its blocks are (malloc_usable_size)");
         }
         FOUND.store(found, Ordering::Relaxed);
     }
-    // SAFETY: glibc's function of this name has this type.
+    // SAFETY: the function of this name has this type in every heap.
     let function: unsafe extern "C" fn(*mut c_void) -> size_t = unsafe { std::mem::transmute(found) };
     // SAFETY: the caller's promise.
     unsafe { function(at) }

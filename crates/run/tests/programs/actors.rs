@@ -19,54 +19,75 @@ pub fn built(directory: &Path, source: &str, name: &str, compiler: &str, flags: 
 }
 
 /// `SEED=… cargo test …` runs one again.
-fn seeds(count: u64) -> impl Iterator<Item = u64> {
+pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or_else(|| u64::from(std::process::id()) * 1000);
     first..first + given.map_or(count, |_| 1)
 }
 
-/// One conversation: who asks, who relays, who serves.
-fn converse(bed: &Bed, actor: &Path, under_shunt: [bool; 3], seed: u64) {
-    let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
-    let seed_text = seed.to_string();
-    let start = |machine: usize, under_shunt: bool, arguments: &[&str]| {
-        let machine = bed.machine(machine);
-        let actor = actor.to_str().unwrap();
-        let mut command = if under_shunt { machine.under_shunt(actor) } else { machine.plain(actor) };
-        command.args(arguments).arg(&seed_text).env("ASAN_OPTIONS", "detect_leaks=0").stdin(Stdio::null());
-        Program(command.spawn().unwrap())
-    };
-    let mut programs = [
-        ("serve", start(2, under_shunt[2], &["serve", &next])),
-        ("relay", start(1, under_shunt[1], &["relay", &port, &next])),
-        ("ask", start(0, under_shunt[0], &["ask", &port])),
-    ];
-    let began = Instant::now();
-    for (role, program) in &mut programs {
-        let status = loop {
-            if let Some(status) = program.0.try_wait().unwrap() {
-                break status;
-            }
-            let waited = began.elapsed() < Duration::from_secs(110);
-            assert!(waited, "SEED={seed}, under Shunt {under_shunt:?}: {role} hangs");
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        assert!(status.success(), "SEED={seed}, under Shunt {under_shunt:?}: {role} ended with {status}");
-    }
+/// Who asks and who serves is one program, who relays may be another.
+pub struct Actors<'a> {
+    pub bed: &'a Bed,
+    pub end: &'a Path,
+    pub relay: &'a Path,
 }
 
-fn all(actor: impl Fn(&Path) -> PathBuf, machines: usize, limits: Limits, seeds: impl Iterator<Item = u64>) {
-    let Some(bed) = Bed::of(machines, limits) else { return };
-    let actor = actor(&bed.path());
-    for seed in seeds {
+impl Actors<'_> {
+    /// Who is under Shunt and who is not: all there is of it.
+    pub fn converse_in_all_ways(&self, seed: u64) {
         println!("SEED={seed}");
         for ends in 0..8 {
-            converse(&bed, &actor, [ends & 1 != 0, ends & 2 != 0, ends & 4 != 0], seed);
+            self.converse([ends & 1 != 0, ends & 2 != 0, ends & 4 != 0], seed);
+        }
+    }
+
+    /// One conversation: who asks, who relays, who serves.
+    fn converse(&self, under_shunt: [bool; 3], seed: u64) {
+        let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
+        let seed_text = seed.to_string();
+        let start = |machine: usize, under_shunt: bool, program: &Path, arguments: &[&str]| {
+            let machine = self.bed.machine(machine);
+            let program = program.to_str().unwrap();
+            let mut command = if under_shunt { machine.under_shunt(program) } else { machine.plain(program) };
+            command.args(arguments).arg(&seed_text).env("ASAN_OPTIONS", "detect_leaks=0").stdin(Stdio::null());
+            Program(command.spawn().unwrap())
+        };
+        let mut programs = [
+            ("serve", start(2, under_shunt[2], self.end, &["serve", &next])),
+            ("relay", start(1, under_shunt[1], self.relay, &["relay", &port, &next])),
+            ("ask", start(0, under_shunt[0], self.end, &["ask", &port])),
+        ];
+        let began = Instant::now();
+        for (role, program) in &mut programs {
+            let status = loop {
+                if let Some(status) = program.0.try_wait().unwrap() {
+                    break status;
+                }
+                let waited = began.elapsed() < Duration::from_secs(110);
+                assert!(waited, "SEED={seed}, under Shunt {under_shunt:?}: {role} hangs");
+                std::thread::sleep(Duration::from_millis(2));
+            };
+            assert!(status.success(), "SEED={seed}, under Shunt {under_shunt:?}: {role} ended with {status}");
         }
     }
 }
 
-fn fortified(directory: &Path) -> PathBuf {
+/// With one actor at both ends and in the middle.
+pub fn conversations(
+    actor: impl Fn(&Path) -> PathBuf,
+    machines: usize,
+    limits: Limits,
+    seeds: impl Iterator<Item = u64>,
+) {
+    let Some(bed) = Bed::of(machines, limits) else { return };
+    let actor = actor(&bed.path());
+    let actors = Actors { bed: &bed, end: &actor, relay: &actor };
+    for seed in seeds {
+        actors.converse_in_all_ways(seed);
+    }
+}
+
+pub fn fortified(directory: &Path) -> PathBuf {
     built(directory, "actor.c", "actor", "gcc", &["-O2", "-Wall", "-D_FORTIFY_SOURCE=2"])
 }
 
@@ -76,24 +97,24 @@ fn sanitized(directory: &Path) -> PathBuf {
 
 #[test]
 fn programs_get_what_they_would_get_without() {
-    all(fortified, 3, Limits::default(), seeds(3));
+    conversations(fortified, 3, Limits::default(), seeds(3));
 }
 
 #[test]
 fn the_sanitizer_finds_nothing() {
-    all(sanitized, 1, Limits::default(), seeds(2));
+    conversations(sanitized, 1, Limits::default(), seeds(2));
 }
 
 /// A store of one small segment, which is full most of the time.
 #[test]
 fn a_full_store_changes_nothing() {
     let segment_bytes = 256 << 10;
-    all(fortified, 3, Limits { bytes: 3 * segment_bytes, segment_bytes, ..Limits::default() }, seeds(2));
+    conversations(fortified, 3, Limits { bytes: 3 * segment_bytes, segment_bytes, ..Limits::default() }, seeds(2));
 }
 
 #[test]
 #[ignore = "takes ten minutes"]
 fn programs_get_what_they_would_get_without_a_hundred_times() {
-    all(fortified, 3, Limits::default(), seeds(100));
-    all(sanitized, 1, Limits::default(), seeds(20));
+    conversations(fortified, 3, Limits::default(), seeds(100));
+    conversations(sanitized, 1, Limits::default(), seeds(20));
 }

@@ -76,12 +76,12 @@ fn apache(requests: usize) {
 
 fn gunicorn(requests: usize) {
     let Some(bed) = Bed::of(3, Limits::default()) else { return };
-    for worker in ["sync", "gthread"] {
+    for worker in ["sync", "gthread", "gevent"] {
         let gunicorn = backends::gunicorn(&bed, worker);
         let tiers = two_tiers(&bed, gunicorn.address, "");
         let prefixes = &["/whole", "/file", "/pieces"];
         let site = Site { to: tiers[0].address, prefixes, echoes: &["/echo"], ranges: false, made: unchanged };
-        ask(&site, requests / 2, seed());
+        ask(&site, requests / 3, seed());
     }
 }
 

@@ -1,0 +1,18 @@
+//! Coroutines that read on stacks of their own, which no system call knows of: Boost.Asio's. (Those of Python's greenlets: chains.rs,
+//! gunicorn's gevent worker.)
+
+use shunt_odb::store::Limits;
+
+use crate::actors::{Actors, built, fortified, seeds};
+use crate::bed::Bed;
+
+#[test]
+fn bytes_pass_through_coroutines_as_they_would_without() {
+    let Some(bed) = Bed::of(3, Limits::default()) else { return };
+    let libraries = ["-Wl,--no-as-needed", "-lboost_coroutine", "-lboost_context"];
+    let relay = built(&bed.path(), "asio.cpp", "asio", "g++", &[&["-O1", "-pthread"], &libraries[..]].concat());
+    let actors = Actors { bed: &bed, end: &fortified(&bed.path()), relay: &relay };
+    for seed in seeds(3) {
+        actors.converse_in_all_ways(seed);
+    }
+}
