@@ -22,7 +22,7 @@ include!(concat!(env!("OUT_DIR"), "/types.rs"));
 include!(concat!(env!("OUT_DIR"), "/constants.rs"));
 
 impl FlowKey {
-    /// Of a client's connection, by its two ends.
+    /// The key of a client's connection, by its two ends.
     pub fn of(client: shunt_wire::Endpoint, server: shunt_wire::Endpoint) -> Self {
         Self {
             client_address: client.address.0,

@@ -88,7 +88,7 @@ impl Bed {
         Self { pins, _backend: backend, socket, packets: packets.expect("a packet socket"), _host: host }
     }
 
-    /// Those that wait for room then.
+    /// Writes so many bytes; returns how many wait for room then.
     fn write(&self, bytes: usize) -> u32 {
         assert_eq!(send(&self.socket, &vec![7; bytes], SendFlags::DONTWAIT), Ok(bytes));
         self.unsent()

@@ -44,7 +44,7 @@ pub(super) struct Seen {
     pub(super) latency_ns: Histogram<u64>,
 }
 
-/// Whom they ask, and from where.
+/// The service that clients ask, and the host that they ask from.
 struct Service<'a> {
     lab: &'a Lab,
     client: &'a Host,

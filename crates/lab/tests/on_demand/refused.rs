@@ -123,24 +123,22 @@ fn asked_meanwhile(service: &mut Running<'_>, fields: &[String]) -> Result<u64> 
 
 const CLIENTS: u64 = 8;
 
-/// On a busy machine the agent says most claims before it finds the session over. Such a turn shows nothing.
+/// On a busy machine the agent sends claims before it finds the session over. Such a turn shows nothing.
 const TURNS: usize = 5;
-/// How many of the clients a turn has to show something of.
-const SHOWN: u64 = 4;
 
-/// Has turns until one has shown something.
-fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<u64>) -> Result<()> {
+/// Has turns, each with a service of its own, until one has shown something.
+fn in_turns(name: &str, turn: impl Fn(&mut Running<'_>) -> Result<bool>) -> Result<()> {
     for _turn in 0..TURNS {
-        let mut shown = 0;
+        let mut shows = false;
         run(name, options(), |service| {
-            shown = turn(service)?;
+            shows = turn(service)?;
             Ok(())
         })?;
-        if shown >= SHOWN {
+        if shows {
             return Ok(());
         }
     }
-    bail!("most handoffs went out with their session {TURNS} times")
+    bail!("handoffs went out with their session {TURNS} times")
 }
 
 #[test]
@@ -154,7 +152,7 @@ fn a_handoff_of_a_session_that_is_over_is_taken_back() -> Result<()> {
         let taken_back = stats.count("store.by_program.nginx.taken_back");
         ensure!(taken_back >= undone * 60_000, "{taken_back} bytes were taken back");
         until_handed_off(service)?;
-        Ok(whole)
+        Ok(whole >= CLIENTS / 2)
     })
 }
 
@@ -203,22 +201,15 @@ fn written_meanwhile(
 /// The client takes nothing of what has come back. Who writes to it without waiting hears that there is no room, until there is.
 #[test]
 fn what_comes_back_holds_up_no_program_that_does_not_wait() -> Result<()> {
-    let mut is_lost = false;
-    for _turn in 0..TURNS {
-        run("what_comes_back_holds_up_no_program_that_does_not_wait", options(), |service| {
-            let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
-            is_lost = told == "is lost";
-            if is_lost {
-                return Ok(());
-            }
-            ensure!(told == "is full", "{told}{}", program.log());
-            everything(clients.pop().context("no client")?).with_context(|| program.log())
-        })?;
-        if !is_lost {
-            return Ok(());
+    in_turns("what_comes_back_holds_up_no_program_that_does_not_wait", |service| {
+        let (told, program, mut clients) = written_meanwhile(service, "goes on", |_| Ok(None))?;
+        if told == "is lost" {
+            return Ok(false);
         }
-    }
-    bail!("the last handoff went out with its session {TURNS} times")
+        ensure!(told == "is full", "{told}{}", program.log());
+        everything(clients.pop().context("no client")?).with_context(|| program.log())?;
+        Ok(true)
+    })
 }
 
 #[test]
@@ -267,10 +258,8 @@ fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
         let whole = asked_meanwhile(service, &["Connection: close".to_owned()])?;
         let stats = service.frontend_stats()?;
         let cancelled = stats.count("frontend.fe_cancelled");
-        let lost = stats.count("agent.ended.PeerLost");
-        ensure!(whole + cancelled + lost >= CLIENTS, "{whole} whole, {cancelled} cancelled, {lost} lost");
         ensure!(stats.count("store.by_program.nginx.taken_back") == 0, "there is nobody to take it back");
         until_handed_off(service)?;
-        Ok(cancelled)
+        Ok(whole + cancelled >= CLIENTS && cancelled >= CLIENTS / 2)
     })
 }

@@ -17,7 +17,7 @@ use shunt_lab::{
 pub use shunt_testbed::may_run;
 use shunt_testbed::{PATIENCE, eventually, within};
 
-/// Waits until something is so; what it is says the error.
+/// Waits until something is so; `what` names it in the error.
 pub fn until(what: &str, mut reached: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !reached()? {

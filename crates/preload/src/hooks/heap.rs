@@ -212,7 +212,7 @@ pub unsafe extern "C-unwind" fn madvise(at: *mut c_void, bytes: size_t, advice: 
         runtime.memory.forget(&(start..start.saturating_add(bytes)));
     }
     // SAFETY: as above.
-    returned(unsafe { kernel::call(libc::SYS_madvise, [at as usize, bytes, advice as usize, 0, 0, 0]) }) as c_int
+    unsafe { real::madvise(at, bytes, advice) }
 }
 
 /// The kernel moves one mapping at a time. The new address is there with MREMAP_FIXED.

@@ -105,6 +105,7 @@ real! {
     posix_spawnp(child: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     memmove(to: *mut c_void, from: *const c_void, bytes: size_t) -> *mut c_void;
     memset(to: *mut c_void, value: c_int, bytes: size_t) -> *mut c_void;
+    madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int;
     epoll_wait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int) -> c_int;
     epoll_pwait(fd: c_int, events: *mut epoll_event, count: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(fd: c_int, events: *mut epoll_event, count: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;

@@ -25,7 +25,7 @@ pub fn seeds(count: u64) -> impl Iterator<Item = u64> {
     first..first + given.map_or(count, |_| 1)
 }
 
-/// Who asks and who serves is one program, who relays may be another.
+/// The programs of a conversation: one asks and serves, and the same or another relays.
 pub struct Actors<'a> {
     pub bed: &'a Bed,
     pub end: &'a Path,
@@ -33,7 +33,7 @@ pub struct Actors<'a> {
 }
 
 impl Actors<'_> {
-    /// Who is under Shunt and who is not: all there is of it.
+    /// Has a conversation for each choice of who is under Shunt and who is not.
     pub fn converse_in_all_ways(&self, seed: u64) {
         println!("SEED={seed}");
         for ends in 0..8 {
@@ -41,7 +41,7 @@ impl Actors<'_> {
         }
     }
 
-    /// One conversation: who asks, who relays, who serves.
+    /// Has one conversation. `under_shunt`: whether who asks, who relays and who serves is.
     fn converse(&self, under_shunt: [bool; 3], seed: u64) {
         let (port, next) = (free_address().port().to_string(), free_address().port().to_string());
         let seed_text = seed.to_string();
@@ -57,22 +57,14 @@ impl Actors<'_> {
             ("relay", start(1, under_shunt[1], self.relay, &["relay", &port, &next])),
             ("ask", start(0, under_shunt[0], self.end, &["ask", &port])),
         ];
-        let began = Instant::now();
+        let deadline = Instant::now() + Duration::from_secs(110);
         for (role, program) in &mut programs {
-            let status = loop {
-                if let Some(status) = program.0.try_wait().unwrap() {
-                    break status;
-                }
-                let waited = began.elapsed() < Duration::from_secs(110);
-                assert!(waited, "SEED={seed}, under Shunt {under_shunt:?}: {role} hangs");
-                std::thread::sleep(Duration::from_millis(2));
-            };
-            assert!(status.success(), "SEED={seed}, under Shunt {under_shunt:?}: {role} ended with {status}");
+            program.ends_well(deadline, &format!("SEED={seed}, under Shunt {under_shunt:?}: {role}"), || ());
         }
     }
 }
 
-/// With one actor at both ends and in the middle.
+/// Has conversations of one actor, which is at both ends and in the middle.
 pub fn conversations(
     actor: impl Fn(&Path) -> PathBuf,
     machines: usize,

@@ -25,7 +25,7 @@ struct Pair {
 static void pass_on(tcp::socket &from, tcp::socket &to, asio::yield_context yield)
 {
     char bytes[ROOM];
-    unsigned long looked_at = 0;
+    unsigned long turn = 0;
     for (;;) {
         boost::system::error_code ended;
         std::size_t got = from.async_read_some(asio::buffer(bytes), yield[ended]);
@@ -34,8 +34,8 @@ static void pass_on(tcp::socket &from, tcp::socket &to, asio::yield_context yiel
         if (ended)
             throw boost::system::system_error(ended);
         /* Every third time it looks at one byte, and writes it as it is. */
-        if (++looked_at % 3 == 0) {
-            volatile char *one = &bytes[looked_at * 4099 % got];
+        if (++turn % 3 == 0) {
+            volatile char *one = &bytes[turn * 4099 % got];
             *one = *one;
         }
         asio::async_write(to, asio::buffer(bytes, got), yield);

@@ -46,6 +46,21 @@ pub struct Machine {
 /// A program, ended with the test.
 pub struct Program(pub Child);
 
+impl Program {
+    /// Waits until it has ended, and does something again and again meanwhile. It ends well, and in time.
+    pub fn ends_well(&mut self, deadline: Instant, what: &str, mut meanwhile: impl FnMut()) {
+        let status = loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "{what} hangs");
+            meanwhile();
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        assert!(status.success(), "{what} ended with {status}");
+    }
+}
+
 impl Drop for Program {
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), rustix::process::Signal::TERM);

@@ -111,7 +111,7 @@ static void *take_blocks(void *argument)
 
 /* ---- the children ---- */
 
-/* Looks at one word of each block, as its parent would have. */
+/* Looks at some words of every eighth block, which are what they are in its parent. */
 static void be_child(unsigned turn)
 {
     for (int place = 0; place < KEPT; place++)

@@ -14,13 +14,13 @@ const BLOCKS: u32 = 1500;
 
 struct Heap {
     name: &'static str,
-    /// What a program is linked with that brings it.
+    /// The libraries that a program is linked with to have this heap.
     libraries: &'static [&'static str],
 }
 
 const GLIBC: Heap = Heap { name: "libc", libraries: &[] };
 
-/// The functions of the last are in the program itself, and come before the library's.
+/// The functions of the last heap are in the program itself, and come before the library's.
 const OTHERS: [Heap; 4] = [
     Heap { name: "libtcmalloc", libraries: &["-l:libtcmalloc_minimal.so.4"] },
     Heap { name: "libjemalloc.so", libraries: &["-l:libjemalloc.so.2"] },
@@ -32,7 +32,7 @@ const OTHERS: [Heap; 4] = [
 ];
 
 impl Heap {
-    /// The program, which has this heap.
+    /// Builds a program that has this heap.
     fn with(&self, directory: &Path, source: &str, name: &str) -> PathBuf {
         let flags = [&["-O2", "-Wall", "-pthread", "-Wl,--no-as-needed"], self.libraries].concat();
         let program = built(directory, source, name, "gcc", &flags);

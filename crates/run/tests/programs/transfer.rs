@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::bed::{Bed, Program, free_address};
 
-/// Starts it as `serve PORT MORE` and as `ask PORT MORE`, and waits until both have ended well: they know the bytes themselves. Most bytes
-/// of them were absent where they came, or the test is one of something else.
+/// Starts it as `serve PORT MORE` and as `ask PORT MORE`, and waits until both have ended well: they know the bytes themselves. Some bytes
+/// were absent where they came, or this would test something else.
 pub fn transfer(bed: &Bed, program: &Path, more: &[String], what: &str) {
     let name = program.file_name().unwrap().to_str().unwrap();
     let port = free_address().port().to_string();
@@ -16,18 +16,12 @@ pub fn transfer(bed: &Bed, program: &Path, more: &[String], what: &str) {
         command.args([role, &port]).args(more).stdin(Stdio::null());
         (role, Program(command.spawn().unwrap()))
     });
-    let until = Instant::now() + Duration::from_secs(110);
+    let deadline = Instant::now() + Duration::from_secs(110);
     let mut absent = 0;
     for (role, program) in &mut ends {
-        let status = loop {
-            if let Some(status) = program.0.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < until, "{what}: {role} hangs");
+        program.ends_well(deadline, &format!("{what}: {role}"), || {
             absent = absent.max(bed.machine(0).program_counted(name, "received_absent"));
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        assert!(status.success(), "{what}: {role} ended with {status}");
+        });
     }
     assert!(absent > 0, "{what}: nothing was absent");
 }
