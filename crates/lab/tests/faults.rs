@@ -143,10 +143,9 @@ fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     })
 }
 
-/// Resets that have left the frontend.
-fn resets(service: &Running<'_>) -> Result<u64> {
-    let stats = service.frontend_stats()?;
-    Ok(stats.count("frontend.fe_out_fin_to_rst") + stats.count("frontend.fe_out_rst_moved"))
+/// Regions whose client the frontend has begun to reset.
+fn given_up(service: &Running<'_>) -> Result<u64> {
+    Ok(service.frontend_stats()?.count("frontend.fe_cancelled"))
 }
 
 /// The client's last ACKs are lost, then the backend with all that it could send again: nothing draws an ACK from the
@@ -180,12 +179,12 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     until_settled(lab.client(), unread)?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL)?;
+    let before = given_up(service)?;
+    service.service.kill_agent(lab.backend())?;
     // What its kernel has left to send would draw an ACK.
     set_heard(lab.backend(), false)?;
-    let before = resets(service)?;
-    service.service.kill_agent(lab.backend())?;
     eventually(|| {
-        ensure!(resets(service)? > before, "the frontend has not reset its client");
+        ensure!(given_up(service)? > before, "the frontend has not reset its client");
         Ok(())
     })?;
     set_heard(lab.client(), true)?;
