@@ -10,18 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
-use service::{Running, may_run, start};
+use service::{Running, may_run, start, until};
 use shunt_lab::faults::Client;
-use shunt_lab::{Ending, Fetch, Fetched, Host, TcpSocket, fetch, file_sha256};
+use shunt_lab::{Ending, Fetch, Host, TcpSocket, fetch, file_sha256};
 use shunt_testbed::eventually;
-
-fn good(service: &Running<'_>, fetched: &[Fetched]) -> Result<()> {
-    for one in fetched {
-        ensure!(one.status == 200, "{}: status {}", one.path, one.status);
-        ensure!(one.sha256 == file_sha256(service.files.join(&one.path[1..]))?, "{}: other bytes", one.path);
-    }
-    Ok(())
-}
 
 fn slow(service: &Running<'_>) -> Fetch {
     let mut fetch = Fetch::new(service.service.chain().server());
@@ -50,7 +42,7 @@ fn spoil(test: &str, change: impl Fn(&File) -> Result<()>) -> Result<()> {
             Err(_) => bail!("the reader panicked"),
         }
         // The service goes on.
-        good(service, &fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
+        service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
     })
 }
 
@@ -117,10 +109,10 @@ fn a_file_replaced_in_flight_is_sent_as_it_was() -> Result<()> {
     })
 }
 
-/// What a host sends is lost from here on, or arrives again; it gets what others send.
-fn set_heard(host: &Host, heard: bool) -> Result<()> {
+/// Loses what the client sends, or lets it arrive again. The client gets what others send all the while.
+fn client_is_heard(service: &Running<'_>, heard: bool) -> Result<()> {
     let mut tc = Command::new("tc");
-    let device = host.ports()[0].device.as_str();
+    let device = service.lab.client().ports()[0].device.as_str();
     // A bucket that no packet fits into.
     let bucket = ["root", "tbf", "rate", "1kbit", "burst", "10", "limit", "10"];
     if heard {
@@ -128,7 +120,7 @@ fn set_heard(host: &Host, heard: bool) -> Result<()> {
     } else {
         tc.args(["qdisc", "add", "dev", device]).args(bucket);
     }
-    host.check(tc).map(drop)
+    service.lab.client().check(tc).map(drop)
 }
 
 /// Waits until what `of` says of a host's sockets has been the same for ten looks in a row.
@@ -143,9 +135,9 @@ fn until_settled(host: &Host, of: impl Fn(&[TcpSocket]) -> u64) -> Result<()> {
     })
 }
 
-/// Regions whose client the frontend has begun to reset.
-fn given_up(service: &Running<'_>) -> Result<u64> {
-    Ok(service.frontend_stats()?.count("frontend.fe_cancelled"))
+/// How much of something the frontend has counted.
+fn counted(service: &Running<'_>, name: &str) -> Result<u64> {
+    Ok(service.frontend_stats()?.count(name))
 }
 
 /// The client's last ACKs are lost, then the backend with all that it could send again: nothing draws an ACK from the
@@ -160,14 +152,14 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     if fills_window {
         client.ask("/7m", "7m", 7 << 20);
         client.read_until(100_000, Duration::from_secs(60))?;
-        set_heard(lab.client(), false)?;
+        client_is_heard(service, false)?;
     } else {
         // No more than an initial congestion window, which is less than the client's.
         signal_agent(service, Signal::STOP)?;
         client.ask("/7m", "7m", 7 << 20);
         client.read_until(0, Duration::from_secs(60))?;
         until_settled(lab.frontend(), |sockets| sockets.iter().map(|socket| socket.unacknowledged_bytes).sum())?;
-        set_heard(lab.client(), false)?;
+        client_is_heard(service, false)?;
         signal_agent(service, Signal::CONT)?;
     }
     let unread = |sockets: &[TcpSocket]| sockets.iter().map(|socket| socket.unread_bytes).sum();
@@ -179,15 +171,13 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     until_settled(lab.client(), unread)?;
     let backend = service.service.chain_mut().process(lab.backend().name()).context("the backend has a server")?;
     backend.signal(Signal::KILL)?;
-    let before = given_up(service)?;
+    let before = counted(service, "frontend.fe_cancelled")?;
     service.service.kill_agent(lab.backend())?;
-    // What its kernel has left to send would draw an ACK.
-    set_heard(lab.backend(), false)?;
-    eventually(|| {
-        ensure!(given_up(service)? > before, "the frontend has not reset its client");
-        Ok(())
-    })?;
-    set_heard(lab.client(), true)?;
+    // Its kernel repeats segments, which would draw an ACK from a client that is heard.
+    let cable = lab.backend().ports()[0].device.as_str();
+    lab.cut(lab.backend(), cable)?;
+    until("the frontend resets its client", || Ok(counted(service, "frontend.fe_cancelled")? > before))?;
+    client_is_heard(service, true)?;
     // Without reading, for that might open the window, and tell of it.
     eventually(|| {
         let is_open = lab.client().tcp_sockets()?.iter().any(|socket| socket.remote == server && socket.inode != 0);
@@ -196,10 +186,10 @@ fn reset_after_lost_acks(service: &mut Running<'_>, fills_window: bool) -> Resul
     })?;
     let ending = client.finish(Duration::from_secs(1))?;
     ensure!(matches!(ending, Ending::Reset(_)), "{ending}");
-    set_heard(lab.backend(), true)?;
+    lab.join(lab.backend(), cable)?;
     service.service.restart_agent(lab.backend())?;
     service.service.chain_mut().restart(lab.backend())?;
-    again(service)
+    service.good_again()
 }
 
 #[test]
@@ -209,13 +199,11 @@ fn a_client_whose_last_acks_were_lost_is_reset_all_the_same() -> Result<()> {
     }
     start(0, |service| {
         reset_after_lost_acks(service, true).context("with its window full")?;
-        let answered =
-            |service: &Running<'_>| Ok::<_, anyhow::Error>(service.frontend_stats()?.count("frontend.fe_in_ended"));
         // On a busy machine an ACK may be noted after all, and then the first reset is the right one.
         for _ in 0..5 {
-            let before = answered(service)?;
+            let before = counted(service, "frontend.fe_in_ended")?;
             reset_after_lost_acks(service, false).context("with room in its window")?;
-            if answered(service)? > before {
+            if counted(service, "frontend.fe_in_ended")? > before {
                 return Ok(());
             }
         }
@@ -231,11 +219,11 @@ fn a_killed_frontend_agent_is_not_missed() -> Result<()> {
     start(0, |service| {
         let (client, lab) = (service.lab.client(), service.lab);
         let server = service.service.chain().server();
-        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
         service.service.kill_agent(lab.frontend())?;
-        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
         service.service.restart_agent(lab.frontend())?;
-        again(service)
+        service.good_again()
     })
 }
 
@@ -247,23 +235,11 @@ fn a_killed_backend_agent_is_not_missed() -> Result<()> {
     start(0, |service| {
         let (client, lab) = (service.lab.client(), service.lab);
         let server = service.service.chain().server();
-        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
         service.service.kill_agent(lab.backend())?;
-        good(service, &fetch(client, server, &["/64k", "/1m"])?)?;
+        service.whole(&fetch(client, server, &["/64k", "/1m"])?)?;
         service.service.restart_agent(lab.backend())?;
-        again(service)
-    })
-}
-
-/// Connections that had a shortcut, or none, before an agent restarted have one again, within the workers' back-off.
-/// A body that is alone on its connection and short would not, after some such (shunt_alone_length).
-fn again(service: &mut Running<'_>) -> Result<()> {
-    let before = service.frontend_stats()?.count("servers.shortcuts");
-    eventually(|| {
-        good(service, &fetch(service.lab.client(), service.service.chain().server(), &["/1m"])?)?;
-        let stats = service.frontend_stats()?;
-        ensure!(stats.count("servers.shortcuts") > before, "no shortcut after the restart: {}", stats.under("servers"));
-        Ok(())
+        service.good_again()
     })
 }
 
@@ -291,7 +267,7 @@ fn a_connection_survives_the_restart_of_both_agents() -> Result<()> {
         });
         reader.0?;
         match reader.1 {
-            Ok(fetched) => good(service, &fetched?),
+            Ok(fetched) => service.whole(&fetched?),
             Err(_) => bail!("the reader panicked"),
         }
     })
@@ -344,10 +320,10 @@ fn reload_and_quit_let_bodies_finish() -> Result<()> {
             Ok::<_, anyhow::Error>(reader.join())
         })?;
         match fetched {
-            Ok(fetched) => good(service, &fetched?)?,
+            Ok(fetched) => service.whole(&fetched?)?,
             Err(_) => bail!("the reader panicked"),
         }
-        good(service, &fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
+        service.whole(&fetch(client, service.service.chain().server(), &["/64k", "/1m"])?)
     })
 }
 
@@ -368,6 +344,6 @@ fn a_client_that_goes_away_leaves_nothing() -> Result<()> {
             })??;
         }
         service.until_sending(false).context("senders are left")?;
-        good(service, &fetch(client, server, &["/64k", "/1m"])?)
+        service.whole(&fetch(client, server, &["/64k", "/1m"])?)
     })
 }

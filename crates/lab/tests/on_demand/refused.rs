@@ -258,6 +258,8 @@ fn a_handoff_that_comes_back_to_a_closed_connection_ends_it() -> Result<()> {
         let whole = asked_meanwhile(service, &["Connection: close".to_owned()])?;
         let stats = service.frontend_stats()?;
         let cancelled = stats.count("frontend.fe_cancelled");
+        let lost = stats.count("agent.ended.PeerLost");
+        ensure!(whole + cancelled + lost >= CLIENTS, "{whole} whole, {cancelled} cancelled, {lost} lost");
         ensure!(stats.count("store.by_program.nginx.taken_back") == 0, "there is nobody to take it back");
         until_handed_off(service)?;
         Ok(whole + cancelled >= CLIENTS && cancelled >= CLIENTS / 2)
