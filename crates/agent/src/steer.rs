@@ -119,10 +119,44 @@ impl Place {
     }
 }
 
+/// The rings that nobody has. The one that was freed last is given again last: regions of its process may outlive the
+/// process, and would pass for regions of the next one.
+struct FreeRings {
+    all: BTreeSet<u32>,
+    /// The next to give is the first free one from here on.
+    next: u32,
+}
+
+impl FreeRings {
+    fn new(count: u32) -> Self {
+        Self { all: (0..count).collect(), next: 0 }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let later = self.all.range(self.next..).next();
+        let number = later.or(self.all.first()).copied()?;
+        self.all.remove(&number);
+        self.next = number + 1;
+        Some(number)
+    }
+
+    fn insert(&mut self, number: u32) {
+        self.all.insert(number);
+    }
+
+    fn contains(&self, number: u32) -> bool {
+        self.all.contains(&number)
+    }
+
+    fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
 /// The frontend's programs, and which rings are in use.
 pub struct FrontendSteering {
     programs: Frontend,
-    free_rings: BTreeSet<u32>,
+    free_rings: FreeRings,
     /// As the programs have them.
     peers: BTreeMap<u32, SteerPeer>,
     /// The last look at all flows, how many there were after it, and how many handoffs had begun.
@@ -152,7 +186,7 @@ impl FrontendSteering {
         let Place { cgroup, netns_cookie, interfaces } = Place::of(config, &frontend.interfaces)?;
         let pin_dir = config.pins.clone();
         let programs = Frontend::load(&FrontendConfig { pin_dir, netns_cookie, cgroup, interfaces })?;
-        let (free_rings, peers) = ((0..RINGS).collect(), BTreeMap::new());
+        let (free_rings, peers) = (FreeRings::new(RINGS), BTreeMap::new());
         let (census, next_census, quiet) = (Census::new(), Instant::now(), frontend.flow_quiet);
         let full = Full::default();
         Ok(Self { programs, free_rings, peers, looked: None, census, next_census, quiet, full })
@@ -173,7 +207,7 @@ impl FrontendSteering {
 
     /// A ring for a worker of that user, and its number; `None` where all are taken.
     pub fn open_ring(&mut self, owner: u32) -> Option<(u32, OwnedFd)> {
-        let number = self.free_rings.pop_first()?;
+        let number = self.free_rings.take()?;
         match self.programs.create_ring(number, owner) {
             Ok(ring) => Some((number, ring)),
             Err(error) => {
@@ -318,7 +352,7 @@ impl FrontendSteering {
 
     /// Whether somebody waits for what becomes of a handoff there.
     pub fn has_ring(&self, number: u32) -> bool {
-        number < RINGS && !self.free_rings.contains(&number)
+        number < RINGS && !self.free_rings.contains(number)
     }
 
     /// The same handoff as it is now; `None` where it has ended, or somebody else goes on with it.
@@ -473,4 +507,20 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_ring_is_given_again_last() {
+        let mut rings = FreeRings::new(3);
+        assert_eq!((rings.take(), rings.take()), (Some(0), Some(1)));
+        rings.insert(0);
+        assert!(rings.contains(0) && !rings.contains(1));
+        assert_eq!((rings.take(), rings.take(), rings.take()), (Some(2), Some(0), None));
+        rings.insert(1);
+        assert_eq!((rings.len(), rings.take()), (1, Some(1)));
+    }
 }
