@@ -65,10 +65,11 @@ fuzz: build            ## every fuzzer, SECONDS_EACH=20
 bench: build           ## all benchmarks, one HTML report
 	$(SUDO) $(BIN)/shunt bench all --html target/bench.html
 
-check: packages rust   ## formatting, lints, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
+check: packages rust   ## formatting, lints, headers, licences, and whether verifiers, also Linux 5.15's and 6.1's, take the BPF programs
 	$(CARGO) fmt --all --check
-	clang-format-14 --dry-run --Werror include/*.h openssl/*.[ch] crates/handoff/bpf/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
+	clang-format-14 --dry-run --Werror include/*.h openssl/*.[ch] crates/handoff/bpf/*.[ch] crates/handoff/bpf/decisions/*.h crates/decisions/*.[ch] crates/negotiation/bpf/*.[ch] nginx/*.[ch]
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	scripts/check-headers
 	scripts/cargo-deny
 	$(AS_ROOT) $(CARGO) test --quiet --release -p shunt-handoff --test steering loader::
 	scripts/older-kernels loader::both_sides both_ends_agree a_listener_that_says_no_more

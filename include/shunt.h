@@ -20,6 +20,7 @@ typedef uint32_t shunt_u32;
 typedef uint64_t shunt_u64;
 typedef int64_t shunt_s64;
 #else
+#include <linux/types.h>
 typedef __u8 shunt_u8;
 typedef __u16 shunt_u16;
 typedef __u32 shunt_u32;

@@ -14,7 +14,7 @@
 
 /* A connection may have waited this long for accept() */
 #define NGX_HTTP_SHUNT_ACCEPT_MS    1000
-/* Less than the kernel keeps a handshake (HANDSHAKE_SECONDS of crates/handoff/bpf/proof.h) */
+/* Less than the kernel keeps a handshake (HANDSHAKE_SECONDS of crates/handoff/bpf/steering.h) */
 #define NGX_HTTP_SHUNT_HANDSHAKE_MS 50000
 
 static ngx_uint_t ngx_http_shunt_unproven;

@@ -1,6 +1,6 @@
 //! The steering programs, as the agent's configuration wants them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -119,31 +119,37 @@ impl Place {
     }
 }
 
-/// The rings that nobody has, the one that was freed last at the end. It is given again last: regions of its process may
-/// outlive the process, and would pass for regions of the next one.
-struct FreeRings(VecDeque<u32>);
+/// The rings that nobody has. The one that was freed last is given again last: regions of its process may outlive the
+/// process, and would pass for regions of the next one.
+struct FreeRings {
+    all: BTreeSet<u32>,
+    /// The next to give is the first free one from here on.
+    next: u32,
+}
 
 impl FreeRings {
     fn new(count: u32) -> Self {
-        Self((0..count).collect())
+        Self { all: (0..count).collect(), next: 0 }
     }
 
     fn take(&mut self) -> Option<u32> {
-        self.0.pop_front()
+        let later = self.all.range(self.next..).next();
+        let number = later.or(self.all.first()).copied()?;
+        self.all.remove(&number);
+        self.next = number + 1;
+        Some(number)
     }
 
     fn insert(&mut self, number: u32) {
-        if !self.contains(number) {
-            self.0.push_back(number);
-        }
+        self.all.insert(number);
     }
 
     fn contains(&self, number: u32) -> bool {
-        self.0.contains(&number)
+        self.all.contains(&number)
     }
 
     fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 }
 

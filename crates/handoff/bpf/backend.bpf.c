@@ -12,20 +12,32 @@
  * somebody to acknowledge their FIN, and let no other socket have their addresses meanwhile. Once
  * nothing of theirs is on its way any more, they get a reset in place of their own segment.
  */
-#include "headers.h"
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "decisions/sender.h"
+#include "edit.h"
+#include "icmp.h"
+#include "parse.h"
+#include "reset.h"
+#include "sack.h"
+#include "steering.h"
+
+/* <sys/socket.h>, which a BPF target cannot include. */
+#define AF_INET 2
 
 /* Set by the loader. */
 const volatile __u64 netns_cookie = 0;
 const volatile __u16 sender_port_low = 0; /* host order, both ends included */
 const volatile __u16 sender_port_high = 0;
-
-#include "counters.h"
-#include "packet.h"
-#include "parse.h"
-#include "plain.h"
-#include "sack.h"
-#include "reset.h"
-#include "icmp.h"
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
@@ -94,14 +106,6 @@ static __always_inline bool put_timestamps(struct __sk_buff *skb, const struct p
 
 /* ---- out ---- */
 
-/* A socket that has been restored has no timestamp of its client until an ACK brings one, and one
- * that was parked has an old one. */
-static __always_inline __u32 tsecr_of(const struct packet *p, const struct sender_slot *slot)
-{
-    bool stale = p->tsecr == 0 || is_before(p->tsecr, slot->ts_recent);
-    return stale ? slot->ts_recent : p->tsecr;
-}
-
 static __noinline bool send_as_server(struct __sk_buff *skb, const struct packet *p,
                                       const struct sender_slot *slot)
 {
@@ -136,17 +140,6 @@ static __noinline int reset_orphan(struct __sk_buff *skb, const struct packet *p
     skb->mark = ORPHAN_MARK;
     count(BE_ORPHAN_RESET);
     return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
-}
-
-/* A socket sends in order, and this runs in its sending: no two at once. */
-static __always_inline void note_sent(struct sender_slot *slot, const struct packet *p)
-{
-    __u32 end = p->seq + p->payload_bytes;
-
-    if (is_before(slot->sent, end))
-        slot->sent = end;
-    if (is_before(slot->edge, end))
-        slot->edge = end;
 }
 
 SEC("tc")
@@ -191,62 +184,6 @@ static __noinline int sack_to_sender(struct __sk_buff *skb, const struct packet 
 }
 
 /*
- * An ACK number in the socket's own space. A parked socket's late ACK of an older payload lies in
- * front of the header between. In a payload of more than 2 GiB, `start` would come to lie ahead of
- * what is new: note_acked has it follow.
- */
-static __always_inline __u32 own_ack(const struct sender_slot *slot, __u32 ack)
-{
-    return (is_before(ack, slot->start) ? slot->start : ack) - slot->seq_delta;
-}
-
-/* An ACK of what is older tells the socket nothing that it needs. That of an older payload, in
- * front of the header between, is not so old. */
-#define LATE_MAX (1u << 24)
-
-/*
- * Whether an ACK is of bytes that nobody has sent, `sent` being noted before a segment leaves, or
- * of bytes that were acknowledged long ago. A client that gets away with the first would be sent
- * more than its way can carry, and a stranger's would have this socket forget bytes that the client
- * has not got (RFC 5961, 5).
- */
-static __always_inline bool acknowledges_unsent(const struct sender_slot *slot,
-                                                const struct packet *p)
-{
-    bool is_old = is_before(p->ack, slot->acked + slot->seq_delta - LATE_MAX);
-
-    return !(p->flags & TH_RST) && (is_old || is_before(slot->edge, own_ack(slot, p->ack)));
-}
-
-/*
- * Where a sender's socket stands by an ACK, in its own space. Of a payload that another backend has
- * begun, the client may have more than the frontend knew: an ACK of what this one has not sent
- * would be ignored (RFC 9293, 3.10.7.4), but what has been sent is acknowledged by it.
- */
-static __always_inline __u32 ack_for_sender(const struct sender_slot *slot, __u32 ack)
-{
-    __u32 own = own_ack(slot, ack);
-
-    if (!is_before(slot->sent, own))
-        return own;
-    count(BE_IN_AHEAD);
-    return slot->sent;
-}
-
-/* No ACK of a client's is older than the largest window, which is 2^30 (RFC 7323, 2.3). */
-#define OLD_MAX (1u << 30)
-
-static __always_inline void note_acked(struct sender_slot *slot, __u32 own)
-{
-    if (!is_before(slot->acked, own))
-        return;
-    slot->acked = own;
-    __u32 oldest = own + slot->seq_delta - OLD_MAX;
-    if (is_before(slot->start, oldest))
-        slot->start = oldest;
-}
-
-/*
  * A kernel that finds in an ACK the window that it has predicted takes it for the one that it knows
  * (net/ipv4/tcp_input.c, tcp_rcv_established). What TCP_REPAIR_WINDOW sets changes what it knows,
  * and not what it predicts: it would go on to send into a window that its client has not. With a
@@ -266,7 +203,10 @@ static __noinline bool receive_as_sender(struct __sk_buff *skb, const struct pac
      * number that somebody has made up may not stay. */
     slot->ack = p->seq;
     slot->window = p->window;
-    __u32 ack = ack_for_sender(slot, p->ack);
+    bool ahead = false;
+    __u32 ack = ack_for_sender(slot, p->ack, &ahead);
+    if (ahead)
+        count(BE_IN_AHEAD);
     note_acked(slot, ack);
     put32(&e.plain, &tcp->seq, bpf_htonl(slot->rcv_nxt));
     put32(&e.plain, &tcp->ack_seq, bpf_htonl(ack));
@@ -294,26 +234,12 @@ static __noinline int tell_delivered(const struct packet *p)
     return 0;
 }
 
-/*
- * The frontend puts its newest rcv_nxt into the sequence field, which moves on with what the client
- * sends meanwhile, and little from one copy to the next; and half of the flow's token into the
- * urgent pointer. Whoever makes up a packet has to guess both: the socket itself, whose sequence
- * numbers always fit, would take any.
- */
-#define STEP_MAX       (1u << 24)
-#define STEP_MAX_RESET (1u << 20)
-
 static __always_inline bool is_strange(struct __sk_buff *skb, const struct sender_slot *slot,
                                        const struct packet *p)
 {
-    __u32 step = p->seq - slot->ack;
     struct tcphdr *tcp = tcp_header(skb, p);
 
-    if (!tcp || bpf_ntohs(tcp->urg_ptr) != (__u16) slot->rcv_nxt)
-        return true;
-    if (p->flags & TH_RST)
-        return step > STEP_MAX_RESET;
-    return step > STEP_MAX && -step > STEP_MAX;
+    return !tcp || is_made_up(slot, p, bpf_ntohs(tcp->urg_ptr));
 }
 
 /* A report of a smaller path MTU, as fe_in has passed it on: into the socket's sequence numbers. */

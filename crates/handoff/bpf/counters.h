@@ -3,12 +3,12 @@
 #ifndef COUNTERS_H
 #define COUNTERS_H
 
-enum steer_counter {
-#define STEER_COUNTER_ENUM(name, meaning) name,
-    STEER_COUNTER_LIST(STEER_COUNTER_ENUM)
-#undef STEER_COUNTER_ENUM
-        STEER_COUNTERS
-};
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "steering.h"
 
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

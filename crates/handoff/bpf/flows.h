@@ -3,6 +3,15 @@
 #ifndef FLOWS_H
 #define FLOWS_H
 
+#include <linux/bpf.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "../../../include/shunt.h"
+#include "counters.h"
+#include "decisions/numbers.h"
+#include "steering.h"
+
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
     __uint(max_entries, MAX_FLOWS);
@@ -21,8 +30,8 @@ struct {
 } peers SEC(".maps");
 
 /* Of a packet from the server to the client. */
-static __always_inline struct flow *flow_of_servers(const __u8 *server, __be16 server_port,
-                                                    const __u8 *client, __be16 client_port)
+static __always_inline struct flow *flow_of_servers(const void *server, __be16 server_port,
+                                                    const void *client, __be16 client_port)
 {
     struct flow_key key = {.server_port = server_port, .client_port = client_port};
 
@@ -52,15 +61,6 @@ struct {
     __type(value, __u32);
     __uint(pinning, LIBBPF_PIN_BY_NAME);
 } ring_owners SEC(".maps");
-
-/* Of each agent's own: whoever comes after it looks among the flows. */
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(max_entries, BEGUN);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __type(key, __u32);
-    __type(value, struct begun);
-} begun SEC(".maps");
 
 /*
  * The ring number `index` for whoever makes this system call, or NULL. Rings are numbered from 0

@@ -13,6 +13,18 @@
 #ifndef ICMP_H
 #define ICMP_H
 
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "edit.h"
+
 #define ICMP_DEST_UNREACH 3
 #define ICMP_FRAG_NEEDED  4
 #define ICMPV6_PKT_TOOBIG 2

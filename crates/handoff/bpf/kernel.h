@@ -7,6 +7,15 @@
 #ifndef KERNEL_H
 #define KERNEL_H
 
+#include <linux/bpf.h>
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../../../include/shunt.h"
+#include "decisions/connection.h"
+#include "decisions/numbers.h"
+
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct tcp_options_received {
@@ -27,19 +36,6 @@ struct tcp_sock {
 #pragma clang attribute pop
 
 #define OPTION_BIT(tcp, field) BPF_CORE_READ_BITFIELD_PROBED(tcp, rx_opt.field)
-
-/* Of a connection, at one moment. */
-struct connection {
-    __u32 write_seq;
-    __u32 snd_wnd;
-    __u32 rcv_edge; /* first byte that the client was given no room for */
-    __u32 tsval;    /* our timestamp clock */
-    __u32 ts_recent;
-    __u8 snd_wscale;
-    __u8 rcv_wscale;
-    __u8 options; /* SHUNT_OPTION_* */
-    bool usable;  /* its timestamps tick in milliseconds, as the backend's will */
-};
 
 /* A socket's pointer is the kernel's address of it, but no offset may be added to that type. */
 static __always_inline void *address_of(struct bpf_sock *sk)

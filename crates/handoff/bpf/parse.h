@@ -3,6 +3,20 @@
 #ifndef PARSE_H
 #define PARSE_H
 
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "edit.h"
+
 #define TCPOPT_EOL         0
 #define TCPOPT_NOP         1
 #define TCPOPT_SACK        5

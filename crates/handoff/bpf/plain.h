@@ -11,6 +11,18 @@
 #ifndef PLAIN_H
 #define PLAIN_H
 
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "edit.h"
+
 static __always_inline bool store_plain_ipv4(struct __sk_buff *skb, __u32 extra)
 {
     struct iphdr *ip = ipv4_header(skb);

@@ -25,6 +25,17 @@
 #ifndef PROOF_H
 #define PROOF_H
 
+#include <linux/bpf.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "decisions/proof.h"
+#include "steering.h"
+
 struct {
     __uint(type, BPF_MAP_TYPE_LRU_HASH);
     __uint(max_entries, MAX_HANDSHAKES);
@@ -60,11 +71,6 @@ static __always_inline bool is_watched(__be16 port)
 {
     __u8 *watched = watch_of(port);
     return watched && *watched;
-}
-
-static __always_inline bool is_fresh(const struct handshake *seen)
-{
-    return bpf_ktime_get_ns() - seen->answered_ns < HANDSHAKE_SECONDS * 1000000000ULL;
 }
 
 /* A SYN at fe_in. */
@@ -103,43 +109,13 @@ static __noinline int note_syn_ack(const struct packet *p)
     return 0;
 }
 
-/* Whether the programs have seen the handshake of this very connection. The kernel keeps no initial
- * sequence numbers, but how many bytes have followed them. */
+/* Whether the programs have seen the handshake of this very connection. */
 static __always_inline bool was_seen_to_begin(const struct flow_key *key,
                                               const struct bpf_tcp_sock *tcp)
 {
     struct handshake *seen = bpf_map_lookup_elem(&handshakes, key);
 
-    return seen && seen->answered && is_fresh(seen) &&
-           seen->client_isn + 1 + (__u32) tcp->bytes_received == tcp->rcv_nxt &&
-           seen->server_isn + 1 + (__u32) tcp->bytes_acked == tcp->snd_una;
-}
-
-/* Under the flow's lock. `next`: the socket's next sequence number, CLIENT space. */
-static __always_inline bool is_proven(const struct flow *flow, const struct bpf_tcp_sock *tcp,
-                                      __u32 next)
-{
-    const __u8 both = FLOW_SEEN_IN | FLOW_SEEN_OUT;
-    __u32 outstanding = tcp->snd_nxt - tcp->snd_una;
-    bool acked = next - flow->client_ack <= outstanding || next - flow->furthest_ack <= outstanding;
-
-    return (flow->flags & both) == both && acked && tcp->snd_nxt - flow->server_end <= outstanding;
-}
-
-/* Under the flow's lock: what passes from here on counts. */
-static __always_inline void begin_proof(struct flow *flow, const struct bpf_tcp_sock *tcp)
-{
-    flow->flags &= ~(FLOW_SEEN_IN | FLOW_SEEN_OUT);
-    flow->rcv_nxt = tcp->rcv_nxt;
-    flow->server_ack = tcp->rcv_nxt;
-}
-
-/* Under the flow's lock: a segment at fe_out, LOCAL space. */
-static __always_inline void note_segment(struct flow *flow, __u32 end)
-{
-    if (!(flow->flags & FLOW_SEEN_OUT) || is_before(flow->server_end, end))
-        flow->server_end = end;
-    flow->flags |= FLOW_SEEN_OUT;
+    return seen && is_handshake_of(seen, tcp, bpf_ktime_get_ns());
 }
 
 #endif

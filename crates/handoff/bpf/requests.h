@@ -7,6 +7,20 @@
 #ifndef REQUESTS_H
 #define REQUESTS_H
 
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/pkt_cls.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "decisions/arrivals.h"
+#include "decisions/requests.h"
+#include "edit.h"
+#include "flows.h"
+#include "ingress.h"
+#include "steering.h"
+
 /* A struct spacing. */
 SEC("tc")
 int fe_spacing(struct __sk_buff *skb)
@@ -21,9 +35,7 @@ int fe_spacing(struct __sk_buff *skb)
     if (!flow)
         return TC_ACT_SHOT;
     bpf_spin_lock(&flow->lock);
-    bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
-    if (its_own)
-        flow->ack_spacing = bytes;
+    bool its_own = space_acks(flow, peer, bytes);
     bpf_spin_unlock(&flow->lock);
     return its_own ? PASS : TC_ACT_SHOT;
 }
@@ -43,16 +55,7 @@ int fe_delivered(struct __sk_buff *skb)
     if (!flow)
         return TC_ACT_SHOT;
     bpf_spin_lock(&flow->lock);
-    struct flow_break *b = newest_break(&flow->spaces);
-    bool is_its_own = flow->spaces.made && flow->spaces.status == SHUNT_REGION_ACTIVE &&
-                      flow->handoff == handoff && b->peer == peer;
-    if (is_its_own) {
-        b->end |= END_DELIVERED;
-        if (is_delivered(b)) {
-            flow->spaces.acked = b->length;
-            end_region(flow, &r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
-        }
-    }
+    bool is_its_own = deliver(flow, peer, handoff, &r);
     bpf_spin_unlock(&flow->lock);
     if (!is_its_own)
         return TC_ACT_SHOT;
@@ -75,9 +78,7 @@ int fe_cancel(struct __sk_buff *skb)
     if (!flow)
         return TC_ACT_SHOT;
     bpf_spin_lock(&flow->lock);
-    bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;
-    if (is_its_own)
-        flow->spaces.status = SHUNT_REGION_CANCELLED;
+    bool is_its_own = cancel_handoff(flow, handoff);
     bpf_spin_unlock(&flow->lock);
     if (is_its_own)
         count(FE_CANCELLED);

@@ -19,6 +19,19 @@
 #ifndef RESET_H
 #define RESET_H
 
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "edit.h"
+#include "plain.h"
+
 /* skb->mark of a clone that leaves as it is. */
 #define RESET_MARK 0x534a0000
 

@@ -7,18 +7,15 @@
 #ifndef SACK_H
 #define SACK_H
 
-#define SACK_BLOCKS_MAX 4
+#include <linux/bpf.h>
 
-struct sack {
-    __u32 blocks;
-    __u32 left[SACK_BLOCKS_MAX];
-    __u32 right[SACK_BLOCKS_MAX]; /* first byte behind the block; not after `left`: empty */
-};
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
 
-static __always_inline bool is_before(__u32 a, __u32 b)
-{
-    return (__s32) (a - b) < 0;
-}
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
+#include "edit.h"
+#include "parse.h"
 
 static __always_inline __u32 sack_block_at(const struct packet *p, __u32 block)
 {

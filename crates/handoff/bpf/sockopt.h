@@ -7,13 +7,38 @@
 #ifndef SOCKOPT_H
 #define SOCKOPT_H
 
+#include <linux/bpf.h>
+#include <linux/in.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../../../include/shunt.h"
+#include "begun.h"
+#include "counters.h"
+#include "decisions/connection.h"
+#include "decisions/numbers.h"
+#include "decisions/regions.h"
+#include "edit.h"
+#include "flows.h"
+#include "kernel.h"
+#include "proof.h"
+#include "steering.h"
+
+/* <sys/socket.h>, which a BPF target cannot include. */
+#define AF_INET  2
+#define AF_INET6 10
+
 #define REFUSED 0 /* EPERM */
 #define ALLOWED 1
 
-#define LENGTH_MAX    (1ull << 48)
 /* Where an option's value is longer than the kernel shows to programs, they must say that they
  * have not touched it, or the call fails (Documentation/bpf/prog_cgroup_sockopt.rst). */
 #define VISIBLE_BYTES 4096
+
+/* Set by the loader. Several agents may share a machine, one in each network namespace; a cgroup
+ * program runs for all of them. 0: any. */
+const volatile __u64 netns_cookie = 0;
 
 static __always_inline bool is_ours(struct bpf_sockopt *ctx)
 {
@@ -91,15 +116,6 @@ static __always_inline bool is_elsewhere(const struct flow_key *key)
     return !is_link_local(key->client_address) && !is_link_local(key->server_address);
 }
 
-/* What a region needs to know of the socket that it is asked for on. */
-struct asked {
-    struct flow_key key;
-    void *ring; /* where the caller waits */
-    struct bpf_tcp_sock *tcp;
-    struct connection connection;
-    bool seen_to_begin; /* its flow is new, and its handshake is proof (proof.h) */
-};
-
 /* Whether `peer` may send a region of this socket; else why not. */
 static __always_inline bool may_send(__u32 index, const struct flow_key *key,
                                      enum steer_counter *refusal)
@@ -133,228 +149,15 @@ static __always_inline bool load_asked(struct bpf_sock *sk, __u32 ring, __u32 pe
     return a->connection.usable;
 }
 
-/* A flow whose sequence spaces are still the same. */
 static __always_inline struct flow *find_or_insert(struct asked *a)
 {
     struct flow *flow = bpf_map_lookup_elem(&flows, &a->key);
     if (flow)
         return flow;
     a->seen_to_begin = was_seen_to_begin(&a->key, a->tcp);
-    struct flow fresh = {
-        .spaces.status = SHUNT_REGION_COMPLETE,
-        .client_ack = a->tcp->snd_una,
-        .furthest_ack = a->tcp->snd_una,
-        .rcv_nxt = a->tcp->rcv_nxt,
-        .server_ack = a->tcp->rcv_nxt,
-        .copied = {a->tcp->rcv_nxt, a->tcp->rcv_nxt},
-        .server_end = a->tcp->snd_nxt,
-        .client_window = a->connection.snd_wnd >> a->connection.snd_wscale,
-        .snd_wscale = a->connection.snd_wscale,
-        .server_edge = a->connection.rcv_edge,
-        .rcv_wscale = a->connection.rcv_wscale,
-        .token = bpf_get_prandom_u32(),
-        .flags = a->seen_to_begin ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
-    };
-    fresh.edge = later(fresh.server_end, fresh.client_ack + a->connection.snd_wnd);
+    struct flow fresh = flow_of(a, bpf_get_prandom_u32());
     bpf_map_update_elem(&flows, &a->key, &fresh, BPF_NOEXIST);
     return bpf_map_lookup_elem(&flows, &a->key);
-}
-
-/* Of the socket, brought up to date by what has passed by it: while a region is active its ACKs,
- * with window and timestamps, go to a backend. */
-static __always_inline void note_connection(struct flow *flow, const struct connection *c)
-{
-    bool passed = flow->flags & FLOW_TIMESTAMPS;
-    __u32 edge = client_edge(flow);
-
-    flow->tsval = not_behind_echo(flow, c->tsval);
-    flow->ts_recent = passed ? later(c->ts_recent, flow->client_tsval) : c->ts_recent;
-    flow->snd_wnd = is_before(flow->start, edge) ? edge - flow->start : 0;
-    flow->rcv_wscale = c->rcv_wscale;
-    flow->server_edge = c->rcv_edge;
-    flow->options = c->options;
-}
-
-static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_sock *tcp)
-{
-    flow->rcv_nxt = tcp->rcv_nxt;
-    flow->server_ack = tcp->rcv_nxt;
-    flow->copied[0] = flow->copied[1] = flow->server_ack;
-    flow->snd_cwnd = tcp->snd_cwnd;
-    flow->snd_ssthresh = tcp->snd_ssthresh;
-    flow->srtt_us = tcp->srtt_us >> 3;
-    flow->mss =
-        tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
-}
-
-/* What the client has said to the socket. Later packets may have passed here, and earlier ones need
- * not have: what came in fragments went past fe_in. */
-static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
-{
-    const struct connection *c = &a->connection;
-    __u32 una = a->tcp->snd_una;
-    __u32 acked = start;
-
-    barrier_var(una); /* the verifier takes no arithmetic on the socket's pointer */
-    to_client(&flow->spaces, una, una, &acked);
-    if (flow->spaces.made == 0 || is_before(flow->client_ack, acked)) {
-        flow->client_ack = acked;
-        flow->client_window = c->snd_wnd >> c->snd_wscale;
-    }
-    flow->edge = later(flow->edge, later(start, acked + c->snd_wnd));
-}
-
-/* Whose completion `ring` hears of, and from where on its backend sends. */
-static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32 ring, __u32 start,
-                                         const struct asked *a)
-{
-    flow->handoff = handoff;
-    flow->ring = ring;
-    flow->start = start;
-    flow->hold_until = 0;
-    flow->idle_ns = 0;
-    note_socket(flow, a->tcp);
-    note_connection(flow, &a->connection);
-}
-
-/* Under the flow's lock. */
-static __always_inline enum steer_counter begin_region(struct flow *flow,
-                                                       const struct shunt_begin *begin,
-                                                       const struct asked *a, bool is_appended)
-{
-    const struct bpf_tcp_sock *tcp = a->tcp;
-    const struct connection *c = &a->connection;
-    struct spaces *s = &flow->spaces;
-    __u32 local = c->write_seq;
-    __u32 start = local;
-
-    if (s->status == SHUNT_REGION_ACTIVE)
-        return FE_REFUSED_ACTIVE;
-    if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
-        return FE_REFUSED_ENDED;
-    /* What has been sent is sent again where it is lost. What waits for the client's window might
-     * wait for ever: a payload that fills its memory first leaves no window for what lies before.
-     */
-    if (local != tcp->snd_nxt)
-        return FE_REFUSED_UNSENT;
-
-    to_client(s, local, local, &start);
-    /* A packet that has passed since the flow was made may claim anything. */
-    if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
-        begin_proof(flow, tcp);
-        flow->edge =
-            later(flow->edge, later(start, start - (tcp->snd_nxt - tcp->snd_una) + c->snd_wnd));
-        return FE_REFUSED_UNPROVEN;
-    }
-    note_client_of(flow, a, start);
-    if (s->made == 0 || nth_break(s, 0)->peer != begin->peer)
-        flow->ack_spacing = 0;
-    struct flow_break *b = next_break(s);
-    b->local = local;
-    b->start = start;
-    b->length = begin->length;
-    b->peer = begin->peer;
-    b->end = 0;
-    s->acked = 0;
-    s->status = SHUNT_REGION_ACTIVE;
-
-    flow->regions++;
-    note_handoff(flow, begin->handoff, begin->ring, start, a);
-    flow->ahead = 0;
-    flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
-    /* A server that writes on waits for the ACK of the end, which opens the window (behind.h). A
-     * client that makes it up loses its own bytes, and nobody keeps a record of those. */
-    if (is_appended)
-        flow->flags |= FLOW_QUEUES;
-    else
-        b->end = end_of_new_region(flow, begin->length);
-    if (tcp->snd_una == local)
-        flow->flags |= FLOW_START_ACKED;
-    return FE_BEGUN;
-}
-
-/* Under the flow's lock: the newest region, if it is that handoff's, and nothing lies behind it. */
-static __always_inline struct flow_break *open_end(struct flow *flow, __u64 handoff,
-                                                   const struct connection *c)
-{
-    if (flow->spaces.made == 0 || !is_queueing(flow) || flow->handoff != handoff)
-        return NULL;
-    struct flow_break *b = newest_break(&flow->spaces);
-    return b->local == c->write_seq ? b : NULL;
-}
-
-/* Under the flow's lock. */
-static __always_inline enum steer_counter
-append_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
-{
-    struct flow_break *b = open_end(flow, begin->handoff, &a->connection);
-
-    if (!b)
-        return begin_region(flow, begin, a, true);
-    if (b->peer != begin->peer || b->length + begin->length >= LENGTH_MAX)
-        return FE_REFUSED_ARGUMENT;
-    b->length += begin->length;
-    return FE_APPENDED;
-}
-
-/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
-static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 handoff,
-                                                      const struct connection *c)
-{
-    struct flow_break *b = open_end(flow, handoff, c);
-
-    if (!b || flow->spaces.acked)
-        return FE_REFUSED_ENDED;
-    b->length = 0;
-    b->peer = 0;
-    flow->spaces.status = SHUNT_REGION_COMPLETE;
-    return FE_UNDONE;
-}
-
-/* Of a sender that is lost the client may have bytes up to where it had room. */
-static __always_inline void note_ahead(struct flow *flow)
-{
-    flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
-}
-
-/* Under the flow's lock. */
-static __always_inline enum steer_counter
-move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
-{
-    struct spaces *s = &flow->spaces;
-
-    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET)
-        return FE_REFUSED_ENDED;
-    struct flow_break *b = newest_break(s);
-    if (move->from >= b->length)
-        return FE_REFUSED_ARGUMENT;
-    b->peer = move->peer;
-    b->end &= END_WORD;
-    flow->ack_spacing = 0;
-    note_handoff(flow, move->handoff, move->ring, b->start + (__u32) move->from, a);
-    note_ahead(flow);
-    return FE_MOVED;
-}
-
-/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
-static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, __u32 when)
-{
-    struct spaces *s = &flow->spaces;
-
-    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET ||
-        flow->handoff != handoff || is_queueing(flow))
-        return FE_REFUSED_ENDED;
-    struct flow_break *b = newest_break(s);
-    if ((when == SHUNT_TAKE_WHOLE && s->acked != b->length) ||
-        (when == SHUNT_TAKE_NONE && s->acked))
-        return FE_REFUSED_ENDED;
-    b->length = s->acked;
-    if (!b->length)
-        b->peer = 0;
-    flow->start = b->start + (__u32) s->acked;
-    note_ahead(flow);
-    s->status = SHUNT_REGION_COMPLETE;
-    return FE_TAKEN;
 }
 
 static __always_inline void describe(const struct flow_key *key, struct flow *flow,
@@ -369,30 +172,7 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
     if (!flow)
         return;
     bpf_spin_lock(&flow->lock);
-    state->handoff = flow->handoff;
-    state->acked = flow->spaces.acked;
-    state->regions = flow->regions;
-    state->status = flow->regions ? flow->spaces.status : SHUNT_REGION_NONE;
-    state->start = flow->start;
-    state->rcv_nxt = flow->rcv_nxt;
-    state->tsval = flow->tsval;
-    state->ts_recent = flow->ts_recent;
-    state->snd_wnd = flow->snd_wnd;
-    state->snd_cwnd = flow->snd_cwnd;
-    state->snd_ssthresh = flow->snd_ssthresh;
-    state->srtt_us = flow->srtt_us;
-    state->ack_spacing = flow->ack_spacing;
-    state->ahead = flow->ahead;
-    state->token = flow->token;
-    state->mss = flow->mss;
-    state->snd_wscale = flow->snd_wscale;
-    state->rcv_wscale = flow->rcv_wscale;
-    state->options = flow->options;
-    if (newest_break(&flow->spaces)->end & END_WORD)
-        state->options |= SHUNT_OPTION_WORD;
-    state->answered = flow->answered;
-    state->shut = flow->spaces.acked < newest_break(&flow->spaces)->length &&
-                  (__u32) flow->client_window << flow->snd_wscale < flow->mss;
+    describe_flow(flow, state);
     bpf_spin_unlock(&flow->lock);
 }
 
@@ -405,20 +185,6 @@ static __always_inline void report_state(void *ring, const struct flow_key *key,
         count(FE_EVENT_LOST);
 }
 
-/* Of a refused SHUNT_BEGIN; none: another one on that connection will do no better. */
-static __always_inline __u32 status_of(enum steer_counter refusal)
-{
-    if (refusal == FE_REFUSED_UNPROVEN)
-        return SHUNT_REGION_UNPROVEN;
-    if (refusal == FE_REFUSED_UNSENT)
-        return SHUNT_REGION_UNSENT;
-    if (refusal == FE_REFUSED_PEER)
-        return SHUNT_REGION_NO_PEER;
-    if (refusal == FE_REFUSED_FAMILY)
-        return SHUNT_REGION_FAMILY;
-    return SHUNT_REGION_NONE;
-}
-
 static __always_inline void report_refusal(void *ring, __u64 handoff, enum steer_counter refusal)
 {
     struct shunt_state state = {.handoff = handoff,
@@ -429,41 +195,6 @@ static __always_inline void report_refusal(void *ring, __u64 handoff, enum steer
         return;
     if (bpf_ringbuf_output(ring, &state, sizeof(state), BPF_RB_NO_WAKEUP))
         count(FE_EVENT_LOST);
-}
-
-static __always_inline struct begun *begun_at(__u64 handoff, __u32 ring)
-{
-    __u32 index = ring * BEGUN_OF_A_RING + (handoff & (BEGUN_OF_A_RING - 1));
-
-    return bpf_map_lookup_elem(&begun, &index);
-}
-
-/* For the agent, which hears of this handoff by the server that is `ring`'s, after this call. A row
- * that is half old and half new is no server's. */
-static __always_inline void note_begun(const struct asked *a, __u64 handoff, __u32 ring, __u32 peer,
-                                       __u64 now)
-{
-    struct begun *b = begun_at(handoff, ring);
-
-    if (!b)
-        return;
-    b->handoff = 0;
-    barrier();
-    b->begun_ns = now;
-    b->flow = a->key;
-    b->peer = peer;
-    barrier();
-    b->handoff = handoff;
-}
-
-/* Its region is over, or another name's. A function of its own: fe_in's stack is full. */
-static __noinline int forget_begun(__u64 handoff, __u32 ring)
-{
-    struct begun *b = begun_at(handoff, ring);
-
-    if (b && b->handoff == handoff)
-        b->handoff = 0;
-    return 0;
 }
 
 static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct bpf_sock *sk,
@@ -495,7 +226,7 @@ static __always_inline enum steer_counter begin(struct bpf_sockopt *ctx, struct 
         result = begin_region(flow, &begin, &asked, false);
     bpf_spin_unlock(&flow->lock);
     if (result == FE_BEGUN) {
-        note_begun(&asked, begin.handoff, begin.ring, begin.peer, now);
+        note_begun(&asked.key, begin.handoff, begin.ring, begin.peer, now);
         report_state(asked.ring, &asked.key, flow);
     } else if (result == FE_REFUSED_UNPROVEN || !is_appended) {
         report_refusal(asked.ring, begin.handoff, result);
@@ -526,7 +257,7 @@ static __always_inline enum steer_counter move(struct bpf_sockopt *ctx, struct b
     bpf_spin_unlock(&flow->lock);
     if (result == FE_MOVED) {
         forget_begun(before, ring_before);
-        note_begun(&asked, move.handoff, move.ring, move.peer, bpf_ktime_get_ns());
+        note_begun(&asked.key, move.handoff, move.ring, move.peer, bpf_ktime_get_ns());
         report_state(asked.ring, &asked.key, flow);
     }
     return result;

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
  * Maps that the steering programs share with user space. The Rust types are generated from this
- * file's BTF by the skeleton (crates/handoff/build.rs); nothing here is written twice. Include
- * include/shunt.h first.
+ * file's BTF by the skeleton (crates/handoff/build.rs); nothing here is written twice.
  *
  * Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports and addresses in network order, sequence
  * numbers and counts in the machine's.
  */
 #ifndef STEERING_H
 #define STEERING_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include "../../../include/shunt.h"
 
 /* Of the pinned maps. Grows with any change to what a field below means: an agent takes over only
  * maps of its own layout. */
@@ -45,7 +49,7 @@ struct flow_key {
  *                    ^start    ^start+length
  *
  * A break is one payload. CLIENT minus LOCAL is `start - local` just before it, and `length` more
- * after it; a break of length 0 is an anchor (spaces.h).
+ * after it; a break of length 0 is an anchor (decisions/spaces.h).
  */
 struct flow_break {
     __u32 local;  /* LOCAL sequence number at which it begins */
@@ -54,7 +58,7 @@ struct flow_break {
     __u32 peer;   /* who sends it */
     __u32 end;    /* END_* */
 };
-/* What is known of a payload's last byte (claims.h). */
+/* What is known of a payload's last byte (decisions/claims.h). */
 #define END_WORD      1 /* its backend's word is needed */
 #define END_CLAIMED   2 /* the client has acknowledged it */
 #define END_DELIVERED 4 /* to the backend, which had sent it */
@@ -77,7 +81,7 @@ struct flow {
     __u64 last_seen_ns; /* CLOCK_MONOTONIC (coarse) of the last packet of either side */
     __u32 ring;         /* where the newest region's completion goes */
     /* what of the client's packets and the frontend's own has passed */
-    __u32 client_ack;    /* newest ACK number of the client, CLIENT space (claims.h) */
+    __u32 client_ack;    /* newest ACK number of the client, CLIENT space (decisions/claims.h) */
     __u32 client_tsval;  /* newest timestamp of the client */
     __u32 client_tsecr;  /* newest timestamp that it has echoed: ours must not go back */
     __u32 edge;          /* highest number that it has had room before, CLIENT space */
@@ -107,16 +111,16 @@ struct flow {
     __u32 furthest_ack; /* highest ACK number of the client since FLOW_SEEN_IN, CLIENT space */
     __u32 token;        /* random: of it, steered copies have what their backends look for */
     __u32 copied[2];    /* server_ack in the newest two copies, or when the region began */
-    __u64 idle_acked;   /* what is acknowledged of the newest region, */
-    __u64 idle_ns;      /* since when, as the frontend's kernel finds it (behind.h); 0: never */
+    __u64 idle_acked;   /* what is acknowledged of the newest region (decisions/behind.h), */
+    __u64 idle_ns;      /* since when, as the frontend's kernel finds it; 0: never */
 };
 #define FLOW_CLIENT_FIN  1
 #define FLOW_SERVER_FIN  2
 #define FLOW_RESET       4
-#define FLOW_START_ACKED 8   /* the frontend has been told that its header arrived */
-#define FLOW_TIMESTAMPS  16  /* client_tsval and client_tsecr hold one */
-#define FLOW_QUEUES      32  /* the server may write behind the newest region (behind.h) */
-#define FLOW_SEEN_IN     64  /* client_ack, furthest_ack: of packets at fe_in (proof.h) */
+#define FLOW_START_ACKED 8  /* the frontend has been told that its header arrived */
+#define FLOW_TIMESTAMPS  16 /* client_tsval and client_tsecr hold one */
+#define FLOW_QUEUES      32 /* the server may write behind the newest region (decisions/behind.h) */
+#define FLOW_SEEN_IN     64 /* client_ack, furthest_ack: of packets at fe_in (proof.h) */
 #define FLOW_SEEN_OUT    128 /* server_end is from a segment that fe_out has seen */
 
 /* A connection's beginning, as the programs have seen it (proof.h). Key: its struct flow_key. */
@@ -267,5 +271,12 @@ struct sender_slot {
     X(BE_DROP_REWRITE, "dropped: a packet could not be rewritten")                                \
     X(BE_ORPHAN_RESET, "resets for sockets that nobody has open any more")                        \
     X(BE_STRIPPED, "steered packets with data, stripped")
+
+enum steer_counter {
+#define STEER_COUNTER_ENUM(name, meaning) name,
+    STEER_COUNTER_LIST(STEER_COUNTER_ENUM)
+#undef STEER_COUNTER_ENUM
+        STEER_COUNTERS
+};
 
 #endif

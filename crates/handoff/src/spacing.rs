@@ -2,7 +2,7 @@
 //!
 //! A frontend passes each ACK of a payload on, and each costs it and us more than the segment that it acknowledges. A
 //! sender that may have far more outstanding than lies between two ACKs never waits for the next: it says so, and the
-//! frontend keeps the others to itself (`ack_may_wait` in bpf/ingress.h, which also knows when that must end).
+//! frontend keeps the others to itself (`ack_may_wait` in bpf/decisions/arrivals.h, which also knows when that must end).
 //! Congestion control counts bytes, not ACKs (RFC 3465), and is told of all of them.
 
 use std::os::fd::AsFd;

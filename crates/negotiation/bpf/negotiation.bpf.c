@@ -21,10 +21,6 @@
 
 #include "../../../include/shunt.h"
 
-#ifndef AF_INET
-#define AF_INET 2
-#endif
-
 #include "token.h"
 
 #define REFUSED       0 /* EPERM */

@@ -16,6 +16,16 @@
 #ifndef TOKEN_H
 #define TOKEN_H
 
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+/* <sys/socket.h>, which a BPF target cannot include. */
+#define AF_INET 2
+
 #define OPTION_KIND  254
 #define OPTION_BYTES 14
 #define OPTION_EXID  0x53684f42u /* RFC 6994: "ShOB", 32 bits */

@@ -1,4 +1,4 @@
-//! Which claims of a client's packet are believed (bpf/claims.h).
+//! Which claims of a client's packet are believed (bpf/decisions/claims.h).
 
 use super::programs::*;
 use super::segment::*;

@@ -1,4 +1,4 @@
-//! Routers' reports of a smaller path MTU: who gets which (bpf/path.h, bpf/icmp.h), and with what in it.
+//! Routers' reports of a smaller path MTU: who gets which (bpf/decisions/reports.h, bpf/icmp.h), and with what in it.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! fe_in: who gets which client packet (bpf/ingress.h has the table), and in whose sequence space.
+//! fe_in: who gets which client packet (bpf/decisions/arrivals.h has the table), and in whose sequence space.
 
 use super::programs::*;
 use super::segment::*;
@@ -283,7 +283,7 @@ fn a_reset_at_what_the_backend_acknowledges_is_one() {
     }
 }
 
-/// Its server's next word would else reset it (behind.h), for it has acknowledged nothing for long.
+/// Its server's next word would else reset it (decisions/behind.h), for it has acknowledged nothing for long.
 #[test]
 fn a_client_that_has_room_again_has_just_come_back() {
     let fe = frontend!(Flow { mss: 1448, client_window: 0, idle_ns: 1, idle_acked: 1000, ..under_way() });

@@ -5,11 +5,12 @@
 //! packet: how many of its own bytes are acknowledged, and which blocks of them are held.
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestRunner};
+use proptest::test_runner::TestCaseError;
 use shunt_handoff::bpf::*;
 
 use super::host::root;
 use super::programs::*;
+use super::seeded::many;
 use super::segment::*;
 
 const RCV_NXT: u32 = 4_000_000_000;
@@ -311,17 +312,5 @@ fn any_sequence_of_acks_is_split_as_the_model_splits_it() {
         return;
     }
     let fe = Frontend::new();
-    let seed = std::env::var("SHUNT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand_seed);
-    println!("SHUNT_SEED={seed}");
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let rng = proptest::test_runner::TestRng::from_seed(proptest::test_runner::RngAlgorithm::ChaCha, &bytes);
-    let config = Config { cases: 150, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, rng);
-    runner.run(&case(), |case| run_case(&fe, &case)).unwrap_or_else(|failure| panic!("SHUNT_SEED={seed}: {failure}"));
-}
-
-fn rand_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-    now.as_nanos() as u64
+    many(150, case(), |case| run_case(&fe, case));
 }

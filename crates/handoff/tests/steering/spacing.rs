@@ -1,4 +1,4 @@
-//! Which ACKs a backend gets that has said how far apart they may be (`ack_may_wait` in bpf/ingress.h).
+//! Which ACKs a backend gets that has said how far apart they may be (`ack_may_wait` in bpf/decisions/arrivals.h).
 
 use rustix::time::{ClockId, clock_gettime};
 use shunt_handoff::bpf::*;

@@ -11,6 +11,9 @@
 #ifndef SPACES_H
 #define SPACES_H
 
+#include "../steering.h"
+#include "numbers.h"
+
 #define ANCHOR_BYTES (1u << 30)
 #define NO_BREAK     (-1)
 

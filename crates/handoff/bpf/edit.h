@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0) */
 /*
- * One TCP packet: reading it, and changing it with its checksums.
+ * Changing a TCP packet with its checksums.
  *
  * Fields are written in place, through direct packet access, and every change is added up in a
  * struct edit; one or two helper calls at the end bring the TCP checksum up to date. They know
@@ -9,8 +9,22 @@
  *
  * Every helper call invalidates packet pointers, so none is kept across functions.
  */
-#ifndef PACKET_H
-#define PACKET_H
+#ifndef EDIT_H
+#define EDIT_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "decisions/numbers.h"
+#include "decisions/packet.h"
 
 /* Not in the headers of every floor kernel's libc. */
 #define ETH_P_IP       0x0800
@@ -29,38 +43,6 @@
  * A power of two, less one. */
 #define TRANSPORT_MAX   127
 #define HEADERS_MAX     (TRANSPORT_MAX + TCP_HEADER_MAX)
-
-/* Byte 13 of the TCP header (RFC 9293, 3.1). */
-#define TH_FIN 0x01
-#define TH_SYN 0x02
-#define TH_RST 0x04
-#define TH_PSH 0x08
-#define TH_ACK 0x10
-#define TH_URG 0x20
-#define TH_ECE 0x40
-#define TH_CWR 0x80
-
-/* In the machine's order, addresses and ports excepted. */
-struct packet {
-    __u32 source[4]; /* IPv4 mapped */
-    __u32 destination[4];
-    __be16 source_port;
-    __be16 destination_port;
-    __u32 transport;    /* offset of the TCP header in the frame */
-    __u32 header_bytes; /* of the TCP header, with options */
-    __u32 payload_bytes;
-    __u32 seq;
-    __u32 ack;
-    __u32 tsval;
-    __u32 tsecr;
-    __u16 window;
-    __u8 flags;      /* TH_* */
-    __u8 timestamps; /* offset of the option's TSval in the TCP header, 0: none (RFC 7323) */
-    __u8 sack;       /* offset of the option's kind in the TCP header, 0: none (RFC 2018) */
-    __u8 sack_blocks;
-    __u8 is_ipv6;
-    __u8 is_odd; /* IP options or extension headers, or a first fragment (plain.h) */
-};
 
 /* Sums of what a packet's TCP checksum has to follow, in the packet's byte order (RFC 1624). */
 struct edit {

@@ -18,6 +18,11 @@
 #ifndef CLAIMS_H
 #define CLAIMS_H
 
+#include "../steering.h"
+#include "numbers.h"
+#include "packet.h"
+#include "spaces.h"
+
 /* What a backend's segments offer the client, whose packets the frontend's kernel judges: RCV_WND
  * of crates/handoff/src/sender/connection.rs. */
 #define SENDER_WINDOW 65535
@@ -25,11 +30,6 @@
 /* How far before the server's newest ACK the last region may have begun: sequence numbers compare
  * over less than 2^31. */
 #define UPLOADED_MAX (1U << 30)
-
-static __always_inline __u32 later(__u32 a, __u32 b)
-{
-    return is_before(a, b) ? b : a;
-}
 
 /* First byte that the client has no room for, CLIENT space. */
 static __always_inline __u32 client_edge(const struct flow *flow)

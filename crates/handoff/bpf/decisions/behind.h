@@ -22,6 +22,11 @@
 #ifndef BEHIND_H
 #define BEHIND_H
 
+#include "../steering.h"
+#include "numbers.h"
+#include "packet.h"
+#include "spaces.h"
+
 #define UNHEARD_NS 100000000
 /* As long as a backend goes on without an ACK (`progress` of its agent), by default. */
 #define IDLE_NS    60000000000ll
@@ -61,21 +66,6 @@ static __always_inline bool is_given_up(struct flow *flow, __u64 now)
     }
     /* `now` was taken before the lock: another core's may be later. */
     return (__s64) (now - flow->idle_ns) > IDLE_NS;
-}
-
-/* Sends the client a probe in the place of a segment that is not to leave. */
-static __noinline void ask_client(struct __sk_buff *skb, const struct packet *p, __u32 client_ack)
-{
-    struct edit e = {};
-    struct tcphdr *tcp = tcp_header(skb, p);
-    if (!tcp)
-        return;
-    put32(&e.plain, &tcp->seq, bpf_htonl(client_ack - 1));
-    put_flags(&e, tcp, TH_FIN | TH_PSH | TH_URG, TH_ACK);
-    if (p->payload_bytes ? cut_payload(skb, p, &e) : !sums_follow(skb, p, &e))
-        return;
-    skb->mark = RESET_MARK;
-    bpf_clone_redirect(skb, skb->ifindex, 0);
 }
 
 #endif

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/*
+ * What becomes of a flow when its server asks for a region, for more of one, or for its end
+ * (include/shunt.h), in terms of its socket. All under the flow's lock, and with the socket locked.
+ */
+#ifndef REGIONS_H
+#define REGIONS_H
+
+#include <linux/bpf.h>
+
+#include "../../../../include/shunt.h"
+#include "../steering.h"
+#include "behind.h"
+#include "claims.h"
+#include "connection.h"
+#include "numbers.h"
+#include "proof.h"
+#include "spaces.h"
+
+#define LENGTH_MAX (1ull << 48)
+
+/* A flow whose sequence spaces are still the same. */
+static __always_inline struct flow flow_of(const struct asked *a, __u32 token)
+{
+    struct flow fresh = {
+        .spaces.status = SHUNT_REGION_COMPLETE,
+        .client_ack = a->tcp->snd_una,
+        .furthest_ack = a->tcp->snd_una,
+        .rcv_nxt = a->tcp->rcv_nxt,
+        .server_ack = a->tcp->rcv_nxt,
+        .copied = {a->tcp->rcv_nxt, a->tcp->rcv_nxt},
+        .server_end = a->tcp->snd_nxt,
+        .client_window = a->connection.snd_wnd >> a->connection.snd_wscale,
+        .snd_wscale = a->connection.snd_wscale,
+        .server_edge = a->connection.rcv_edge,
+        .rcv_wscale = a->connection.rcv_wscale,
+        .token = token,
+        .flags = a->seen_to_begin ? FLOW_SEEN_IN | FLOW_SEEN_OUT : 0,
+    };
+    fresh.edge = later(fresh.server_end, fresh.client_ack + a->connection.snd_wnd);
+    return fresh;
+}
+
+/* Of the socket, brought up to date by what has passed by it: while a region is active its ACKs,
+ * with window and timestamps, go to a backend. */
+static __always_inline void note_connection(struct flow *flow, const struct connection *c)
+{
+    bool passed = flow->flags & FLOW_TIMESTAMPS;
+    __u32 edge = client_edge(flow);
+
+    flow->tsval = not_behind_echo(flow, c->tsval);
+    flow->ts_recent = passed ? later(c->ts_recent, flow->client_tsval) : c->ts_recent;
+    flow->snd_wnd = is_before(flow->start, edge) ? edge - flow->start : 0;
+    flow->rcv_wscale = c->rcv_wscale;
+    flow->server_edge = c->rcv_edge;
+    flow->options = c->options;
+}
+
+static __always_inline void note_socket(struct flow *flow, const struct bpf_tcp_sock *tcp)
+{
+    flow->rcv_nxt = tcp->rcv_nxt;
+    flow->server_ack = tcp->rcv_nxt;
+    flow->copied[0] = flow->copied[1] = flow->server_ack;
+    flow->snd_cwnd = tcp->snd_cwnd;
+    flow->snd_ssthresh = tcp->snd_ssthresh;
+    flow->srtt_us = tcp->srtt_us >> 3;
+    flow->mss =
+        tcp->mss_cache; /* bounded by the path: the backend hears of no router's complaint */
+}
+
+/* What the client has said to the socket. Later packets may have passed here, and earlier ones need
+ * not have: what came in fragments went past fe_in. */
+static __always_inline void note_client_of(struct flow *flow, const struct asked *a, __u32 start)
+{
+    const struct connection *c = &a->connection;
+    __u32 una = a->tcp->snd_una;
+    __u32 acked = start;
+
+    barrier_var(una); /* the verifier takes no arithmetic on the socket's pointer */
+    to_client(&flow->spaces, una, una, &acked);
+    if (flow->spaces.made == 0 || is_before(flow->client_ack, acked)) {
+        flow->client_ack = acked;
+        flow->client_window = c->snd_wnd >> c->snd_wscale;
+    }
+    flow->edge = later(flow->edge, later(start, acked + c->snd_wnd));
+}
+
+/* Whose completion `ring` hears of, and from where on its backend sends. */
+static __always_inline void note_handoff(struct flow *flow, __u64 handoff, __u32 ring, __u32 start,
+                                         const struct asked *a)
+{
+    flow->handoff = handoff;
+    flow->ring = ring;
+    flow->start = start;
+    flow->hold_until = 0;
+    flow->idle_ns = 0;
+    note_socket(flow, a->tcp);
+    note_connection(flow, &a->connection);
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter begin_region(struct flow *flow,
+                                                       const struct shunt_begin *begin,
+                                                       const struct asked *a, bool is_appended)
+{
+    const struct bpf_tcp_sock *tcp = a->tcp;
+    const struct connection *c = &a->connection;
+    struct spaces *s = &flow->spaces;
+    __u32 local = c->write_seq;
+    __u32 start = local;
+
+    if (s->status == SHUNT_REGION_ACTIVE)
+        return FE_REFUSED_ACTIVE;
+    if (s->status == SHUNT_REGION_CANCELLED || flow->flags & FLOW_RESET)
+        return FE_REFUSED_ENDED;
+    /* What has been sent is sent again where it is lost. What waits for the client's window might
+     * wait for ever: a payload that fills its memory first leaves no window for what lies before.
+     */
+    if (local != tcp->snd_nxt)
+        return FE_REFUSED_UNSENT;
+
+    to_client(s, local, local, &start);
+    /* A packet that has passed since the flow was made may claim anything. */
+    if (!a->seen_to_begin && !is_proven(flow, tcp, start)) {
+        begin_proof(flow, tcp);
+        flow->edge =
+            later(flow->edge, later(start, start - (tcp->snd_nxt - tcp->snd_una) + c->snd_wnd));
+        return FE_REFUSED_UNPROVEN;
+    }
+    note_client_of(flow, a, start);
+    if (s->made == 0 || nth_break(s, 0)->peer != begin->peer)
+        flow->ack_spacing = 0;
+    struct flow_break *b = next_break(s);
+    b->local = local;
+    b->start = start;
+    b->length = begin->length;
+    b->peer = begin->peer;
+    b->end = 0;
+    s->acked = 0;
+    s->status = SHUNT_REGION_ACTIVE;
+
+    flow->regions++;
+    note_handoff(flow, begin->handoff, begin->ring, start, a);
+    flow->ahead = 0;
+    flow->flags &= ~(FLOW_START_ACKED | FLOW_QUEUES);
+    /* A server that writes on waits for the ACK of the end, which opens the window (behind.h). A
+     * client that makes it up loses its own bytes, and nobody keeps a record of those. */
+    if (is_appended)
+        flow->flags |= FLOW_QUEUES;
+    else
+        b->end = end_of_new_region(flow, begin->length);
+    if (tcp->snd_una == local)
+        flow->flags |= FLOW_START_ACKED;
+    return FE_BEGUN;
+}
+
+/* Under the flow's lock: the newest region, if it is that handoff's, and nothing lies behind it. */
+static __always_inline struct flow_break *open_end(struct flow *flow, __u64 handoff,
+                                                   const struct connection *c)
+{
+    if (flow->spaces.made == 0 || !is_queueing(flow) || flow->handoff != handoff)
+        return NULL;
+    struct flow_break *b = newest_break(&flow->spaces);
+    return b->local == c->write_seq ? b : NULL;
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter
+append_region(struct flow *flow, const struct shunt_begin *begin, const struct asked *a)
+{
+    struct flow_break *b = open_end(flow, begin->handoff, &a->connection);
+
+    if (!b)
+        return begin_region(flow, begin, a, true);
+    if (b->peer != begin->peer || b->length + begin->length >= LENGTH_MAX)
+        return FE_REFUSED_ARGUMENT;
+    b->length += begin->length;
+    return FE_APPENDED;
+}
+
+/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+static __always_inline enum steer_counter undo_region(struct flow *flow, __u64 handoff,
+                                                      const struct connection *c)
+{
+    struct flow_break *b = open_end(flow, handoff, c);
+
+    if (!b || flow->spaces.acked)
+        return FE_REFUSED_ENDED;
+    b->length = 0;
+    b->peer = 0;
+    flow->spaces.status = SHUNT_REGION_COMPLETE;
+    return FE_UNDONE;
+}
+
+/* Of a sender that is lost the client may have bytes up to where it had room. */
+static __always_inline void note_ahead(struct flow *flow)
+{
+    flow->ahead = is_before(flow->start, flow->edge) ? flow->edge - flow->start : 0;
+}
+
+/* Under the flow's lock. */
+static __always_inline enum steer_counter
+move_region(struct flow *flow, const struct shunt_move *move, const struct asked *a)
+{
+    struct spaces *s = &flow->spaces;
+
+    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET)
+        return FE_REFUSED_ENDED;
+    struct flow_break *b = newest_break(s);
+    if (move->from >= b->length)
+        return FE_REFUSED_ARGUMENT;
+    b->peer = move->peer;
+    b->end &= END_WORD;
+    flow->ack_spacing = 0;
+    note_handoff(flow, move->handoff, move->ring, b->start + (__u32) move->from, a);
+    note_ahead(flow);
+    return FE_MOVED;
+}
+
+/* Under the flow's lock. A break of no bytes is an anchor (spaces.h). */
+static __always_inline enum steer_counter take_region(struct flow *flow, __u64 handoff, __u32 when)
+{
+    struct spaces *s = &flow->spaces;
+
+    if (s->made == 0 || s->status != SHUNT_REGION_ACTIVE || flow->flags & FLOW_RESET ||
+        flow->handoff != handoff || is_queueing(flow))
+        return FE_REFUSED_ENDED;
+    struct flow_break *b = newest_break(s);
+    if ((when == SHUNT_TAKE_WHOLE && s->acked != b->length) ||
+        (when == SHUNT_TAKE_NONE && s->acked))
+        return FE_REFUSED_ENDED;
+    b->length = s->acked;
+    if (!b->length)
+        b->peer = 0;
+    flow->start = b->start + (__u32) s->acked;
+    note_ahead(flow);
+    s->status = SHUNT_REGION_COMPLETE;
+    return FE_TAKEN;
+}
+
+/* Under the flow's lock. */
+static __always_inline void describe_flow(const struct flow *flow, struct shunt_state *state)
+{
+    state->handoff = flow->handoff;
+    state->acked = flow->spaces.acked;
+    state->regions = flow->regions;
+    state->status = flow->regions ? flow->spaces.status : SHUNT_REGION_NONE;
+    state->start = flow->start;
+    state->rcv_nxt = flow->rcv_nxt;
+    state->tsval = flow->tsval;
+    state->ts_recent = flow->ts_recent;
+    state->snd_wnd = flow->snd_wnd;
+    state->snd_cwnd = flow->snd_cwnd;
+    state->snd_ssthresh = flow->snd_ssthresh;
+    state->srtt_us = flow->srtt_us;
+    state->ack_spacing = flow->ack_spacing;
+    state->ahead = flow->ahead;
+    state->token = flow->token;
+    state->mss = flow->mss;
+    state->snd_wscale = flow->snd_wscale;
+    state->rcv_wscale = flow->rcv_wscale;
+    state->options = flow->options;
+    if (nth_break(&flow->spaces, 0)->end & END_WORD)
+        state->options |= SHUNT_OPTION_WORD;
+    state->answered = flow->answered;
+    state->shut = flow->spaces.acked < nth_break(&flow->spaces, 0)->length &&
+                  (__u32) flow->client_window << flow->snd_wscale < flow->mss;
+}
+
+/* Of a refused SHUNT_BEGIN; none: another one on that connection will do no better. */
+static __always_inline __u32 status_of(enum steer_counter refusal)
+{
+    if (refusal == FE_REFUSED_UNPROVEN)
+        return SHUNT_REGION_UNPROVEN;
+    if (refusal == FE_REFUSED_UNSENT)
+        return SHUNT_REGION_UNSENT;
+    if (refusal == FE_REFUSED_PEER)
+        return SHUNT_REGION_NO_PEER;
+    if (refusal == FE_REFUSED_FAMILY)
+        return SHUNT_REGION_FAMILY;
+    return SHUNT_REGION_NONE;
+}
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0) */
+/* What becomes of a flow when an agent asks something of it (../requests.h). Under the flow's lock.
+ */
+#ifndef DECISIONS_REQUESTS_H
+#define DECISIONS_REQUESTS_H
+
+#include "../../../../include/shunt.h"
+#include "../steering.h"
+#include "arrivals.h"
+#include "claims.h"
+#include "numbers.h"
+#include "spaces.h"
+
+/* A backend's word on its ACKs: false where it does not send the newest region. */
+static __always_inline bool space_acks(struct flow *flow, __u32 peer, __u32 bytes)
+{
+    bool its_own = flow->spaces.made && nth_break(&flow->spaces, 0)->peer == peer;
+
+    if (its_own)
+        flow->ack_spacing = bytes;
+    return its_own;
+}
+
+/* A backend's word that its socket has heard the ACK of the end: false where that handoff is not
+ * the active region's, or another's. */
+static __always_inline bool deliver(struct flow *flow, __u32 peer, __u64 handoff, struct route *r)
+{
+    struct flow_break *b = newest_break(&flow->spaces);
+
+    if (!flow->spaces.made || flow->spaces.status != SHUNT_REGION_ACTIVE ||
+        flow->handoff != handoff || b->peer != peer)
+        return false;
+    b->end |= END_DELIVERED;
+    if (is_delivered(b)) {
+        flow->spaces.acked = b->length;
+        end_region(flow, r, SHUNT_REGION_COMPLETE, SHUNT_EVENT_COMPLETE);
+    }
+    return true;
+}
+
+/* Nobody sends it any more: false where it is not active. */
+static __always_inline bool cancel_handoff(struct flow *flow, __u64 handoff)
+{
+    bool is_its_own = flow->handoff == handoff && flow->spaces.status == SHUNT_REGION_ACTIVE;
+
+    if (is_its_own)
+        flow->spaces.status = SHUNT_REGION_CANCELLED;
+    return is_its_own;
+}
+
+#endif
