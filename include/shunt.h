@@ -28,7 +28,10 @@ typedef __u64 shunt_u64;
 typedef __s64 shunt_s64;
 #endif
 
-#define SHUNT_VERSION 6
+/* Within a version a message may grow at its end, and so may what is in shared memory: a reader
+ * skips what it does not know, and takes what an older writer leaves out for zero. */
+#define SHUNT_VERSION        7
+#define SHUNT_VERSION_OLDEST 7 /* that is spoken, too */
 
 /* ---- the kernel: setsockopt on a client's connection ----
  *
@@ -142,15 +145,9 @@ struct shunt_take {
 #define SHUNT_REGION_NO_PEER   6 /* the peer is not there now */
 #define SHUNT_REGION_FAMILY    7 /* the peer does not send in the client's IP version */
 
-/* A record of the ring. It begins as a struct shunt_event does. */
-struct shunt_state {
-    shunt_u64 handoff;
-    shunt_u64 acked;   /* payload bytes that the client's newest packet acknowledges */
-    shunt_u32 kind;    /* SHUNT_EVENT_STATE */
-    shunt_u32 status;  /* SHUNT_REGION_* */
-    shunt_u32 regions; /* how many this connection has begun, this one included */
-    /* the rest is as it was when the region began, or moved, and goes into shunt_handoff as it is
-     */
+/* A client's connection, as whoever sends on it for another has to know it: as it was when the
+ * region began, or moved. */
+struct shunt_flow {
     shunt_u8 client_address[16];
     shunt_u8 server_address[16];
     shunt_u16 client_port; /* network order */
@@ -169,10 +166,22 @@ struct shunt_state {
     shunt_u16 mss;   /* bytes, without options */
     shunt_u8 snd_wscale;
     shunt_u8 rcv_wscale;
-    shunt_u8 options;  /* SHUNT_OPTION_* */
+    shunt_u8 options; /* SHUNT_OPTION_* */
+    shunt_u8 first;   /* 1: the first region of this connection. Any older socket for it is stale */
+    shunt_u8 pad[2];
+};
+
+/* A record of the ring. It begins as a struct shunt_event does. */
+struct shunt_state {
+    shunt_u64 handoff;
+    shunt_u64 acked;   /* payload bytes that the client's newest packet acknowledges */
+    shunt_u32 kind;    /* SHUNT_EVENT_STATE */
+    shunt_u32 status;  /* SHUNT_REGION_* */
+    shunt_u32 regions; /* how many this connection has begun, this one included */
+    struct shunt_flow flow;
     shunt_u8 answered; /* keepalive probes of the server, of this connection: modulo 256 */
     shunt_u8 shut;     /* now: the client takes no whole segment of what is left */
-    shunt_u8 pad[5];
+    shunt_u8 pad[2];
 };
 
 /* Options that the connection negotiated (RFC 7323, 2018). */
@@ -242,10 +251,13 @@ struct shunt_board_peer {
 
 struct shunt_board {
     shunt_u32 magic;
-    shunt_u32 version;
-    shunt_u32 alive;    /* 1 while the agent runs; 0 after it stopped */
-    shunt_u32 frontend; /* 1: steering is loaded, SHUNT_BEGIN works */
-    shunt_u32 backend;  /* 1: offers are taken */
+    shunt_u16 oldest; /* versions that the agent speaks */
+    shunt_u16 newest;
+    shunt_u32 peers_at; /* where the first entry of `peer` is, bytes: what is before it is there */
+    shunt_u32 peer_bytes; /* from one to the next */
+    shunt_u32 alive;      /* 1 while the agent runs; 0 after it stopped */
+    shunt_u32 frontend;   /* 1: steering is loaded, SHUNT_BEGIN works */
+    shunt_u32 backend;    /* 1: offers are taken */
     shunt_u32 offer_lifetime_ms;
     shunt_u32 closed;   /* SHUNT_CLOSED_*: to all */
     shunt_u32 families; /* SHUNT_FAMILY_*: of clients that some connected backend can send to */
@@ -399,8 +411,11 @@ struct shunt_header {
 
 struct shunt_hello {
     struct shunt_header header;
-    shunt_u32 version; /* SHUNT_VERSION */
-    shunt_u32 channel; /* SHUNT_CHANNEL_* */
+    shunt_u16
+        oldest; /* SHUNT_VERSION_OLDEST, SHUNT_VERSION: both speak the newest that both know */
+    shunt_u16 newest;
+    shunt_u32 channel;  /* SHUNT_CHANNEL_* */
+    shunt_u64 features; /* a bit for each thing that takes an agent that can do it, too: none yet */
 };
 
 struct shunt_welcome {
@@ -408,6 +423,9 @@ struct shunt_welcome {
     shunt_u32
         worker;     /* upper half of this worker's offer numbers; an OFFERS channel gets its own */
     shunt_u32 ring; /* for shunt_begin; control only, else 0xffffffff */
+    shunt_u32 version; /* that both speak */
+    shunt_u32 pad;
+    shunt_u64 features; /* of the agent */
 };
 
 /* shunt_offer.flags: what is in front of `offset` may be written to, and the file's time with it.
@@ -447,34 +465,16 @@ struct shunt_handoff {
     struct shunt_header header;
     shunt_u32 peer;  /* the backend's agent: index into the board */
     shunt_u32 epoch; /* of that entry when the offer was checked */
+    shunt_u32 bytes; /* of this message: where the parts of HANDOFF_PARTS begin */
+    shunt_u32 pad;
     shunt_u64 handoff;
     shunt_u64 offer;
     shunt_u64 length;
     shunt_u64 rate; /* bytes a second, 0: no limit */
     shunt_u8 tag[16];
     shunt_u8 trace[SHUNT_TRACE_BYTES];
-    shunt_u8 client_address[16];
-    shunt_u8 server_address[16];
-    shunt_u16 client_port; /* network order */
-    shunt_u16 server_port; /* network order */
-    shunt_u32 start;       /* client-visible sequence number of the first payload byte */
-    shunt_u32 rcv_nxt;
-    shunt_u32 tsval;
-    shunt_u32 ts_recent;
-    shunt_u32 snd_wnd;
-    shunt_u32 snd_cwnd;
-    shunt_u32 snd_ssthresh;
-    shunt_u32 srtt_us;
-    shunt_u32 ack_spacing;
-    shunt_u32 ahead;
-    shunt_u32 token;
-    shunt_u16 mss;
-    shunt_u8 snd_wscale;
-    shunt_u8 rcv_wscale;
-    shunt_u8 options; /* SHUNT_OPTION_* */
-    shunt_u8 first; /* 1: the first handoff of this connection: any older socket for it is stale */
-    shunt_u8 pad[2];
-    struct shunt_tls tls; /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
+    struct shunt_flow flow; /* of the answer to SHUNT_BEGIN or SHUNT_MOVE */
+    struct shunt_tls tls;   /* `length` stays the payload's; SHUNT_BEGIN's is that of its records */
 };
 
 #define SHUNT_PARTS_MAX 32

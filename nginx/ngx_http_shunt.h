@@ -441,6 +441,8 @@ ngx_int_t ngx_http_shunt_agent_post(const void *message, size_t size);
 ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log);
 const struct shunt_board *ngx_http_shunt_board(void);
 ngx_str_t ngx_http_shunt_board_name(void);
+const struct shunt_board_peer *ngx_http_shunt_board_entry(const struct shunt_board *board,
+                                                          ngx_uint_t index);
 ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index);
 ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer);
 void ngx_http_shunt_count(ngx_uint_t counter, uint64_t n);

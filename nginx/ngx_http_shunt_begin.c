@@ -72,6 +72,7 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     ngx_memzero(msg, sizeof(*msg));
     msg->header.kind = SHUNT_MSG_HANDOFF;
     msg->header.size = sizeof(*msg);
+    msg->bytes = sizeof(*msg);
     msg->peer = ctx->peer.index;
     msg->epoch = ctx->peer.epoch;
     msg->handoff = ctx->id;
@@ -80,29 +81,10 @@ ngx_int_t ngx_http_shunt_describe(ngx_http_shunt_ctx_t *ctx, uint64_t length,
     msg->rate = ctx->request->limit_rate; /* the write filter has evaluated it, for the header */
     ngx_memcpy(msg->tag, ctx->payload.tag, 16);
     ngx_http_shunt_trace(ctx->request, msg->trace);
-    ngx_memcpy(msg->client_address, state->client_address, 16);
-    ngx_memcpy(msg->server_address, state->server_address, 16);
-    msg->client_port = state->client_port;
-    msg->server_port = state->server_port;
-    msg->start = state->start;
-    msg->rcv_nxt = state->rcv_nxt;
-    msg->tsval = state->tsval;
-    msg->ts_recent = state->ts_recent;
-    msg->snd_wnd = state->snd_wnd;
-    msg->snd_cwnd = state->snd_cwnd;
-    msg->snd_ssthresh = state->snd_ssthresh;
-    msg->srtt_us = state->srtt_us;
-    msg->ack_spacing = state->ack_spacing;
-    msg->ahead = state->ahead;
-    msg->token = state->token;
-    msg->mss = state->mss;
-    msg->snd_wscale = state->snd_wscale;
-    msg->rcv_wscale = state->rcv_wscale;
-    msg->options = state->options;
+    msg->flow = state->flow;
     if (ctx->etag.len && ngx_http_shunt_proof_needed(ctx)) {
-        msg->options |= SHUNT_OPTION_DIGEST;
+        msg->flow.options |= SHUNT_OPTION_DIGEST;
     }
-    msg->first = state->regions == 1;
 
     return NGX_OK;
 }

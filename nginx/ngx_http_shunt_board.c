@@ -10,23 +10,27 @@
 #define NGX_HTTP_SHUNT_BOARD_SLEEP  100 /* microseconds */
 
 static struct shunt_board *ngx_http_shunt_board_memory;
+static size_t ngx_http_shunt_board_bytes;
 
 /* What is counted while there is no agent goes here, and to the agent as soon as there is one. */
 static struct shunt_counters ngx_http_shunt_counters_early;
 static struct shunt_counters *ngx_http_shunt_counters = &ngx_http_shunt_counters_early;
+static size_t ngx_http_shunt_counters_bytes;
 
-static void *ngx_http_shunt_map(int fd, size_t size, int protection, ngx_log_t *log)
+/* At least `least` bytes; *size: how many there are. */
+static void *ngx_http_shunt_map(int fd, size_t least, size_t *size, int protection, ngx_log_t *log)
 {
     void *p;
     struct stat st;
 
     /* a shorter file would be a SIGBUS later */
-    if (fstat(fd, &st) == -1 || (size_t) st.st_size < size) {
+    if (fstat(fd, &st) == -1 || (size_t) st.st_size < least) {
         ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's shared memory is too small");
         return NULL;
     }
 
-    p = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    *size = st.st_size;
+    p = mmap(NULL, *size, protection, MAP_SHARED, fd, 0);
 
     if (p == MAP_FAILED) {
         ngx_log_error(NGX_LOG_ERR, log, ngx_errno, "shunt: mmap() failed");
@@ -47,42 +51,69 @@ static void ngx_http_shunt_move_handoffs(struct shunt_counters *from, struct shu
     }
 }
 
+/* Of an agent of another version what this module knows of is there, though it may be wider. */
+static ngx_int_t ngx_http_shunt_board_check(const struct shunt_board *board, size_t size,
+                                            ngx_log_t *log)
+{
+    uint64_t at = board->peers_at, each = board->peer_bytes;
+
+    if (board->magic != SHUNT_BOARD_MAGIC || board->oldest > SHUNT_VERSION ||
+        board->newest < SHUNT_VERSION_OLDEST) {
+        ngx_log_error(NGX_LOG_ERR, log, 0,
+                      "shunt: the agent speaks versions %ui to %ui, this module %d to %d: install "
+                      "both from one release, or from two that follow each other",
+                      (ngx_uint_t) board->oldest, (ngx_uint_t) board->newest, SHUNT_VERSION_OLDEST,
+                      SHUNT_VERSION);
+        return NGX_ERROR;
+    }
+
+    if (at < offsetof(struct shunt_board, peer) || each < sizeof(struct shunt_board_peer) ||
+        at % 8 || each % 4 || at + SHUNT_BOARD_PEERS * each > size) {
+        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent's board cannot be read");
+        return NGX_ERROR;
+    }
+
+    return NGX_OK;
+}
+
 ngx_int_t ngx_http_shunt_board_map(int board_fd, int counters_fd, ngx_log_t *log)
 {
+    size_t size, counters_size;
     ngx_uint_t i;
     struct shunt_board *board;
     struct shunt_counters *counters;
 
-    board = ngx_http_shunt_map(board_fd, sizeof(*board), PROT_READ, log);
+    board = ngx_http_shunt_map(board_fd, sizeof(*board), &size, PROT_READ, log);
     if (board == NULL) {
         return NGX_ERROR;
     }
 
-    if (board->magic != SHUNT_BOARD_MAGIC || board->version != SHUNT_VERSION) {
-        ngx_log_error(NGX_LOG_ERR, log, 0, "shunt: the agent speaks version %uD, this module %d",
-                      board->version, SHUNT_VERSION);
-        munmap(board, sizeof(*board));
+    if (ngx_http_shunt_board_check(board, size, log) != NGX_OK) {
+        munmap(board, size);
         return NGX_ERROR;
     }
 
-    counters = ngx_http_shunt_map(counters_fd, sizeof(*counters), PROT_READ | PROT_WRITE, log);
+    counters = ngx_http_shunt_map(counters_fd, sizeof(*counters), &counters_size,
+                                  PROT_READ | PROT_WRITE, log);
     if (counters == NULL) {
-        munmap(board, sizeof(*board));
+        munmap(board, size);
         return NGX_ERROR;
     }
 
     ngx_http_shunt_move_handoffs(ngx_http_shunt_counters, counters);
 
     if (ngx_http_shunt_board_memory) {
-        munmap(ngx_http_shunt_board_memory, sizeof(*board));
+        munmap(ngx_http_shunt_board_memory, ngx_http_shunt_board_bytes);
     }
 
     if (ngx_http_shunt_counters != &ngx_http_shunt_counters_early) {
-        munmap(ngx_http_shunt_counters, sizeof(*counters));
+        munmap(ngx_http_shunt_counters, ngx_http_shunt_counters_bytes);
     }
 
     ngx_http_shunt_board_memory = board;
+    ngx_http_shunt_board_bytes = size;
     ngx_http_shunt_counters = counters;
+    ngx_http_shunt_counters_bytes = counters_size;
 
     for (i = 0; i < SHUNT_COUNTERS; i++) {
         ngx_http_shunt_count(i, ngx_http_shunt_counters_early.value[i]);
@@ -104,6 +135,15 @@ const struct shunt_board *ngx_http_shunt_board(void)
     return board;
 }
 
+/* Of the machine at that place, where the agent has it. */
+const struct shunt_board_peer *ngx_http_shunt_board_entry(const struct shunt_board *board,
+                                                          ngx_uint_t index)
+{
+    const u_char *first = (const u_char *) board + board->peers_at;
+
+    return (const struct shunt_board_peer *) (first + index * board->peer_bytes);
+}
+
 ngx_str_t ngx_http_shunt_board_name(void)
 {
     ngx_str_t name;
@@ -120,7 +160,7 @@ ngx_str_t ngx_http_shunt_board_peer(ngx_uint_t index)
     ngx_str_t name = ngx_string("nobody");
 
     if (ngx_http_shunt_board_memory && index < SHUNT_BOARD_PEERS) {
-        name.data = ngx_http_shunt_board_memory->peer[index].name;
+        name.data = (u_char *) ngx_http_shunt_board_entry(ngx_http_shunt_board_memory, index)->name;
         name.len = strnlen((char *) name.data, SHUNT_NAME_BYTES - 1);
     }
 
@@ -196,7 +236,7 @@ ngx_int_t ngx_http_shunt_board_find(ngx_str_t *name, ngx_http_shunt_peer_t *peer
     }
 
     for (i = 0; i < SHUNT_BOARD_PEERS; i++) {
-        entry = &board->peer[i]; /* whose name never changes */
+        entry = ngx_http_shunt_board_entry(board, i); /* whose name never changes */
 
         if (ngx_memcmp(entry->name, name->data, name->len) == 0 && entry->name[name->len] == '\0') {
             peer->index = i;

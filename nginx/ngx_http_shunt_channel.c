@@ -170,9 +170,10 @@ static int ngx_http_shunt_connect_socket(ngx_http_shunt_channel_t *ch)
     int fd;
     struct sockaddr_un address;
     struct timeval wait = {NGX_HTTP_SHUNT_START_WAIT, 0};
-    struct shunt_hello hello = {{SHUNT_MSG_HELLO, sizeof(struct shunt_hello)},
-                                SHUNT_VERSION,
-                                ch->kind};
+    struct shunt_hello hello = {.header = {SHUNT_MSG_HELLO, sizeof(struct shunt_hello)},
+                                .oldest = SHUNT_VERSION_OLDEST,
+                                .newest = SHUNT_VERSION,
+                                .channel = ch->kind};
 
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd == -1) {

@@ -98,7 +98,7 @@ ngx_uint_t ngx_http_shunt_backend_speaks(ngx_connection_t *c, ngx_uint_t peer)
         return 0;
     }
 
-    if (ngx_http_shunt_peer_speaks(&board->peer[peer], &server)) {
+    if (ngx_http_shunt_peer_speaks(ngx_http_shunt_board_entry(board, peer), &server)) {
         return 1;
     }
 
@@ -113,19 +113,22 @@ ngx_uint_t ngx_http_shunt_any_speaks(ngx_connection_t *c, const struct shunt_boa
     ngx_str_t who = ngx_string("no connected backend sends");
     ngx_uint_t i, n = ngx_min(board->peers, SHUNT_BOARD_PEERS), backends = 0;
     ngx_http_shunt_address_t server;
+    const struct shunt_board_peer *entry;
 
     if (ngx_http_shunt_local_address(c, &server) != NGX_OK) {
         return 0;
     }
 
     for (i = 0; i < n; i++) {
-        if (__atomic_load_n(&board->peer[i].families, __ATOMIC_RELAXED) == 0) {
+        entry = ngx_http_shunt_board_entry(board, i);
+
+        if (__atomic_load_n(&entry->families, __ATOMIC_RELAXED) == 0) {
             continue; /* no backend, or not connected */
         }
 
         backends++;
 
-        if (ngx_http_shunt_peer_speaks(&board->peer[i], &server)) {
+        if (ngx_http_shunt_peer_speaks(entry, &server)) {
             return 1;
         }
     }

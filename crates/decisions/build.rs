@@ -14,7 +14,9 @@ fn main() {
         .allowlist_function("native_.*")
         .allowlist_type("steer_counter")
         .allowlist_var("(FLOW|END|SHUNT_REGION|SHUNT_EVENT|SHUNT_OPTION|SHUNT_TAKE|SENDER|TH|SACK_BLOCKS|STEP)_.*")
-        .allowlist_var("BREAKS|NO_BREAK|ANCHOR_BYTES|IDLE_NS|UNHEARD_NS|SILENCE_NS|CLAIM_MAX|LATE_MAX|HANDSHAKE_SECONDS")
+        .allowlist_var(
+            "BREAKS|NO_BREAK|ANCHOR_BYTES|IDLE_NS|UNHEARD_NS|SILENCE_NS|CLAIM_MAX|LATE_MAX|HANDSHAKE_SECONDS",
+        )
         .default_enum_style(EnumVariation::Rust { non_exhaustive: false })
         .derive_default(true)
         .derive_partialeq(true)

@@ -18,22 +18,21 @@ BEGIN, CANCEL, STATE, MOVE, WATCH = 1, 2, 3, 4, 7
 UNPROVEN, UNSENT, NO_PEER, FAMILY = 4, 5, 6, 7  # a region's status, where it has not begun
 COMPLETE, RESET = 1, 2
 NO_WAKEUP = 1  # BPF_RB_NO_WAKEUP
-HEAD_BYTES, PEER_BYTES, PEERS = 112, 1396, 64
-HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 24, 32, 36, 8  # offsets
+HEAD_BYTES, PEER_BYTES, PEERS = 120, 1396, 64
+HEAD_ALIVE, HEAD_LIFETIME, HEAD_CLOSED, HEAD_BEAT, HEAD_PEERS, PEER_CLOSED = 16, 28, 32, 40, 44, 8  # offsets
 PEER_PREFIXES = 112
 EVERYWHERE = ["::/0", "0.0.0.0/0"]
 OFFER_BODY = 1
 CLOSED_OFFERS, CLOSED_HANDOFFS = 1, 2
 PEER_DOWN, PEER_UP, PEER_LOST = range(3)
-BOARD_BYTES = HEAD_BYTES + PEERS * PEER_BYTES
 COUNTERS_BYTES = 64 * 8 + PEERS * 4
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../include/shunt.h")) as header:
     SHUNT_H = header.read()
-VERSION = int(re.search(r"#define SHUNT_VERSION (\d+)", SHUNT_H)[1])
+VERSION = int(re.search(r"#define SHUNT_VERSION\s+(\d+)", SHUNT_H)[1])
 COUNTERS = {name: int(index) for index, name in re.findall(r"X\((\d+), (\w+), ", SHUNT_H)}
 
 OFFER_FORMAT = "=IIIIQQQ16s16sqQ"
-HANDOFF_FORMAT = "=IIIIQQQQ16s16s16s16s2s2sIIIIIIIIIIIHBBBB2sHHHHQ12s32s4x"
+HANDOFF_FORMAT = "=IIIIIIQQQQ16s16s16s16s2s2sIIIIIIIIIIIHBBBB2sHHHHQ12s32s4x"
 FETCH_FORMAT = "=IIIIQQQ16s16s"
 
 
@@ -135,7 +134,8 @@ def wait_acked(fd):
 class Agent:
     netns = 0                                 # not known
 
-    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE):
+    def __init__(self, directory, key=b"K" * 16, lifetime_ms=10000, frontend=1, with_ring=True, families=3, speaks_for=EVERYWHERE,
+                 versions=(VERSION, VERSION), wider=0):
         self.path = os.path.join(directory, "shuntd.sock")
         self.shim_path = os.path.join(directory, "shim.sock")
         self.key = key
@@ -156,11 +156,13 @@ class Agent:
         self.ring_of = {}                     # by connection
         self.workers, self.numbers = 0, itertools.count(1)
         self.counter_maps, self.connections, self.offering = [], [], set()
+        # of another version, whose board has so many bytes more before its entries, and in each
+        self.versions, self.wider = versions, wider
         board = os.memfd_create("board")
         peer = lambda name: struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, families, name, key, key)
-        data = struct.pack("=IIIIIIIIIIQ64s", 0x53424f41, VERSION, 1, frontend, 1, lifetime_ms, 0, families, 1, 1,
-                           self.netns, b"self") + peer(b"self")
-        os.ftruncate(board, BOARD_BYTES)
+        data = struct.pack("=IHHIIIIIIIIIIQ64s", 0x53424f41, *versions, self.peer_at(0), PEER_BYTES + wider, 1, frontend, 1,
+                           lifetime_ms, 0, families, 1, 1, self.netns, b"self") + b"\xff" * wider + peer(b"self")
+        os.ftruncate(board, self.peer_at(PEERS))
         os.pwrite(board, data, 0)
         self.board = board
         self.set_prefixes(speaks_for)
@@ -178,8 +180,12 @@ class Agent:
         threading.Thread(target=self.beat, daemon=True).start()
         threading.Thread(target=self.shim_loop, daemon=True).start()
 
+    def peer_at(self, index):
+        """Where that entry of the board is."""
+        return HEAD_BYTES + self.wider + index * (PEER_BYTES + self.wider)
+
     def close(self):
-        os.pwrite(self.board, struct.pack("=I", 0), 8)
+        os.pwrite(self.board, struct.pack("=I", 0), HEAD_ALIVE)
         self.vanish()
         if os.path.exists(self.path):
             os.unlink(self.path)
@@ -198,7 +204,7 @@ class Agent:
     def add_peer(self, name, prefixes):
         """One more, which is connected and offers nothing."""
         entry = struct.pack("=IIII64s16s16s", 2, PEER_UP, 0, 3, name, self.key, self.key)
-        os.pwrite(self.board, entry, HEAD_BYTES + PEER_BYTES)
+        os.pwrite(self.board, entry, self.peer_at(1))
         os.pwrite(self.board, struct.pack("=I", 2), HEAD_PEERS)
         self.set_prefixes(prefixes, peer=1)
 
@@ -220,10 +226,10 @@ class Agent:
                 struct.pack("!H", port)
 
         data = struct.pack("=I", len(prefixes)) + b"".join(map(packed, prefixes))
-        os.pwrite(self.board, data, HEAD_BYTES + peer * PEER_BYTES + PEER_PREFIXES)
+        os.pwrite(self.board, data, self.peer_at(peer) + PEER_PREFIXES)
 
     def set_peer_state(self, state):
-        os.pwrite(self.board, struct.pack("=I", state), HEAD_BYTES + 4)
+        os.pwrite(self.board, struct.pack("=I", state), self.peer_at(0) + 4)
 
     def accept(self):
         while True:
@@ -264,7 +270,7 @@ class Agent:
                 self.changed.notify_all()
         elif kind == HANDOFF:
             f = struct.unpack(HANDOFF_FORMAT, data)
-            names = "kind size peer epoch handoff offer length rate tag trace client_address server_address client_port " \
+            names = "kind size peer epoch bytes pad0 handoff offer length rate tag trace client_address server_address client_port " \
                 "server_port start rcv_nxt tsval ts_recent snd_wnd snd_cwnd snd_ssthresh srtt_us ack_spacing ahead token mss snd_wscale rcv_wscale " \
                 "options first pad tls_suite tls_content_bytes tls_skip tls_pad tls_record tls_iv tls_key".split()
             h = dict(zip(names, f))
@@ -316,7 +322,7 @@ class Agent:
         if channel == CONTROL and self.ring:
             ring = self.ring_of[s] = self.ring.add()
             fds.append(self.ring.rings[ring].map)
-        socket.send_fds(s, [struct.pack("=IIII", WELCOME, 16, number, ring)], fds)
+        socket.send_fds(s, [struct.pack("=IIIIIIQ", WELCOME, 32 + self.wider, number, ring, VERSION, 0, 0) + b"\xff" * self.wider], fds)
         os.close(counters)
         with self.changed:  # workers come all at once; and not before the welcome is there to be read
             self.workers += 1

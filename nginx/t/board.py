@@ -5,6 +5,45 @@ import agent as agents
 from run import BIG, Base, Client, read
 
 
+class Newer(Base):
+    """An agent of the next release, which knows of more, and still of what this module does."""
+    agent_options = {"versions": (agents.VERSION, agents.VERSION + 1), "wider": 16}
+
+    def test_what_this_module_knows_of_is_found(self):
+        self.agent.add_peer(b"other", ["127.0.0.0/8"])
+        for n in 1, 2:
+            self.assertEqual(Client().get("/big").body == BIG, True)
+            self.assertEqual(self.outcome(n=n), "shortcut")
+
+
+class Strange(Base):
+    """An agent of a release that is too new, or whose board is none: all is relayed, and the log says why."""
+    def relayed(self, why):
+        self.assertEqual(Client().get("/big").body == BIG, True)
+        self.assertEqual(self.outcome(), "relayed:no_agent")
+        self.assertIn(why, read(self.dir + "/error.log"))
+
+
+class TooNew(Strange):
+    agent_options = {"versions": (agents.VERSION + 1, agents.VERSION + 2)}
+
+    def test_it_is_said(self):
+        self.relayed(f"the agent speaks versions {agents.VERSION + 1} to {agents.VERSION + 2}, this module")
+
+
+class TooLarge(Strange):
+    """Entries that lie behind the end."""
+    agent_options = {"wider": 16}
+
+    def setUp(self):
+        at, agents.Agent.peer_at = agents.Agent.peer_at, lambda agent, index: 1 << 20
+        self.addCleanup(setattr, agents.Agent, "peer_at", at)
+        super().setUp()
+
+    def test_it_is_said(self):
+        self.relayed("the agent's board cannot be read")
+
+
 class SpeaksFor(Base):
     def lines(self):
         return [l for l in read(self.dir + "/error.log").splitlines() if "speaks_for" in l]

@@ -7,7 +7,7 @@ from run import BIG, TEXT, Base, Client, read
 from tls import Tls, TlsClient
 
 # Writes `alive` on the board, 1 and 0 in turn.
-FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[8] = 0\n    board[8] = 1\n"
+FLIPPER = "import mmap, sys\nboard = mmap.mmap(int(sys.argv[1]), 4096)\nwhile True:\n    board[16] = 0\n    board[16] = 1\n"
 
 
 def worker_of(nginx):

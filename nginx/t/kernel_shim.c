@@ -118,19 +118,19 @@ static void describe(int fd, const struct tcp_info *info, struct shunt_state *st
     socklen_t len = sizeof(sa);
 
     getpeername(fd, (struct sockaddr *) &sa, &len);
-    address(&sa, state->client_address, &state->client_port);
+    address(&sa, state->flow.client_address, &state->flow.client_port);
     len = sizeof(sa);
     getsockname(fd, (struct sockaddr *) &sa, &len);
-    address(&sa, state->server_address, &state->server_port);
-    len = sizeof(state->tsval);
-    getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &state->tsval, &len);
-    state->snd_wnd = info->tcpi_snd_wnd;
-    state->snd_cwnd = info->tcpi_snd_cwnd;
-    state->srtt_us = info->tcpi_rtt;
-    state->mss = info->tcpi_snd_mss;
-    state->snd_wscale = info->tcpi_snd_wscale;
-    state->rcv_wscale = info->tcpi_rcv_wscale;
-    state->options =
+    address(&sa, state->flow.server_address, &state->flow.server_port);
+    len = sizeof(state->flow.tsval);
+    getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &state->flow.tsval, &len);
+    state->flow.snd_wnd = info->tcpi_snd_wnd;
+    state->flow.snd_cwnd = info->tcpi_snd_cwnd;
+    state->flow.srtt_us = info->tcpi_rtt;
+    state->flow.mss = info->tcpi_snd_mss;
+    state->flow.snd_wscale = info->tcpi_snd_wscale;
+    state->flow.rcv_wscale = info->tcpi_rcv_wscale;
+    state->flow.options =
         info->tcpi_options & (SHUNT_OPTION_TIMESTAMPS | SHUNT_OPTION_SACK | SHUNT_OPTION_WSCALE);
 }
 
@@ -171,6 +171,7 @@ static int begin(int fd, const struct shunt_begin *begin)
     regions[fd].state.acked = 0;
     describe(fd, &info, &regions[fd].state);
     regions[fd].state.regions++;
+    regions[fd].state.flow.first = regions[fd].state.regions == 1;
     regions[fd].state.status = SHUNT_REGION_ACTIVE;
 
     if (tell(SHUNT_BEGIN, fd) == -1) {

@@ -756,7 +756,7 @@ class Fetch(Base):
         self.assertEqual(self.outcome(), "fetched:expired")
 
     def agent_lifetime(self, ms):
-        os.pwrite(self.agent.board, struct.pack("=I", ms), 20)
+        os.pwrite(self.agent.board, struct.pack("=I", ms), agents.HEAD_LIFETIME)
 
 
 class Refuse(Base):

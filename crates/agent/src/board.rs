@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
-use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, Counters, VERSION};
+use shunt_wire::local::{BOARD_BYTES, BOARD_MAGIC, BoardHead, BoardPeer, Counters, VERSIONS};
 use shunt_wire::peer::padded_name;
 use shunt_wire::prefixes::Prefixes;
 use zerocopy::{FromZeros, IntoBytes};
@@ -34,7 +34,10 @@ impl Board {
         let read_only = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd()))?;
         let head = BoardHead {
             magic: BOARD_MAGIC,
-            version: VERSION,
+            oldest: VERSIONS.oldest,
+            newest: VERSIONS.newest,
+            peers_at: size_of::<BoardHead>() as u32,
+            peer_bytes: size_of::<BoardPeer>() as u32,
             alive: 1,
             frontend: frontend.into(),
             backend: backend.into(),

@@ -98,15 +98,15 @@ impl Agent {
         parts: Option<&Parts>,
         claimant: Claimant,
     ) -> Result<Progress, Reason> {
-        let server = claim.server().socket_addr();
-        let client = claim.client_address.ip();
+        let server = claim.flow.server().socket_addr();
+        let client = claim.flow.client_address.ip();
         match parts {
             None => self.may_speak_for(peer, server, client)?,
             Some(_) => self.would_send(peer, server, client)?,
         }
         let backend = self.config.backend.as_ref().ok_or(Reason::UnknownOffer)?;
         let port = *backend.ports.0.start() + peer as u16;
-        let local = self.peers[peer].senders.towards(claim.client_address).ok_or(Reason::Malformed)?;
+        let local = self.peers[peer].senders.towards(claim.flow.client_address).ok_or(Reason::Malformed)?;
         let senders = self.senders.as_mut().ok_or(Reason::UnknownOffer)?;
         // Before the offer is taken: what is refused here can be fetched.
         if !senders.has(claim, port)? {

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use shunt_wire::TraceId;
 use shunt_wire::local::{Fetch, Fetched, Reason};
-use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
+use shunt_wire::peer::{self, Frame, Protocol};
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U16;
 
 use crate::agent::Agent;
 use crate::packets;
@@ -74,9 +73,7 @@ impl Agent {
         let tls = self.credentials.dial(&self.peers[peer].name).map_err(|_| Reason::PeerLost)?;
         let mut transport = Transport::connect(self.peers[peer].address, tls).map_err(|_| Reason::PeerLost)?;
         let request = peer::Fetch {
-            magic: MAGIC,
-            version: VERSION.into(),
-            zero: U16::ZERO,
+            protocol: Protocol::OURS,
             offer: fetch.offer.into(),
             length: fetch.length.into(),
             tag: fetch.tag,

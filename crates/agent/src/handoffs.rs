@@ -44,14 +44,14 @@ impl Agent {
         if !self.frontend.as_mut().zip(ring).is_some_and(|(frontend, ring)| frontend.knows(handoff, ring)) {
             self.counts.handoffs_unknown += 1;
             let ended = self.frontend.as_ref().zip(ring).and_then(|(frontend, ring)| frontend.end_of(handoff, ring));
-            let client = Some(handoff.client().socket_addr());
+            let client = Some(handoff.flow.client().socket_addr());
             self.log_failed_handoff(ended.unwrap_or(Reason::NotAllowed), handoff.handoff, client, handoff.trace);
             return self.tell_server(server, handoff.handoff, Reason::NotAllowed);
         }
         let session = self.peers.get_mut(peer).filter(|_| current).and_then(|peer| peer.session());
         let (id, trace) = (handoff.handoff, handoff.trace.known().map(display));
         let Some(session) = session else {
-            let client = Some(handoff.client().socket_addr());
+            let client = Some(handoff.flow.client().socket_addr());
             self.log_failed_handoff(Reason::UnknownOffer, id, client, handoff.trace);
             return self.tell_server(server, id, Reason::UnknownOffer);
         };

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use shunt_wire::local::Handoff;
+use shunt_wire::flow::FlowState;
 use shunt_wire::peer::Claim;
 
 use crate::agent::Agent;
@@ -76,7 +76,7 @@ impl Hearing {
     fn give(&mut self, claim: &Claim, has_parts: bool) {
         let more = |have: &mut u32, some: u32| *have = have.saturating_add(some).min(MOST);
         more(&mut self.ends, 1);
-        if claim.options & Handoff::DIGEST != 0 {
+        if claim.flow.options & FlowState::DIGEST != 0 {
             more(&mut self.digests, DIGESTS);
         }
         if has_parts {
@@ -139,7 +139,7 @@ mod tests {
 
     fn claim(options: u8) -> Claim {
         let mut claim = Claim::new_zeroed();
-        claim.options = options;
+        claim.flow.options = options;
         claim
     }
 
@@ -176,7 +176,7 @@ mod tests {
         let mut hearing = Hearing::default();
         let all = [News::End, News::Digest, News::Waits];
         assert!(all.into_iter().all(|news| !hearing.take(news)), "of nothing");
-        hearing.give(&claim(Handoff::DIGEST), false);
+        hearing.give(&claim(FlowState::DIGEST), false);
         hearing.give(&claim(0), true);
         let taken = all.map(|news| (0..100).filter(|_| hearing.take(news)).count());
         assert_eq!(taken, [2, DIGESTS as usize, 1]);

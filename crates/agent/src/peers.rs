@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use shunt_handoff::sender::Claimant;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Ended, Frame, Hello, MAGIC, Ping, VERSION, padded_name};
+use shunt_wire::peer::{Ended, Frame, Hello, Ping, Protocol, padded_name};
 use shunt_wire::prefixes::{Prefix, Prefixes};
 
 use crate::addresses::SenderAddresses;
@@ -23,6 +23,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Label of the key that proves handshakes between the two machines' programs (RFC 8446, 7.5; ends.rs).
 const HANDSHAKES: &[u8] = b"EXPORTER-shunt-handshakes";
+/// What this agent can do with a peer that can do it, too ([`Hello::features`]).
+const FEATURES: u64 = 0;
 
 /// One configured peer.
 pub(crate) struct Peer {
@@ -199,14 +201,15 @@ impl Agent {
         }
         let [sender_ipv4, sender_ipv6] = self.peers[index].senders.on_the_wire();
         Ok(Hello {
-            magic: MAGIC,
-            version: VERSION.into(),
+            protocol: Protocol::OURS,
+            features: FEATURES.into(),
             sender_port: port.into(),
+            zero: 0.into(),
+            heartbeat_ms: (self.config.heartbeat.as_millis() as u32).into(),
             sender_ipv4,
             sender_ipv6,
             name: padded_name(&self.config.name),
             offer_key: self.peers[index].offer_key,
-            heartbeat_ms: (self.config.heartbeat.as_millis() as u32).into(),
         })
     }
 
@@ -323,6 +326,7 @@ impl Agent {
         if hello.name() != Some(self.peers[index].name.as_str()) {
             return Err(TransportError::Refused(Reason::Malformed));
         }
+        let version = hello.protocol.version().map_err(TransportError::Refused)?;
         let now = self.now;
         let Link::Opening(transport, _) = std::mem::replace(&mut self.peers[index].link, Link::Down(now)) else {
             return Err(TransportError::Refused(Reason::Malformed));
@@ -348,7 +352,7 @@ impl Agent {
         self.board.up(index, our_key, hello.offer_key)?;
         self.renew_limits(index);
         self.counts.sessions += 1;
-        tracing::info!(peer = self.peers[index].name, "session begins");
+        tracing::info!(peer = self.peers[index].name, version, "session begins");
         self.say_heartbeat(index, hello);
         Ok(())
     }

@@ -20,6 +20,8 @@ use crate::poll::{Interest, Source};
 
 /// No ring: `shunt_welcome.ring` of an offers connection, or where all rings are taken.
 const NO_RING: u32 = u32::MAX;
+/// What this agent can do with a server that can do it, too (`struct shunt_welcome`).
+const FEATURES: u64 = 0;
 /// How long a new connection may say nothing.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections that each user gets, however few are left for others.
@@ -200,7 +202,7 @@ impl Agent {
         }
         match (request, role) {
             (Request::Stats, _) => self.send_stats(index),
-            (Request::Hello(channel), Role::Unknown) => self.welcome(index, channel),
+            (Request::Hello(channel, version), Role::Unknown) => self.welcome(index, channel, version),
             (Request::Offer(offer), Role::Offers { .. }) => {
                 let own = offer.number >> 32 == u64::from(self.servers[index].worker);
                 match file.filter(|_| own) {
@@ -254,7 +256,8 @@ impl Agent {
         }
     }
 
-    fn welcome(&mut self, index: usize, channel: Channel) -> Result<(), Reason> {
+    /// `version`: that both speak.
+    fn welcome(&mut self, index: usize, channel: Channel, version: u16) -> Result<(), Reason> {
         let counters = WorkerCounters::new().map_err(|_| Reason::Limit)?;
         let server_user = self.servers[index].caller.credentials.uid;
         let is_own = |server: &Server| server.caller.credentials.uid == server_user && server.has_ring();
@@ -268,7 +271,14 @@ impl Agent {
         self.counts.rings_exhausted += u64::from(without);
         let server = &mut self.servers[index];
         let number = ring.as_ref().map_or(NO_RING, |(number, _)| *number);
-        let welcome = Welcome { header: Welcome::HEADER, worker: server.worker, ring: number };
+        let welcome = Welcome {
+            header: Welcome::HEADER,
+            worker: server.worker,
+            ring: number,
+            version: version.into(),
+            pad: 0,
+            features: FEATURES,
+        };
         let mut descriptors = vec![self.board.descriptor(), counters.descriptor()];
         descriptors.extend(ring.as_ref().map(|(_, ring)| ring.as_fd()));
         let sent = packets::send(&server.socket, welcome.as_bytes(), &descriptors);

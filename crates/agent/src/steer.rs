@@ -314,7 +314,7 @@ impl FrontendSteering {
     /// Whether the kernel knows a handoff as its server describes it: on that connection, to that peer, and complete by the
     /// server's own ring. Another server's connection would be another's response.
     pub fn knows(&mut self, handoff: &Handoff, ring: u32) -> bool {
-        let key = FlowKey::of(handoff.client(), handoff.server());
+        let key = FlowKey::of(handoff.flow.client(), handoff.flow.server());
         if self.programs.take_begun(ring, handoff.handoff, handoff.peer, &key) {
             return true;
         }
@@ -332,7 +332,7 @@ impl FrontendSteering {
 
     /// Why a handoff of that ring is over already; `None` where the kernel knows of none.
     pub fn end_of(&self, handoff: &Handoff, ring: u32) -> Option<Reason> {
-        let flow = self.programs.flow(&FlowKey::of(handoff.client(), handoff.server())).ok()??;
+        let flow = self.programs.flow(&FlowKey::of(handoff.flow.client(), handoff.flow.server())).ok()??;
         let is_it = flow.handoff == handoff.handoff && flow.ring == ring && flow.spaces.status != ACTIVE;
         let is_reset = u32::from(flow.flags) & FLOW_RESET != 0;
         is_it.then_some(if is_reset { Reason::ClientGone } else { Reason::Aborted })

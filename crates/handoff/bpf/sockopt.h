@@ -164,10 +164,12 @@ static __always_inline void describe(const struct flow_key *key, struct flow *fl
                                      struct shunt_state *state)
 {
     __builtin_memset(state, 0, sizeof(*state)); /* padding too: it leaves the kernel */
-    __builtin_memcpy(state->client_address, key->client_address, sizeof(state->client_address));
-    __builtin_memcpy(state->server_address, key->server_address, sizeof(state->server_address));
-    state->client_port = key->client_port;
-    state->server_port = key->server_port;
+    __builtin_memcpy(state->flow.client_address, key->client_address,
+                     sizeof(state->flow.client_address));
+    __builtin_memcpy(state->flow.server_address, key->server_address,
+                     sizeof(state->flow.server_address));
+    state->flow.client_port = key->client_port;
+    state->flow.server_port = key->server_port;
     state->kind = SHUNT_EVENT_STATE;
     if (!flow)
         return;

@@ -252,7 +252,7 @@ impl<T: SenderTable> Senders<T> {
             return Err(Reason::FileChanged);
         }
         let mut body = Body::of(payload, claim)?;
-        let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
+        let client = Endpoint { address: claim.flow.client_address, port_be: claim.flow.client_port };
         let key = SenderKey { client, port: local.port() };
         let index = match self.parked(&key, claim)? {
             Some(index) => self.reuse(index, claim, claimant, now)?,
@@ -382,10 +382,10 @@ impl<T: SenderTable> Senders<T> {
     /// [`Reason::Busy`]: that sends on the client's connection with another server. A client may have both from one port of
     /// its own.
     pub fn has(&self, claim: &Claim, port: u16) -> Result<bool, Reason> {
-        let client = Endpoint { address: claim.client_address, port_be: claim.client_port };
+        let client = Endpoint { address: claim.flow.client_address, port_be: claim.flow.client_port };
         match self.by_key.get(&SenderKey { client, port }) {
             Some(&index) if self.slots[index].sends_for_another(claim) => Err(Reason::Busy),
-            found => Ok(claim.first == 0 && found.is_some()),
+            found => Ok(claim.flow.first == 0 && found.is_some()),
         }
     }
 

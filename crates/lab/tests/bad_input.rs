@@ -13,8 +13,8 @@ use service::{connect_to_agent, may_run, start};
 use shunt_lab::{Fetch, Host};
 use shunt_testbed::eventually;
 use shunt_wire::local::{self, Reason};
-use shunt_wire::peer::{self, Frame, Hello, MAGIC, Refused, padded_name};
-use zerocopy::FromZeros;
+use shunt_wire::peer::{self, Frame, Hello, Protocol, Refused, padded_name};
+use zerocopy::{FromZeros, IntoBytes};
 
 #[test]
 fn forged_fields_of_a_client_are_stripped_and_counted() -> Result<()> {
@@ -66,13 +66,16 @@ fn malformed_messages_close_only_their_session() -> Result<()> {
         return Ok(());
     }
     start(0, |service| {
-        let hello = words(&[1, 16, local::VERSION, 1]);
+        let hello = local::Channel::Control.hello();
+        let larger = local::Hello { header: local::Header { size: 64, ..hello.header }, ..hello }.as_bytes().to_vec();
+        let newer = local::Hello { oldest: 99, newest: 99, ..hello }.as_bytes().to_vec();
+        let hello = hello.as_bytes().to_vec();
         let zeros = |kind: u32, size: usize| [words(&[kind, size as u32]), vec![0; size - 8]].concat();
         let (offer, handoff) = (zeros(3, size_of::<local::Offer>()), zeros(4, size_of::<local::Handoff>()));
         let cases = [
             ("too short", vec![vec![1, 2, 3]]),
-            ("a size beyond the packet", vec![words(&[1, 64, local::VERSION, 1])]),
-            ("another version", vec![words(&[1, 16, 99, 1])]),
+            ("a size beyond the packet", vec![larger]),
+            ("another version", vec![newer]),
             ("a handoff before hello", vec![words(&[4, 8])]),
             ("hello twice", vec![hello.clone(), hello.clone()]),
             ("a kind that is not there", vec![hello.clone(), words(&[77, 8])]),
@@ -128,7 +131,7 @@ fn malformed_frames_close_only_their_connection() -> Result<()> {
     })
 }
 
-/// Frames of bytes of a store are longer than an agent of before takes: there is no session with one.
+/// Where no version is one that both know, there is no session.
 #[test]
 fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
     if !may_run("an_agent_of_another_version_is_told_so_and_tells") {
@@ -137,8 +140,9 @@ fn an_agent_of_another_version_is_told_so_and_tells() -> Result<()> {
     start(0, |service| {
         let (frontend, backend) = (service.lab.frontend(), service.lab.backend());
         let mut hello = Hello::new_zeroed();
-        (hello.magic, hello.name) = (MAGIC, padded_name(frontend.name()));
-        hello.version = (peer::VERSION - 1).into();
+        let before = (peer::VERSIONS.oldest - 1).into();
+        hello.protocol = Protocol { oldest: before, newest: before, ..Protocol::OURS };
+        hello.name = padded_name(frontend.name());
         let mut frame = Vec::new();
         hello.emit(&mut frame);
         let answer =

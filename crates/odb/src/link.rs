@@ -20,10 +20,11 @@ use shunt_sys::ringbuf::RingBuffer;
 use shunt_sys::shared::SharedMemory;
 use shunt_wire::Endpoint;
 use shunt_wire::local::{
-    Abort, Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header, Hello,
-    MAX_PACKET_BYTES, NO_PEER, Reason, State, VERSION, Welcome, closed, kind,
+    Abort, Answer, Ask, Begin, BoardHead, BoardPeer, Cancel, Channel, Counters, Ended, Event, Handoff, Header,
+    MAX_PACKET_BYTES, NO_PEER, Reason, State, Welcome, closed, kind,
 };
 use shunt_wire::parts::Parts;
+use shunt_wire::versions::Growing;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use zeroize::Zeroize;
 
@@ -105,8 +106,7 @@ impl Link {
         let blocking = rustix::fs::fcntl_getfl(&socket)? - rustix::fs::OFlags::NONBLOCK;
         rustix::fs::fcntl_setfl(&socket, blocking)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(SILENCE))?;
-        let hello = Hello { header: Hello::HEADER, version: VERSION, channel: Channel::Control.number() };
-        send(&socket, hello.as_bytes(), SendFlags::NOSIGNAL)?;
+        send(&socket, Channel::Control.hello().as_bytes(), SendFlags::NOSIGNAL)?;
         let (welcome, mut descriptors) = receive_welcome(&socket)?;
         let mut next = || descriptors.next().ok_or(io::Error::other("the agent does not hand off"));
         let (board, counters, ring) = (next()?, next()?, next()?);
@@ -128,19 +128,34 @@ impl Link {
             outcomes: Vec::new(),
             standings: Standings::default(),
         };
-        let peers = link.board.len().saturating_sub(size_of::<BoardHead>()) / size_of::<BoardPeer>();
-        link.holders = (0..peers).map(|index| link.name(index)).collect();
+        link.holders = (0..link.peers()?).map(|index| link.name(index)).collect();
         Ok(link)
     }
 
-    fn peer_at(index: usize) -> usize {
-        size_of::<BoardHead>() + index * size_of::<BoardPeer>()
+    /// How many entries the board has for machines.
+    fn peers(&self) -> io::Result<usize> {
+        let (at, bytes) =
+            (self.board_word(offset_of!(BoardHead, peers_at)), self.board_word(offset_of!(BoardHead, peer_bytes)));
+        let fits = at >= size_of::<BoardHead>() && bytes >= size_of::<BoardPeer>() && at % 4 == 0 && bytes % 4 == 0;
+        let peers = self.board.len().checked_sub(at).map(|rest| rest / bytes.max(1));
+        peers
+            .filter(|_| fits)
+            .ok_or(io::Error::new(io::ErrorKind::InvalidData, "the agent's board is of another version"))
+    }
+
+    fn board_word(&self, at: usize) -> usize {
+        self.word(at) as usize
+    }
+
+    /// Where an entry begins, as the agent has it: it may know of more than this library.
+    fn peer_at(&self, index: usize) -> usize {
+        self.board_word(offset_of!(BoardHead, peers_at)) + index * self.board_word(offset_of!(BoardHead, peer_bytes))
     }
 
     /// Names never change.
     fn name(&self, index: usize) -> Holder {
         let mut name = [0; shunt_wire::local::NAME_BYTES];
-        self.board.read(Self::peer_at(index) + offset_of!(BoardPeer, name), &mut name);
+        self.board.read(self.peer_at(index) + offset_of!(BoardPeer, name), &mut name);
         let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         Holder::named(&String::from_utf8_lossy(&name[..end]))
     }
@@ -159,7 +174,7 @@ impl Link {
     #[must_use]
     pub fn sender(&self, holder: Holder) -> Option<Sender> {
         let index = self.holders.iter().position(|known| *known == holder)?;
-        let at = Self::peer_at(index);
+        let at = self.peer_at(index);
         let epoch = self.word(at + offset_of!(BoardPeer, epoch));
         let is_closed = self.word(offset_of!(BoardHead, closed)) & closed::HANDOFFS != 0;
         let is_up = self.word(at + offset_of!(BoardPeer, state)) == UP && epoch.is_multiple_of(2);
@@ -197,7 +212,7 @@ impl Link {
     /// A handoff waits: its machine gets no more for a while.
     pub fn hold_back(&mut self, handoff: &Handoff) {
         let sender = Sender { index: handoff.peer, epoch: handoff.epoch };
-        self.standings.hold_back(sender, handoff.server().socket_addr());
+        self.standings.hold_back(sender, handoff.flow.server().socket_addr());
     }
 
     /// Begins a region of so many bytes of `socket`'s connection, behind what was written there.
@@ -361,7 +376,7 @@ fn receive_welcome(socket: &OwnedFd) -> io::Result<(Welcome, Descriptors)> {
             descriptors.extend(those);
         }
     }
-    if got.bytes != size_of::<Welcome>() || welcome.header.kind != kind::WELCOME {
+    if got.bytes < Welcome::LEAST || welcome.header.kind != kind::WELCOME {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's answer is not one"));
     }
     Ok((welcome, descriptors.into_iter()))

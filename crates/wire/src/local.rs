@@ -5,14 +5,16 @@
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use crate::address::{Address, with_ends};
+use crate::flow::FlowState;
 use crate::parts::Parts;
 use crate::prefixes::{PREFIXES_MAX, Prefix};
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
+use crate::versions::{Growing, Versions};
 
-/// `SHUNT_VERSION`.
-pub const VERSION: u32 = 6;
+/// `SHUNT_VERSION_OLDEST` to `SHUNT_VERSION`.
+pub const VERSIONS: Versions = Versions { oldest: 7, newest: 7 };
 /// `SHUNT_NAME_BYTES`: a peer's name, NUL-padded.
 pub const NAME_BYTES: usize = 64;
 /// `SHUNT_BOARD_PEERS`.
@@ -58,6 +60,12 @@ pub enum Channel {
 }
 
 impl Channel {
+    /// What opens a connection of this kind.
+    pub fn hello(self) -> Hello {
+        let Versions { oldest, newest } = VERSIONS;
+        Hello { header: Hello::HEADER, oldest, newest, channel: self.number(), features: 0 }
+    }
+
     /// `SHUNT_CHANNEL_*`.
     pub fn number(self) -> u32 {
         match self {
@@ -153,6 +161,10 @@ macro_rules! message {
             $(pub $field: $type,)*
         }
 
+        impl Growing for $name {
+            const LEAST: usize = size_of::<Self>();
+        }
+
         impl $name {
             /// The header that this message carries.
             pub const HEADER: Header = Header { kind: $kind, size: size_of::<$name>() as u32 };
@@ -162,10 +174,10 @@ macro_rules! message {
 
 message!(
     /// Server to agent, first on every connection.
-    Hello, kind::HELLO, { version: u32, channel: u32, });
+    Hello, kind::HELLO, { oldest: u16, newest: u16, channel: u32, features: u64, });
 message!(
     /// Its answer. Descriptors: board, counters and, on a control connection of a frontend, the completion ring.
-    Welcome, kind::WELCOME, { worker: u32, ring: u32, });
+    Welcome, kind::WELCOME, { worker: u32, ring: u32, version: u32, pad: u32, features: u64, });
 message!(
 /// A payload that the agent may send; one descriptor, the file.
 Offer, kind::OFFER, {
@@ -174,11 +186,8 @@ Offer, kind::OFFER, {
 message!(
 /// The send side of a client's connection, for one payload.
 Handoff, kind::HANDOFF, {
-    peer: u32, epoch: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
-    client_address: Address, server_address: Address, client_port: [u8; 2], server_port: [u8; 2],
-    start: u32, rcv_nxt: u32, tsval: u32, ts_recent: u32, snd_wnd: u32, snd_cwnd: u32, snd_ssthresh: u32,
-    srtt_us: u32, ack_spacing: u32, ahead: u32, token: u32, mss: u16, snd_wscale: u8, rcv_wscale: u8, options: u8, first: u8, pad: [u8; 2],
-    tls: Tls,
+    peer: u32, epoch: u32, bytes: u32, pad: u32, handoff: u64, offer: u64, length: u64, rate: u64, tag: Tag, trace: TraceId,
+    flow: FlowState, tls: Tls,
 });
 message!(
     /// The server gave a handoff up.
@@ -237,23 +246,13 @@ impl Tls {
 }
 
 impl Handoff {
-    /// `SHUNT_OPTION_TIMESTAMPS`.
-    pub const TIMESTAMPS: u8 = 1;
-    /// `SHUNT_OPTION_SACK`.
-    pub const SACK: u8 = 2;
-    /// `SHUNT_OPTION_WSCALE`.
-    pub const WSCALE: u8 = 4;
-    /// `SHUNT_OPTION_DIGEST`.
-    pub const DIGEST: u8 = 8;
-    /// `SHUNT_OPTION_WORD`.
-    pub const WORD: u8 = 16;
-
     /// As a message with the parts that it is of.
     pub fn emit_with(&self, parts: &Parts) -> Vec<u8> {
         let list = parts.as_slice().as_bytes();
+        let bytes = size_of::<Self>() as u32;
         let size = (size_of::<Self>() + list.len()) as u32;
         let header = Header { kind: kind::HANDOFF_PARTS, size };
-        [Self { header, ..*self }.as_bytes(), list].concat()
+        [Self { header, bytes, ..*self }.as_bytes(), list].concat()
     }
 }
 
@@ -262,7 +261,8 @@ impl Handoff {
 #[allow(missing_docs)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, for as long as it is looked at: a box would cost more")]
 pub enum Request {
-    Hello(Channel),
+    /// And the version that both speak.
+    Hello(Channel, u16),
     Offer(Offer),
     Handoff(Handoff),
     /// Of bytes of the peer's store, in place of an offer.
@@ -290,40 +290,37 @@ impl Request {
 
     fn parse_message(kind: u32, packet: &[u8]) -> Result<Self, Reason> {
         match kind {
-            kind::HELLO => Self::parse_hello(exactly(packet)?),
-            kind::OFFER => exactly::<Offer>(packet)?.checked().map(Request::Offer),
-            kind::HANDOFF => exactly::<Handoff>(packet)?.checked().map(Request::Handoff),
+            kind::HELLO => Self::parse_hello(Hello::read(packet)?),
+            kind::OFFER => Offer::read(packet)?.checked().map(Request::Offer),
+            kind::HANDOFF => Handoff::read(packet)?.checked().map(Request::Handoff),
             kind::HANDOFF_PARTS => Self::parse_parts(packet),
-            kind::ABORT => exactly(packet).map(Request::Abort),
-            kind::CANCEL => exactly(packet).map(Request::Cancel),
-            kind::ASK => exactly::<Ask>(packet)?.checked().map(Request::Ask),
-            kind::PROVE => exactly::<Prove>(packet)?.checked().map(Request::Prove),
-            kind::WITHDRAWN => exactly::<Withdrawn>(packet)?.checked().map(Request::Withdrawn),
-            kind::FETCH => exactly::<Fetch>(packet)?.checked().map(Request::Fetch),
-            kind::STATS => exactly::<Header>(packet).map(|_| Request::Stats),
+            kind::ABORT => Abort::read(packet).map(Request::Abort),
+            kind::CANCEL => Cancel::read(packet).map(Request::Cancel),
+            kind::ASK => Ask::read(packet)?.checked().map(Request::Ask),
+            kind::PROVE => Prove::read(packet)?.checked().map(Request::Prove),
+            kind::WITHDRAWN => Withdrawn::read(packet)?.checked().map(Request::Withdrawn),
+            kind::FETCH => Fetch::read(packet)?.checked().map(Request::Fetch),
+            kind::STATS => Ok(Request::Stats),
             _ => Err(Reason::Malformed),
         }
     }
 
     fn parse_parts(packet: &[u8]) -> Result<Self, Reason> {
-        let (handoff, parts) = Handoff::read_from_prefix(packet).map_err(|_| Reason::Malformed)?;
-        let handoff = handoff.checked()?;
+        let bytes = Handoff::read(packet)?.bytes as usize;
+        let (handoff, parts) = packet.split_at_checked(bytes).ok_or(Reason::Malformed)?;
+        let handoff = Handoff::read(handoff)?.checked()?;
         require(handoff.offer == 0)?;
         Ok(Self::HandoffParts(handoff, Parts::parse(parts, handoff.length)?))
     }
 
     fn parse_hello(hello: Hello) -> Result<Self, Reason> {
-        match (hello.version, hello.channel) {
-            (VERSION, 1) => Ok(Request::Hello(Channel::Control)),
-            (VERSION, 2) => Ok(Request::Hello(Channel::Offers)),
-            (VERSION, _) => Err(Reason::Malformed),
-            _ => Err(Reason::Version),
+        let version = VERSIONS.common(Versions { oldest: hello.oldest, newest: hello.newest })?;
+        match hello.channel {
+            1 => Ok(Request::Hello(Channel::Control, version)),
+            2 => Ok(Request::Hello(Channel::Offers, version)),
+            _ => Err(Reason::Malformed),
         }
     }
-}
-
-fn exactly<T: FromBytes>(packet: &[u8]) -> Result<T, Reason> {
-    T::read_from_bytes(packet).map_err(|_| Reason::Malformed)
 }
 
 fn require(condition: bool) -> Result<(), Reason> {
@@ -345,8 +342,7 @@ impl Offer {
 impl Handoff {
     fn checked(self) -> Result<Self, Reason> {
         require((self.peer as usize) < BOARD_PEERS && self.length > 0)?;
-        require(self.has_ends())?;
-        require(self.snd_wscale <= 14 && self.rcv_wscale <= 14 && self.mss >= 1)?;
+        require(self.flow.is_possible())?;
         require(self.tls.generation().region_bytes(self.length).is_some())?;
         Ok(self)
     }
@@ -416,7 +412,10 @@ impl BoardPeer {
 #[allow(missing_docs)]
 pub struct BoardHead {
     pub magic: u32,
-    pub version: u32,
+    pub oldest: u16,
+    pub newest: u16,
+    pub peers_at: u32,
+    pub peer_bytes: u32,
     pub alive: u32,
     pub frontend: u32,
     pub backend: u32,
@@ -482,31 +481,13 @@ pub struct State {
     pub kind: u32,
     pub status: u32,
     pub regions: u32,
-    pub client_address: Address,
-    pub server_address: Address,
-    pub client_port: [u8; 2],
-    pub server_port: [u8; 2],
-    pub start: u32,
-    pub rcv_nxt: u32,
-    pub tsval: u32,
-    pub ts_recent: u32,
-    pub snd_wnd: u32,
-    pub snd_cwnd: u32,
-    pub snd_ssthresh: u32,
-    pub srtt_us: u32,
-    pub ack_spacing: u32,
-    pub ahead: u32,
-    pub token: u32,
-    pub mss: u16,
-    pub snd_wscale: u8,
-    pub rcv_wscale: u8,
-    pub options: u8,
+    pub flow: FlowState,
     pub answered: u8,
     pub shut: u8,
-    pub pad: [u8; 5],
+    pub pad: [u8; 2],
 }
 
-with_ends!(Handoff, Ask, State);
+with_ends!(Ask);
 
 impl Handoff {
     /// Of a region that has just begun.
@@ -515,28 +496,10 @@ impl Handoff {
             header: Self::HEADER,
             peer,
             epoch,
+            bytes: size_of::<Self>() as u32,
             handoff: state.handoff,
             length,
-            client_address: state.client_address,
-            server_address: state.server_address,
-            client_port: state.client_port,
-            server_port: state.server_port,
-            start: state.start,
-            rcv_nxt: state.rcv_nxt,
-            tsval: state.tsval,
-            ts_recent: state.ts_recent,
-            snd_wnd: state.snd_wnd,
-            snd_cwnd: state.snd_cwnd,
-            snd_ssthresh: state.snd_ssthresh,
-            srtt_us: state.srtt_us,
-            ack_spacing: state.ack_spacing,
-            ahead: state.ahead,
-            token: state.token,
-            mss: state.mss,
-            snd_wscale: state.snd_wscale,
-            rcv_wscale: state.rcv_wscale,
-            options: state.options,
-            first: u8::from(state.regions == 1),
+            flow: state.flow,
             ..Self::new_zeroed()
         }
     }
@@ -567,34 +530,49 @@ mod tests {
     use crate::parts::Part;
     use proptest::prelude::*;
 
-    fn hello(version: u32, channel: u32) -> Hello {
-        Hello { header: Hello::HEADER, version, channel }
+    fn hello(oldest: u16, newest: u16, channel: u32) -> Hello {
+        Hello { oldest, newest, channel, ..Channel::Control.hello() }
     }
 
     #[test]
     fn hello_of_another_version_is_named() {
-        assert_eq!(Request::parse(hello(VERSION + 1, 1).as_bytes()).unwrap_err(), Reason::Version);
-        assert_eq!(Request::parse(hello(VERSION, 3).as_bytes()).unwrap_err(), Reason::Malformed);
-        assert!(matches!(Request::parse(hello(VERSION, 2).as_bytes()), Ok((Request::Hello(Channel::Offers), []))));
+        let Versions { oldest, newest } = VERSIONS;
+        let parse = |hello: Hello| Request::parse(hello.as_bytes()).map(|(request, _)| request);
+        assert_eq!(parse(hello(newest + 1, newest + 2, 1)).unwrap_err(), Reason::Version);
+        assert_eq!(parse(hello(0, oldest - 1, 1)).unwrap_err(), Reason::Version);
+        assert_eq!(parse(hello(oldest, newest, 3)).unwrap_err(), Reason::Malformed);
+        let spoken = parse(hello(oldest, newest + 5, 2));
+        assert!(matches!(spoken, Ok(Request::Hello(Channel::Offers, version)) if version == newest));
     }
 
     #[test]
     fn a_size_that_is_not_the_messages_is_malformed() {
-        let mut hello = hello(VERSION, 1);
+        let mut hello = Channel::Control.hello();
         hello.header.size += 4;
-        assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
-        assert_eq!(Request::parse(&[hello.as_bytes(), &[0; 4]].concat()).unwrap_err(), Reason::Malformed);
+        assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed, "more than the packet has");
+        hello.header.size -= 8;
+        assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed, "less than any writer's");
         hello.header.size = 0;
         assert_eq!(Request::parse(hello.as_bytes()).unwrap_err(), Reason::Malformed);
         assert_eq!(Request::parse(&[]).unwrap_err(), Reason::Malformed);
     }
 
     #[test]
-    fn a_packet_holds_several_messages() {
-        let packet = [hello(VERSION, 1).as_bytes(), hello(VERSION, 2).as_bytes()].concat();
+    fn what_a_newer_server_appends_is_skipped() {
+        let mut hello = Channel::Control.hello();
+        hello.header.size += 4;
+        let packet = [hello.as_bytes(), &[9; 4], Channel::Offers.hello().as_bytes()].concat();
         let (first, rest) = Request::parse(&packet).unwrap();
-        let (second, rest) = (Request::parse(rest).unwrap().0, &rest[16..]);
-        assert!(matches!((first, second), (Request::Hello(Channel::Control), Request::Hello(Channel::Offers))));
+        assert!(matches!(first, Request::Hello(Channel::Control, _)));
+        assert!(matches!(Request::parse(rest).unwrap().0, Request::Hello(Channel::Offers, _)));
+    }
+
+    #[test]
+    fn a_packet_holds_several_messages() {
+        let packet = [Channel::Control.hello().as_bytes(), Channel::Offers.hello().as_bytes()].concat();
+        let (first, rest) = Request::parse(&packet).unwrap();
+        let (second, rest) = (Request::parse(rest).unwrap().0, &rest[size_of::<Hello>()..]);
+        assert!(matches!((first, second), (Request::Hello(Channel::Control, _), Request::Hello(Channel::Offers, _))));
         assert!(rest.is_empty());
     }
 
@@ -622,8 +600,8 @@ mod tests {
     fn a_handoff_of_parts_has_no_offer() {
         let part = Part { length: 5.into(), ..Part::default() };
         let parts = Parts::new(&[part, part]).unwrap();
-        let mut handoff = Handoff { mss: 1448, length: 10, ..Handoff::new_zeroed() };
-        (handoff.client_port, handoff.server_port) = ([1; 2], [2; 2]);
+        let flow = FlowState { mss: 1448, client_port: [1; 2], server_port: [2; 2], ..FlowState::new_zeroed() };
+        let handoff = Handoff { flow, length: 10, ..Handoff::new_zeroed() };
         let parse = |handoff: &Handoff| Request::parse(&handoff.emit_with(&parts)).map(|(request, _)| request);
         assert!(matches!(parse(&handoff), Ok(Request::HandoffParts(_, parsed)) if parsed.as_slice() == [part, part]));
         assert_eq!(parse(&Handoff { offer: 1, ..handoff }).unwrap_err(), Reason::Malformed);

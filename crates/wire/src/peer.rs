@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::address::{Address, Endpoint, with_ends};
 use crate::addresses::Addresses;
+use crate::flow::WireFlowState;
 use crate::local::{Handoff, NAME_BYTES, Reason};
 use crate::parts::Parts;
 use crate::prefixes::Prefixes;
@@ -25,10 +26,11 @@ use crate::sources::Sources;
 use crate::tag::Tag;
 use crate::tls::{Generation, Keys};
 use crate::trace::TraceId;
+use crate::versions::{Growing, Versions};
 
 /// Of this protocol.
-pub const VERSION: u16 = 8;
-/// First in HELLO and FETCH, so that a stray connection is recognised.
+pub const VERSIONS: Versions = Versions { oldest: 9, newest: 9 };
+/// First in what opens a connection, so that a stray one is recognised.
 pub const MAGIC: [u8; 4] = *b"SHNT";
 /// Length of a frame's header.
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
@@ -95,6 +97,10 @@ macro_rules! body {
             $($(#[$field_doc])* pub $field: $type,)*
         }
 
+        impl Growing for $name {
+            const LEAST: usize = size_of::<Self>();
+        }
+
         impl $name {
             /// Appends this as one frame.
             pub fn emit(&self, out: &mut Vec<u8>) {
@@ -104,15 +110,47 @@ macro_rules! body {
     };
 }
 
+/// First in whatever opens a connection between two agents.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Protocol {
+    /// [`MAGIC`].
+    pub magic: [u8; 4],
+    /// See [`Versions::oldest`].
+    pub oldest: U16,
+    /// See [`Versions::newest`].
+    pub newest: U16,
+}
+
+impl Protocol {
+    /// What this agent says.
+    pub const OURS: Self = Self { magic: MAGIC, oldest: U16::new(VERSIONS.oldest), newest: U16::new(VERSIONS.newest) };
+
+    /// The version that is spoken with whoever says this.
+    ///
+    /// # Errors
+    /// [`Reason::Version`] where there is none that both know, [`Reason::Malformed`] where this is no agent.
+    pub fn version(&self) -> Result<u16, Reason> {
+        if self.magic != MAGIC {
+            return Err(Reason::Malformed);
+        }
+        VERSIONS.common(Versions { oldest: self.oldest.get(), newest: self.newest.get() })
+    }
+}
+
 body!(
     /// First on a session's connection, from both sides.
     Hello, kind::HELLO, {
-        /// [`MAGIC`].
-        magic: [u8; 4],
-        /// [`VERSION`].
-        version: U16,
+        /// Which protocol it speaks.
+        protocol: Protocol,
+        /// A bit for each thing that it can do with a peer that can do it, too: none yet.
+        features: U64,
         /// Port that the sender's sockets for this peer's clients have, 0 where it offers nothing.
         sender_port: U16,
+        /// Zero.
+        zero: U16,
+        /// Milliseconds after which it wants to hear something, whatever the other's own heartbeat is.
+        heartbeat_ms: U32,
         /// Address of those sockets that send to clients of IPv4, all zero where it has none.
         sender_ipv4: Address,
         /// The same for IPv6.
@@ -121,8 +159,6 @@ body!(
         name: [u8; NAME_BYTES],
         /// Key of the tags of its offers to this peer in this session.
         offer_key: [u8; 16],
-        /// Milliseconds after which it wants to hear something, whatever the other's own heartbeat is.
-        heartbeat_ms: U32,
     }
 );
 body!(
@@ -130,12 +166,10 @@ body!(
     Claim, kind::CLAIM, {
         /// Returned in ENDED: the frontend's worker.
         worker: U32,
-        /// Bits of [`Handoff::options`].
-        options: u8,
-        /// See [`Handoff::first`].
-        first: u8,
-        /// Maximum segment size without options, bytes.
-        mss: U16,
+        /// Of this message: where the parts of CLAIM_PARTS begin.
+        bytes: U16,
+        /// Zero.
+        zero: U16,
         /// Returned in ENDED.
         handoff: U64,
         /// Which payload.
@@ -148,40 +182,8 @@ body!(
         tag: Tag,
         /// Of the request, for logs.
         trace: TraceId,
-        /// The client's end.
-        client_address: Address,
-        /// The frontend's end, as the client knows it.
-        server_address: Address,
-        /// Network order.
-        client_port: [u8; 2],
-        /// Network order.
-        server_port: [u8; 2],
-        /// Client-visible sequence number of the first payload byte.
-        start: U32,
-        /// What the payload's segments acknowledge.
-        rcv_nxt: U32,
-        /// The frontend's timestamp clock now.
-        tsval: U32,
-        /// The client's newest timestamp.
-        ts_recent: U32,
-        /// Bytes that the client takes from `start` on.
-        snd_wnd: U32,
-        /// Segments.
-        snd_cwnd: U32,
-        /// Segments.
-        snd_ssthresh: U32,
-        /// Microseconds, 0: no sample.
-        srtt_us: U32,
-        /// See [`Spacing::bytes`]: what holds for this flow now.
-        ack_spacing: U32,
-        /// Bytes from `start` on that the client may have already, from a backend that is lost.
-        ahead: U32,
-        /// Of the connection: packets that the frontend steers prove by it where they come from.
-        token: U32,
-        /// Shift of the client's window field.
-        snd_wscale: u8,
-        /// Shift of ours.
-        rcv_wscale: u8,
+        /// The connection.
+        flow: WireFlowState,
         /// Of the generation of write keys for this payload, where the connection is encrypted; else 0, as all of
         /// the rest. See [`Generation`].
         suite: U16,
@@ -259,7 +261,7 @@ body!(
     }
 );
 body!(
-    /// Backend's agent to frontend's: the client has acknowledged all of a claim with [`Handoff::WORD`], which has been
+    /// Backend's agent to frontend's: the client has acknowledged all of a claim with [`FlowState::WORD`], which has been
     /// sent.
     Delivered, kind::DELIVERED, {
         /// From the claim.
@@ -293,7 +295,7 @@ body!(
 );
 body!(
     /// Backend's agent to frontend's: the file behind an offer; unasked, that behind a claim with
-    /// [`Handoff::DIGEST`] that has been under way for a while.
+    /// [`FlowState::DIGEST`] that has been under way for a while.
     Digest, kind::DIGEST, {
         /// From the question, or the claim.
         worker: U32,
@@ -333,12 +335,8 @@ body!(
 body!(
     /// First on a fetch's connection.
     Fetch, kind::FETCH, {
-        /// [`MAGIC`].
-        magic: [u8; 4],
-        /// [`VERSION`].
-        version: U16,
-        /// Zero.
-        zero: U16,
+        /// Which protocol the sender speaks.
+        protocol: Protocol,
         /// Which payload.
         offer: U64,
         /// Its length in bytes.
@@ -356,12 +354,8 @@ body!(
 body!(
     /// First on the connection of a program that reads from the other machine's store.
     Store, kind::STORE, {
-        /// [`MAGIC`].
-        magic: [u8; 4],
-        /// [`VERSION`].
-        version: U16,
-        /// Zero.
-        zero: U16,
+        /// Which protocol the sender speaks.
+        protocol: Protocol,
     }
 );
 body!(
@@ -371,10 +365,8 @@ body!(
 body!(
     /// First on the connection of a peer's `shunt doctor`.
     Examine, kind::EXAMINE, {
-        /// [`MAGIC`].
-        magic: [u8; 4],
-        /// [`VERSION`].
-        version: U16,
+        /// Which protocol the sender speaks.
+        protocol: Protocol,
         /// How many of `servers` count, at most [`Examine::MOST`].
         count: U16,
         /// What the peer's clients know it by: addresses, and ports in network order.
@@ -457,30 +449,30 @@ impl Frame {
 
     fn parse_body(kind: u16, body: &[u8]) -> Result<Self, Reason> {
         match kind {
-            kind::HELLO => exactly::<Hello>(body)?.checked().map(Frame::Hello),
-            kind::CLAIM => exactly::<Claim>(body)?.checked().map(Frame::Claim),
+            kind::HELLO => Hello::read(body)?.checked().map(Frame::Hello),
+            kind::CLAIM => Claim::read(body)?.checked().map(Frame::Claim),
             kind::CLAIM_PARTS => Self::parse_parts(body),
-            kind::ASK => exactly::<Ask>(body)?.checked().map(Frame::Ask),
-            kind::ANSWER => exactly(body).map(Frame::Answer),
-            kind::PROVE => exactly::<Prove>(body)?.checked().map(Frame::Prove),
-            kind::DIGEST => exactly::<Digest>(body)?.checked().map(Frame::Digest),
-            kind::WITHDRAWN => exactly::<Withdrawn>(body)?.checked().map(Frame::Withdrawn),
-            kind::ABORT => exactly(body).map(Frame::Abort),
-            kind::ENDED => exactly(body).map(Frame::Ended),
-            kind::SPACING => exactly::<Spacing>(body)?.checked().map(Frame::Spacing),
-            kind::DELIVERED => exactly::<Delivered>(body)?.checked().map(Frame::Delivered),
-            kind::PING => exactly(body).map(Frame::Ping),
-            kind::CLOSED => exactly::<Closed>(body)?.checked().map(Frame::Closed),
+            kind::ASK => Ask::read(body)?.checked().map(Frame::Ask),
+            kind::ANSWER => Answer::read(body).map(Frame::Answer),
+            kind::PROVE => Prove::read(body)?.checked().map(Frame::Prove),
+            kind::DIGEST => Digest::read(body)?.checked().map(Frame::Digest),
+            kind::WITHDRAWN => Withdrawn::read(body)?.checked().map(Frame::Withdrawn),
+            kind::ABORT => Abort::read(body).map(Frame::Abort),
+            kind::ENDED => Ended::read(body).map(Frame::Ended),
+            kind::SPACING => Spacing::read(body)?.checked().map(Frame::Spacing),
+            kind::DELIVERED => Delivered::read(body)?.checked().map(Frame::Delivered),
+            kind::PING => Ping::read(body).map(Frame::Ping),
+            kind::CLOSED => Closed::read(body)?.checked().map(Frame::Closed),
             kind::SPEAKS_FOR => Prefixes::parse(body).map(Frame::SpeaksFor),
             kind::ADDRESSES => Addresses::parse(body).map(Frame::Addresses),
             kind::SOURCES => Sources::parse(body).map(Frame::Sources),
-            kind::FETCH => exactly::<Fetch>(body)?.checked().map(Frame::Fetch),
-            kind::FETCHED => exactly(body).map(Frame::Fetched),
-            kind::REFUSED => exactly(body).map(Frame::Refused),
-            kind::STORE => exactly::<Store>(body)?.checked().map(Frame::Store),
-            kind::STORED => exactly(body).map(Frame::Stored),
-            kind::EXAMINE => exactly::<Examine>(body)?.checked().map(Frame::Examine),
-            kind::EXAMINED => exactly(body).map(Frame::Examined),
+            kind::FETCH => Fetch::read(body)?.checked().map(Frame::Fetch),
+            kind::FETCHED => Fetched::read(body).map(Frame::Fetched),
+            kind::REFUSED => Refused::read(body).map(Frame::Refused),
+            kind::STORE => Store::read(body)?.checked().map(Frame::Store),
+            kind::STORED => Stored::read(body).map(Frame::Stored),
+            kind::EXAMINE => Examine::read(body)?.checked().map(Frame::Examine),
+            kind::EXAMINED => Examined::read(body).map(Frame::Examined),
             _ => Err(Reason::Malformed),
         }
     }
@@ -488,8 +480,9 @@ impl Frame {
 
 impl Frame {
     fn parse_parts(body: &[u8]) -> Result<Self, Reason> {
-        let (claim, parts) = Claim::read_from_prefix(body).map_err(|_| Reason::Malformed)?;
-        let claim = claim.checked()?;
+        let bytes = usize::from(Claim::read(body)?.bytes.get());
+        let (claim, parts) = body.split_at_checked(bytes).ok_or(Reason::Malformed)?;
+        let claim = Claim::read(claim)?.checked()?;
         if claim.offer.get() != 0 {
             return Err(Reason::Malformed);
         }
@@ -497,25 +490,12 @@ impl Frame {
     }
 }
 
-fn exactly<T: FromBytes>(body: &[u8]) -> Result<T, Reason> {
-    T::read_from_bytes(body).map_err(|_| Reason::Malformed)
-}
-
-fn same_protocol(magic: [u8; 4], version: u16) -> Result<(), Reason> {
-    match (magic, version) {
-        (MAGIC, VERSION) => Ok(()),
-        (MAGIC, _) => Err(Reason::Version),
-        _ => Err(Reason::Malformed),
-    }
-}
-
 impl Store {
     /// What a program's agent says first.
-    pub const REQUEST: Self = Self { magic: MAGIC, version: U16::new(VERSION), zero: U16::ZERO };
+    pub const REQUEST: Self = Self { protocol: Protocol::OURS };
 
     fn checked(self) -> Result<Self, Reason> {
-        same_protocol(self.magic, self.version.get())?;
-        if self.zero == U16::ZERO { Ok(self) } else { Err(Reason::Malformed) }
+        self.protocol.version().map(|_| self)
     }
 }
 
@@ -532,7 +512,7 @@ impl Examine {
             place[16..].copy_from_slice(&at.port_be);
         }
         let count = U16::new(servers.len().min(Self::MOST) as u16);
-        Self { magic: MAGIC, version: VERSION.into(), count, servers: asked }
+        Self { protocol: Protocol::OURS, count, servers: asked }
     }
 
     /// Those that are asked about.
@@ -545,7 +525,7 @@ impl Examine {
     }
 
     fn checked(self) -> Result<Self, Reason> {
-        same_protocol(self.magic, self.version.get())?;
+        self.protocol.version()?;
         if usize::from(self.count.get()) <= Self::MOST { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
@@ -573,7 +553,7 @@ impl Examined {
 
 impl Hello {
     fn checked(self) -> Result<Self, Reason> {
-        same_protocol(self.magic, self.version.get())?;
+        self.protocol.version()?;
         self.name().ok_or(Reason::Malformed)?;
         let senders = self.sender_port.get() == 0 || self.ipv4().is_some() || self.ipv6().is_some();
         let families = self.ipv4().is_none_or(|ip| ip.is_ipv4()) && self.ipv6().is_none_or(|ip| ip.is_ipv6());
@@ -619,32 +599,15 @@ impl Claim {
     pub fn of(worker: u32, handoff: &Handoff) -> Self {
         Self {
             worker: worker.into(),
-            options: handoff.options,
-            first: handoff.first,
-            mss: handoff.mss.into(),
+            bytes: (size_of::<Self>() as u16).into(),
+            zero: U16::ZERO,
             handoff: handoff.handoff.into(),
             offer: handoff.offer.into(),
             length: handoff.length.into(),
             rate: handoff.rate.into(),
             tag: handoff.tag,
             trace: handoff.trace,
-            client_address: handoff.client_address,
-            server_address: handoff.server_address,
-            client_port: handoff.client_port,
-            server_port: handoff.server_port,
-            start: handoff.start.into(),
-            rcv_nxt: handoff.rcv_nxt.into(),
-            tsval: handoff.tsval.into(),
-            ts_recent: handoff.ts_recent.into(),
-            snd_wnd: handoff.snd_wnd.into(),
-            snd_cwnd: handoff.snd_cwnd.into(),
-            snd_ssthresh: handoff.snd_ssthresh.into(),
-            srtt_us: handoff.srtt_us.into(),
-            ack_spacing: handoff.ack_spacing.into(),
-            ahead: handoff.ahead.into(),
-            token: handoff.token.into(),
-            snd_wscale: handoff.snd_wscale,
-            rcv_wscale: handoff.rcv_wscale,
+            flow: handoff.flow.into(),
             suite: handoff.tls.suite.into(),
             record: handoff.tls.record.into(),
             content_bytes: handoff.tls.content_bytes.into(),
@@ -674,13 +637,12 @@ impl Claim {
     }
 
     fn checked(self) -> Result<Self, Reason> {
-        let scales = self.snd_wscale <= 14 && self.rcv_wscale <= 14;
-        let sizes = self.length.get() > 0 && self.mss.get() > 0 && self.region_bytes().is_some();
-        if scales && sizes && self.has_ends() { Ok(self) } else { Err(Reason::Malformed) }
+        let sizes = self.length.get() > 0 && self.region_bytes().is_some();
+        if sizes && self.flow.is_possible() && self.zero == U16::ZERO { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
 
-with_ends!(Claim, Ask, Spacing, Delivered);
+with_ends!(Ask, Spacing, Delivered);
 
 impl Ask {
     fn checked(self) -> Result<Self, Reason> {
@@ -726,7 +688,7 @@ impl Closed {
 
 impl Fetch {
     fn checked(self) -> Result<Self, Reason> {
-        same_protocol(self.magic, self.version.get())?;
+        self.protocol.version()?;
         if self.length.get() > 0 { Ok(self) } else { Err(Reason::Malformed) }
     }
 }
@@ -735,17 +697,19 @@ impl Fetch {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use zerocopy::FromZeros;
 
     fn hello(name: &str) -> Hello {
         Hello {
-            magic: MAGIC,
-            version: VERSION.into(),
+            protocol: Protocol::OURS,
+            features: 0.into(),
             sender_port: 61000.into(),
+            zero: 0.into(),
+            heartbeat_ms: 250.into(),
             sender_ipv4: IpAddr::from([10, 0, 0, 4]).into(),
             sender_ipv6: Address::NONE,
             name: padded_name(name),
             offer_key: [7; 16],
-            heartbeat_ms: 250.into(),
         }
     }
 
@@ -767,6 +731,31 @@ mod tests {
         hello("fe").emit(&mut bytes);
         for cut in 0..bytes.len() {
             assert!(Frame::parse(&bytes[..cut]).unwrap().is_none(), "cut at {cut}");
+        }
+    }
+
+    /// A later version appends to a message, and its list still comes behind.
+    #[test]
+    fn what_a_newer_agent_appends_is_skipped() {
+        let flow = WireFlowState { mss: 1448.into(), ..WireFlowState::new_zeroed() };
+        let flow = WireFlowState { client_port: [1; 2], server_port: [2; 2], ..flow };
+        let mut claim = Claim { flow, length: 12.into(), ..Claim::new_zeroed() };
+        let part = crate::parts::Part { length: 12.into(), ..Default::default() };
+        let appended = [9; 20];
+        claim.bytes = ((size_of::<Claim>() + appended.len()) as u16).into();
+        let mut bytes = Vec::new();
+        FrameHeader::emit(kind::CLAIM, &[claim.as_bytes(), &appended], &mut bytes);
+        FrameHeader::emit(kind::CLAIM_PARTS, &[claim.as_bytes(), &appended, part.as_bytes()], &mut bytes);
+        let (frame, used) = Frame::parse(&bytes).unwrap().unwrap();
+        assert!(matches!(frame, Frame::Claim(_)));
+        let (frame, _) = Frame::parse(&bytes[used..]).unwrap().unwrap();
+        assert!(matches!(frame, Frame::ClaimParts(_, parts) if parts.as_slice() == [part]));
+        // Parts that begin in the claim, or behind the frame, are none.
+        for wrong in [0, 1, size_of::<Claim>() - 1, 2000] {
+            claim.bytes = (wrong as u16).into();
+            bytes.clear();
+            FrameHeader::emit(kind::CLAIM_PARTS, &[claim.as_bytes(), part.as_bytes()], &mut bytes);
+            assert_eq!(Frame::parse(&bytes).unwrap_err(), Reason::Malformed, "{wrong}");
         }
     }
 
@@ -820,7 +809,8 @@ mod tests {
     #[test]
     fn another_version_is_told_from_noise() {
         let mut bytes = Vec::new();
-        Hello { version: 9.into(), ..hello("fe") }.emit(&mut bytes);
+        let newer = Protocol { oldest: (VERSIONS.newest + 1).into(), newest: u16::MAX.into(), ..Protocol::OURS };
+        Hello { protocol: newer, ..hello("fe") }.emit(&mut bytes);
         assert_eq!(Frame::parse(&bytes).unwrap_err(), Reason::Version);
         assert_eq!(Frame::parse(b"GET / HTTP/1.1\r\n\r\n").unwrap_err(), Reason::Malformed);
     }

@@ -5,6 +5,7 @@ use std::mem::{offset_of, size_of};
 use std::path::Path;
 use std::process::Command;
 
+use shunt_wire::flow::FlowState;
 use shunt_wire::local::*;
 use shunt_wire::parts::{PARTS_MAX, Part};
 use shunt_wire::prefixes::{PREFIXES_MAX, Prefix};
@@ -23,7 +24,8 @@ macro_rules! same_layout {
 
 fn constants(out: &mut String) {
     let pairs = [
-        ("SHUNT_VERSION", VERSION as u64),
+        ("SHUNT_VERSION", VERSIONS.newest as u64),
+        ("SHUNT_VERSION_OLDEST", VERSIONS.oldest as u64),
         ("SHUNT_BOARD_MAGIC", BOARD_MAGIC as u64),
         ("SHUNT_BOARD_PEERS", BOARD_PEERS as u64),
         ("SHUNT_NAME_BYTES", NAME_BYTES as u64),
@@ -55,10 +57,11 @@ fn constants(out: &mut String) {
         ("SHUNT_REASON_UNKNOWN_OFFER", Reason::UnknownOffer as u64),
         ("SHUNT_REASON_CLIENT_GONE", Reason::ClientGone as u64),
         ("SHUNT_REASON_BUSY", Reason::Busy as u64),
-        ("SHUNT_OPTION_TIMESTAMPS", Handoff::TIMESTAMPS as u64),
-        ("SHUNT_OPTION_SACK", Handoff::SACK as u64),
-        ("SHUNT_OPTION_WSCALE", Handoff::WSCALE as u64),
-        ("SHUNT_OPTION_DIGEST", Handoff::DIGEST as u64),
+        ("SHUNT_OPTION_TIMESTAMPS", FlowState::TIMESTAMPS as u64),
+        ("SHUNT_OPTION_SACK", FlowState::SACK as u64),
+        ("SHUNT_OPTION_WSCALE", FlowState::WSCALE as u64),
+        ("SHUNT_OPTION_DIGEST", FlowState::DIGEST as u64),
+        ("SHUNT_OPTION_WORD", FlowState::WORD as u64),
         ("SHUNT_FAMILY_IPV4", BoardHead::IPV4 as u64),
         ("SHUNT_FAMILY_IPV6", BoardHead::IPV6 as u64),
         ("sizeof(struct shunt_board)", BOARD_BYTES as u64),
@@ -74,23 +77,20 @@ fn the_c_header_has_the_same_layout() {
     let mut c = format!("#include <stddef.h>\n#include \"{}\"\n", header.display());
     constants(&mut c);
     same_layout!(c, "shunt_header", Header, [kind, size]);
-    same_layout!(c, "shunt_hello", Hello, [header, version, channel]);
-    same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring]);
+    same_layout!(c, "shunt_hello", Hello, [header, oldest, newest, channel, features]);
+    same_layout!(c, "shunt_welcome", Welcome, [header, worker, ring, version, pad, features]);
     same_layout!(c, "shunt_offer", Offer, [header, peer, flags, number, offset, length, tag, trace, mtime_ns, size]);
     same_layout!(
         c,
         "shunt_handoff",
         Handoff,
+        [header, peer, epoch, bytes, pad, handoff, offer, length, rate, tag, trace, flow, tls,]
+    );
+    same_layout!(
+        c,
+        "shunt_flow",
+        FlowState,
         [
-            header,
-            peer,
-            epoch,
-            handoff,
-            offer,
-            length,
-            rate,
-            tag,
-            trace,
             client_address,
             server_address,
             client_port,
@@ -105,12 +105,13 @@ fn the_c_header_has_the_same_layout() {
             srtt_us,
             ack_spacing,
             ahead,
+            token,
             mss,
             snd_wscale,
             rcv_wscale,
             options,
             first,
-            tls,
+            pad,
         ]
     );
     same_layout!(c, "shunt_tls", Tls, [suite, content_bytes, skip, record]);
@@ -120,39 +121,7 @@ fn the_c_header_has_the_same_layout() {
     }
     same_layout!(c, "shunt_event", Event, [handoff, acked, kind, pad]);
     same_layout!(c, "shunt_begin", Begin, [peer, ring, handoff, length]);
-    same_layout!(
-        c,
-        "shunt_state",
-        State,
-        [
-            handoff,
-            acked,
-            kind,
-            status,
-            regions,
-            client_address,
-            server_address,
-            client_port,
-            server_port,
-            start,
-            rcv_nxt,
-            tsval,
-            ts_recent,
-            snd_wnd,
-            snd_cwnd,
-            snd_ssthresh,
-            srtt_us,
-            ack_spacing,
-            ahead,
-            mss,
-            snd_wscale,
-            rcv_wscale,
-            options,
-            answered,
-            shut,
-            pad,
-        ]
-    );
+    same_layout!(c, "shunt_state", State, [handoff, acked, kind, status, regions, flow, answered, shut, pad,]);
     same_layout!(c, "shunt_part", Part, [segment, slot, secret, offset, length]);
     same_layout!(c, "shunt_abort", Abort, [header, handoff]);
     same_layout!(c, "shunt_cancel", Cancel, [header, handoff]);

@@ -73,9 +73,9 @@ fn what_a_backend_needs_is_told() {
     let mut server = active();
     let state = describe(&server.flow);
     assert_eq!((state.handoff, state.status, state.regions), (HANDOFF, SHUNT_REGION_ACTIVE, 1));
-    assert_eq!((state.start, state.rcv_nxt, state.snd_wnd), (START, RCV_NXT, ROOM - 100));
-    assert_eq!((u32::from(state.mss), state.snd_cwnd, state.srtt_us), (MSS, 10, 20_000));
-    assert_eq!(u32::from(state.options) & SHUNT_OPTION_WORD, 0);
+    assert_eq!((state.flow.start, state.flow.rcv_nxt, state.flow.snd_wnd), (START, RCV_NXT, ROOM - 100));
+    assert_eq!((u32::from(state.flow.mss), state.flow.snd_cwnd, state.flow.srtt_us), (MSS, 10, 20_000));
+    assert_eq!(u32::from(state.flow.options) & SHUNT_OPTION_WORD, 0);
     assert_eq!(state.shut, 0);
 
     let full = Packet { window: 0, ..server.ack(START + 10) };
@@ -86,7 +86,7 @@ fn what_a_backend_needs_is_told() {
 #[test]
 fn a_longer_payload_than_the_clients_room_needs_a_word() {
     let server = Server::with_region(START - 100, 4096, 4096);
-    assert_eq!(u32::from(describe(&server.flow).options) & SHUNT_OPTION_WORD, SHUNT_OPTION_WORD);
+    assert_eq!(u32::from(describe(&server.flow).flow.options) & SHUNT_OPTION_WORD, SHUNT_OPTION_WORD);
 }
 
 /// Another backend goes on: what the client may have from the one before is said.
@@ -98,7 +98,7 @@ fn another_backend_may_go_on() {
     let mut flow = server.flow;
     assert_eq!(move_on(&mut flow, &to, &server.asked()), Counter::FE_MOVED);
     let state = describe(&flow);
-    assert_eq!((state.handoff, state.start, state.ahead), (HANDOFF + 1, START + 1000, ROOM));
+    assert_eq!((state.handoff, state.flow.start, state.flow.ahead), (HANDOFF + 1, START + 1000, ROOM));
     assert_eq!(move_on(&mut flow, &Move { from: 5000, ..to }, &server.asked()), Counter::FE_REFUSED_ARGUMENT);
     assert!(deliver(&mut flow, PEER, HANDOFF).is_none(), "the lost one has no word any more");
 }

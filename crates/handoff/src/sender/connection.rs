@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use shunt_sys::repair::{RepairError, Restored, clock_ms, restore, set_window};
 use shunt_sys::sockopt::{begin_with_send_buffer, congestion_window, set_max_pacing_rate, unacknowledged};
-use shunt_wire::local::{Handoff, Reason};
+use shunt_wire::flow::FlowState;
+use shunt_wire::local::Reason;
 use shunt_wire::peer::{Claim, Spacing};
 use shunt_wire::{Endpoint, Tag};
 
@@ -117,17 +118,17 @@ pub(super) enum FirstWord {
 /// Of a sender whose socket begins with `claim`, so that both count alike.
 pub(super) fn first_slot(claim: &Claim) -> Slot {
     Slot {
-        server: Endpoint { address: claim.server_address, port_be: claim.server_port },
+        server: Endpoint { address: claim.flow.server_address, port_be: claim.flow.server_port },
         live: true,
-        start: claim.start.get(),
+        start: claim.flow.start.get(),
         seq_delta: 0,
         // The socket takes only an even clock (Restored::tsval); the client sees the frontend's.
-        ts_delta: claim.tsval.get() & 1,
-        rcv_nxt: claim.token.get(),
-        ack: claim.rcv_nxt.get(),
-        snd_cwnd: claim.snd_cwnd.get(),
-        ts_recent: claim.ts_recent.get(),
-        ahead: claim.ahead.get(),
+        ts_delta: claim.flow.tsval.get() & 1,
+        rcv_nxt: claim.flow.token.get(),
+        ack: claim.flow.rcv_nxt.get(),
+        snd_cwnd: claim.flow.snd_cwnd.get(),
+        ts_recent: claim.flow.ts_recent.get(),
+        ahead: claim.flow.ahead.get(),
     }
 }
 
@@ -141,18 +142,19 @@ impl Sender {
         local: SocketAddr,
         now: Instant,
     ) -> Result<Self, RepairError> {
-        let timestamps = claim.options & Handoff::TIMESTAMPS != 0;
+        let timestamps = claim.flow.options & FlowState::TIMESTAMPS != 0;
         let (socket, ts_offset) = restore(&Restored {
             local,
             remote: key.client.socket_addr(),
-            snd_nxt: claim.start.get(),
-            rcv_nxt: claim.token.get(),
-            snd_wnd: claim.snd_wnd.get(),
+            snd_nxt: claim.flow.start.get(),
+            rcv_nxt: claim.flow.token.get(),
+            snd_wnd: claim.flow.snd_wnd.get(),
             rcv_wnd: RCV_WND,
-            mss: claim.mss.get(),
-            window_scale: (claim.options & Handoff::WSCALE != 0).then_some((claim.snd_wscale, claim.rcv_wscale)),
-            sack: claim.options & Handoff::SACK != 0,
-            tsval: timestamps.then_some(claim.tsval.get() & !1),
+            mss: claim.flow.mss.get(),
+            window_scale: (claim.flow.options & FlowState::WSCALE != 0)
+                .then_some((claim.flow.snd_wscale, claim.flow.rcv_wscale)),
+            sack: claim.flow.options & FlowState::SACK != 0,
+            tsval: timestamps.then_some(claim.flow.tsval.get() & !1),
         })?;
         Ok(Self {
             key,
@@ -160,11 +162,11 @@ impl Sender {
             claimant,
             state: State::Parked,
             server: slot.server,
-            write_seq: claim.start.get(),
-            rcv_nxt: claim.token.get(),
+            write_seq: claim.flow.start.get(),
+            rcv_nxt: claim.flow.token.get(),
             ts_offset,
             ts_delta: slot.ts_delta,
-            mss: claim.mss.get(),
+            mss: claim.flow.mss.get(),
             paced: false,
             length: claim.length.get(),
             digest: Digest::Unwanted,
@@ -174,8 +176,8 @@ impl Sender {
             spacing: Default::default(),
             progress: (0, now),
             unheard: Some(Unheard {
-                first: claim.start.get(),
-                due: now + ANSWER_WITHIN + 4 * Duration::from_micros(claim.srtt_us.get().into()),
+                first: claim.flow.start.get(),
+                due: now + ANSWER_WITHIN + 4 * Duration::from_micros(claim.flow.srtt_us.get().into()),
                 offer: (claim.offer.get() != 0 && claim.suite.get() == 0).then_some((claim.offer.get(), claim.tag)),
             }),
         })
@@ -196,10 +198,10 @@ impl Sender {
 
     /// Whether its socket is of the claim's flow, and can send at once.
     pub(super) fn can_take(&self, claim: &Claim) -> bool {
-        let same_flow = claim.first == 0
-            && claim.token.get() == self.rcv_nxt
+        let same_flow = claim.flow.first == 0
+            && claim.flow.token.get() == self.rcv_nxt
             && self.is_with_server_of(claim)
-            && self.mss >= claim.mss.get();
+            && self.mss >= claim.flow.mss.get();
         // Bytes that are not acknowledged here were acknowledged to the frontend, whose copy of that ACK was lost:
         // sent again, they would land in the next payload's sequence space.
         let settled =
@@ -220,7 +222,7 @@ impl Sender {
     }
 
     fn is_with_server_of(&self, claim: &Claim) -> bool {
-        self.server.address == claim.server_address && self.server.port_be == claim.server_port
+        self.server.address == claim.flow.server_address && self.server.port_be == claim.flow.server_port
     }
 
     /// Brings a parked socket up to date for a claim. `window`: the field of the newest ACK that it got.
@@ -243,42 +245,42 @@ impl Sender {
         Slot {
             server: self.server,
             live: true,
-            start: claim.start.get(),
-            seq_delta: claim.start.get().wrapping_sub(self.write_seq),
+            start: claim.flow.start.get(),
+            seq_delta: claim.flow.start.get().wrapping_sub(self.write_seq),
             ts_delta: self.ts_delta,
             rcv_nxt: self.rcv_nxt,
-            ack: claim.rcv_nxt.get(),
+            ack: claim.flow.rcv_nxt.get(),
             snd_cwnd: 0,
-            ts_recent: claim.ts_recent.get(),
-            ahead: claim.ahead.get(),
+            ts_recent: claim.flow.ts_recent.get(),
+            ahead: claim.flow.ahead.get(),
         }
     }
 
     /// The client must never see our timestamps go back (RFC 7323, 5.3): follow the frontend's clock, forward only.
     fn raised_ts_delta(&self, claim: &Claim) -> u32 {
         let ours = clock_ms().wrapping_add(self.ts_offset).wrapping_add(self.ts_delta);
-        let behind = claim.tsval.get().wrapping_sub(ours) as i32;
+        let behind = claim.flow.tsval.get().wrapping_sub(ours) as i32;
         self.ts_delta.wrapping_add(behind.max(0) as u32)
     }
 
     /// The socket knows the window as its last ACK had it; since then the frontend has sent into it, and the client
     /// may have opened it. Where that matters for this payload, the socket is told.
     fn correct_window(&self, claim: &Claim, field: u32) -> Result<(), RepairError> {
-        let scale = if claim.options & Handoff::WSCALE != 0 { claim.snd_wscale } else { 0 };
-        let (believed, really) = (u64::from(field) << scale, u64::from(claim.snd_wnd.get()));
+        let scale = if claim.flow.options & FlowState::WSCALE != 0 { claim.flow.snd_wscale } else { 0 };
+        let (believed, really) = (u64::from(field) << scale, u64::from(claim.flow.snd_wnd.get()));
         let length = claim.region_bytes().unwrap_or(u64::MAX);
         if believed.min(length) == really.min(length) {
             return Ok(());
         }
-        set_window(&self.socket, self.rcv_nxt, claim.snd_wnd.get(), RCV_WND)
+        set_window(&self.socket, self.rcv_nxt, claim.flow.snd_wnd.get(), RCV_WND)
     }
 
     /// Begins with a body.
     pub(super) fn begin(&mut self, body: Body, claim: &Claim, now: Instant) {
-        let is_wanted = claim.options & Handoff::DIGEST != 0;
+        let is_wanted = claim.flow.options & FlowState::DIGEST != 0;
         self.begun = now;
         self.digest = if is_wanted { Digest::Wanted } else { Digest::Unwanted };
-        self.word = if claim.options & Handoff::WORD != 0 { Word::Owed } else { Word::Unwanted };
+        self.word = if claim.flow.options & FlowState::WORD != 0 { Word::Owed } else { Word::Unwanted };
         self.state = State::Sending(body);
     }
 
@@ -353,7 +355,7 @@ impl Sender {
 
     /// Notes which ACKs the claim's flow passes on; `true` where it is time to see whether those are the right ones.
     pub(super) fn note_spacing(&mut self, claim: &Claim) -> bool {
-        let known = claim.ack_spacing.get();
+        let known = claim.flow.ack_spacing.get();
         self.spacing.is(known);
         self.payloads = self.payloads.wrapping_add(1);
         known == 0 || self.payloads.is_multiple_of(LOOK_EVERY)

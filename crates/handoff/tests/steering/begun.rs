@@ -11,7 +11,7 @@ use super::steered::*;
 /// Of the connection that SHUNT_BEGIN has just answered for.
 fn flow(steered: &Steered) -> FlowKey {
     let state = steered.answer();
-    key(state.client().socket_addr(), state.server().socket_addr())
+    key(state.flow.client().socket_addr(), state.flow.server().socket_addr())
 }
 
 /// A connection with a region that has begun: the server's end, the client's, and its flow.

@@ -37,7 +37,8 @@ fn flow() -> impl Strategy<Value = Flow> {
         let (made, status, breaks, part) = spaces;
         let (client_ack, furthest_ack, edge, server_ack, rcv_nxt, server_end) = numbers;
         let (flags, client_window, snd_wscale, ahead, asked, answered) = small;
-        let mut flow = Flow { client_ack, furthest_ack, edge, server_ack, rcv_nxt, server_end, start, ..Flow::default() };
+        let mut flow =
+            Flow { client_ack, furthest_ack, edge, server_ack, rcv_nxt, server_end, start, ..Flow::default() };
         // No region without a break; of an open one, not more than it has.
         flow.spaces = Spaces { made, status: if made == 0 { COMPLETE } else { status }, acked: 0, breaks };
         flow.spaces.acked = (part * breaks[(made.wrapping_sub(1) % BREAKS) as usize].length as f64) as u64;

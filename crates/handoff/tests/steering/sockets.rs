@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use shunt_handoff::Frontend;
 use shunt_sys::sockopt;
 use shunt_testbed::{PATIENCE, eventually};
-use shunt_wire::local::Handoff;
+use shunt_wire::flow::FlowState;
 use zerocopy::IntoBytes;
 
 use super::host::{ifindex, ip};
@@ -360,7 +360,7 @@ fn move_in_the_middle(first: usize, from: usize) {
     sockopt::set(&server, SHUNT_SOL, SHUNT_MOVE, &goes_on).expect("SHUNT_MOVE");
     let moved = steered.answer();
     assert_eq!((moved.handoff, moved.acked, moved.status, moved.regions), (2, first as u64, 1, 1));
-    assert_eq!(moved.start, begun.start.wrapping_add(from as u32));
+    assert_eq!(moved.flow.start, begun.flow.start.wrapping_add(from as u32));
     let sending = steered.send(&moved, &body[from..]);
     assert_eq!(steered.event(), (2, body.len() as u64, 1));
     sending.finish();
@@ -397,7 +397,8 @@ fn a_server_goes_on_though_the_client_has_bytes_behind_a_hole() {
     let body = payload(1, 3_000_000);
     begin(&server, 1, body.len() as u64).expect("SHUNT_BEGIN");
     let begun = steered.answer();
-    let behind = State { start: begun.start.wrapping_add(HOLE as u32), ..begun };
+    let mut behind = begun;
+    behind.flow.start = begun.flow.start.wrapping_add(HOLE as u32);
     let lost = steered.send(&behind, &body[HOLE..HOLE + ISLAND]);
     let until = Instant::now() + PATIENCE;
     while steered.count("be_in_steered") < 10 {
@@ -530,17 +531,17 @@ fn the_state_is_what_the_kernel_says_of_the_connection() {
     begin(&server, 5, 10).expect("SHUNT_BEGIN");
     let state = steered.answer();
     assert_eq!((state.handoff, state.acked, state.status, state.regions), (5, 0, 1, 1));
-    assert_eq!(state.client().socket_addr(), client.local_addr().unwrap());
-    assert_eq!(state.server().socket_addr(), client.peer_addr().unwrap());
+    assert_eq!(state.flow.client().socket_addr(), client.local_addr().unwrap());
+    assert_eq!(state.flow.server().socket_addr(), client.peer_addr().unwrap());
     let tsval = get::<u32>(&server, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP).expect("TCP_TIMESTAMP");
     // The kernel's answer has its lowest bit cleared (Linux 6.7).
-    assert!((tsval | 1).wrapping_sub(state.tsval) < 50, "{tsval} now, {} then", state.tsval);
-    assert_ne!(state.ts_recent, 0);
-    assert_eq!(state.options, 7, "timestamps, SACK and window scaling");
-    assert_eq!(state.mss, 1448);
-    assert!(state.snd_wscale > 0 && state.rcv_wscale > 0);
-    assert!(state.snd_wnd > 10_000, "{}", state.snd_wnd);
-    assert!(state.snd_cwnd >= 10 && state.srtt_us > 0);
+    assert!((tsval | 1).wrapping_sub(state.flow.tsval) < 50, "{tsval} now, {} then", state.flow.tsval);
+    assert_ne!(state.flow.ts_recent, 0);
+    assert_eq!(state.flow.options, 7, "timestamps, SACK and window scaling");
+    assert_eq!(state.flow.mss, 1448);
+    assert!(state.flow.snd_wscale > 0 && state.flow.rcv_wscale > 0);
+    assert!(state.flow.snd_wnd > 10_000, "{}", state.flow.snd_wnd);
+    assert!(state.flow.snd_cwnd >= 10 && state.flow.srtt_us > 0);
     assert_eq!(state.as_bytes(), steered.state(&server).as_bytes(), "SHUNT_STATE says the same");
 }
 
@@ -549,7 +550,8 @@ fn a_restored_socket_has_the_frontends_congestion_window() {
     let Some(mut steered) = Steered::new() else { return };
     let (server, _client) = steered.connect_and_send_header();
     begin(&server, 1, 10).expect("SHUNT_BEGIN");
-    let state = State { snd_cwnd: 77, ..steered.answer() };
+    let mut state = steered.answer();
+    state.flow.snd_cwnd = 77;
     let socket = steered.restore(&state);
     assert_eq!(sockopt::congestion_window(&socket).expect("TCP_INFO").segments, 77);
 }
@@ -576,7 +578,7 @@ fn needs_a_word(steered: &Steered, read_before: usize, length: u64) -> (bool, u6
     });
     begin(&server, length, length).expect("SHUNT_BEGIN");
     let state = steered.answer();
-    (state.options & Handoff::WORD != 0, state.snd_wnd.into())
+    (state.flow.options & FlowState::WORD != 0, state.flow.snd_wnd.into())
 }
 
 #[test]

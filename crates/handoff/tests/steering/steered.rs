@@ -19,8 +19,8 @@ use shunt_sys::repair::{Restored, close_silently, restore};
 use shunt_sys::sockopt;
 use shunt_testbed::PATIENCE;
 use shunt_wire::Endpoint;
+use shunt_wire::flow::FlowState;
 use shunt_wire::local::Event;
-use shunt_wire::local::Handoff;
 pub use shunt_wire::local::{Begin, State};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -195,7 +195,7 @@ impl Steered {
         let state = self.answer();
         assert_eq!((state.handoff, state.status, state.acked), (handoff, 1, 0));
         if let Some(bytes) = self.spacing {
-            let flow = key(state.client().socket_addr(), state.server().socket_addr());
+            let flow = key(state.flow.client().socket_addr(), state.flow.server().socket_addr());
             let set = self.frontend.set_spacing(&Spacing { flow, peer: PEER, bytes });
             assert!(set.expect("BPF_PROG_TEST_RUN"), "the flow is this peer's");
         }
@@ -205,10 +205,10 @@ impl Steered {
     /// Sends as a struct shunt_state says.
     pub fn send(&mut self, state: &State, payload: &[u8]) -> Sending {
         let socket = self.restore(state);
-        if state.options & Handoff::WORD != 0 {
-            let flow = key(state.client().socket_addr(), state.server().socket_addr());
-            self.owed.borrow_mut().push((state.client(), flow, state.handoff));
-            self.backend.borrow_mut().await_end(7, state.start.wrapping_add(payload.len() as u32));
+        if state.flow.options & FlowState::WORD != 0 {
+            let flow = key(state.flow.client().socket_addr(), state.flow.server().socket_addr());
+            self.owed.borrow_mut().push((state.flow.client(), flow, state.handoff));
+            self.backend.borrow_mut().await_end(7, state.flow.start.wrapping_add(payload.len() as u32));
         }
         let sending = socket.try_clone().expect("dup");
         let payload = payload.to_vec();
@@ -222,33 +222,33 @@ impl Steered {
     }
 
     pub fn restore(&mut self, state: &State) -> OwnedFd {
-        let client = state.client();
+        let client = state.flow.client();
         let slot = Slot {
-            server: state.server(),
+            server: state.flow.server(),
             live: true,
-            start: state.start,
+            start: state.flow.start,
             seq_delta: 0,
             // An odd clock would be one in microseconds.
-            ts_delta: state.tsval & 1,
-            rcv_nxt: state.token,
-            ack: state.rcv_nxt,
-            snd_cwnd: state.snd_cwnd,
-            ts_recent: state.ts_recent,
-            ahead: state.ahead,
+            ts_delta: state.flow.tsval & 1,
+            rcv_nxt: state.flow.token,
+            ack: state.flow.rcv_nxt,
+            snd_cwnd: state.flow.snd_cwnd,
+            ts_recent: state.flow.ts_recent,
+            ahead: state.flow.ahead,
         };
         self.backend.borrow_mut().write_slot(7, &slot);
         self.backend.borrow_mut().insert(&SenderKey { client, port: PORT }, 7).expect("a free sender");
         let restored = Restored {
             local: (self.hosts.backend_address, PORT).into(),
             remote: client.socket_addr(),
-            snd_nxt: state.start,
-            rcv_nxt: state.token,
-            snd_wnd: state.snd_wnd,
+            snd_nxt: state.flow.start,
+            rcv_nxt: state.flow.token,
+            snd_wnd: state.flow.snd_wnd,
             rcv_wnd: 65535,
-            mss: state.mss,
-            window_scale: (state.options & 4 != 0).then_some((state.snd_wscale, state.rcv_wscale)),
-            sack: state.options & 2 != 0,
-            tsval: (state.options & 1 != 0).then_some(state.tsval & !1),
+            mss: state.flow.mss,
+            window_scale: (state.flow.options & 4 != 0).then_some((state.flow.snd_wscale, state.flow.rcv_wscale)),
+            sack: state.flow.options & 2 != 0,
+            tsval: (state.flow.options & 1 != 0).then_some(state.flow.tsval & !1),
         };
         let until = Instant::now() + PATIENCE;
         loop {

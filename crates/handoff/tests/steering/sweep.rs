@@ -69,10 +69,11 @@ fn claim(number: u16) -> Claim {
     let (client, server) = ("10.1.0.2:0".parse::<SocketAddr>(), "192.0.2.1:80".parse::<SocketAddr>());
     let (client, server) = (client.expect("an address"), server.expect("an address"));
     let mut claim = Claim::new_zeroed();
-    (claim.worker, claim.handoff, claim.first, claim.mss) = (1.into(), u64::from(number).into(), 1, 1000.into());
-    (claim.length, claim.snd_wnd, claim.snd_cwnd) = (1000.into(), 65_535.into(), 10.into());
-    (claim.client_address, claim.client_port) = (Address::from(client.ip()), (10_000 + number).to_be_bytes());
-    (claim.server_address, claim.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
+    (claim.worker, claim.handoff, claim.flow.first, claim.flow.mss) =
+        (1.into(), u64::from(number).into(), 1, 1000.into());
+    (claim.length, claim.flow.snd_wnd, claim.flow.snd_cwnd) = (1000.into(), 65_535.into(), 10.into());
+    (claim.flow.client_address, claim.flow.client_port) = (Address::from(client.ip()), (10_000 + number).to_be_bytes());
+    (claim.flow.server_address, claim.flow.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
     claim
 }
 

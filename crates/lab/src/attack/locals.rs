@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, send, socket_with};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
-use shunt_wire::local::{Header, VERSION, kind};
+use shunt_wire::local::{Channel, Header, kind};
 use zerocopy::IntoBytes;
 
 use super::Hostile;
@@ -75,7 +75,7 @@ fn message(random: &mut Random) -> Vec<u8> {
     let header = Header { kind, size };
     match random.below(4) {
         0 => body,
-        1 => [header.as_bytes(), &VERSION.to_ne_bytes(), &1_u32.to_ne_bytes()].concat(),
+        1 => [header.as_bytes(), &Channel::Control.hello().as_bytes()[size_of::<Header>()..]].concat(),
         _ => [header.as_bytes(), &body].concat(),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::Result;
-use shunt_wire::peer::{Closed, FrameHeader, Hello, MAGIC, VERSION, kind, padded_name};
+use shunt_wire::peer::{Closed, FrameHeader, Hello, Protocol, kind, padded_name};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::Hostile;
@@ -61,7 +61,7 @@ pub(super) fn attack(lab: &Lab, from: &Host, targets: &[&Host], mut random: Rand
 
 fn hello(random: &mut Random) -> Vec<u8> {
     let mut hello = Hello::new_zeroed();
-    (hello.magic, hello.version, hello.name) = (MAGIC, VERSION.into(), padded_name(NAME));
+    (hello.protocol, hello.name) = (Protocol::OURS, padded_name(NAME));
     hello.offer_key.fill(random.next() as u8);
     let mut frame = Vec::new();
     hello.emit(&mut frame);

@@ -7,7 +7,7 @@ use shunt_lab::{Fetch, Lab, Options, Role};
 use shunt_testbed::eventually;
 use shunt_wire::Address;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{Answer, Claim, Digest, Ended, Frame, Hello, MAGIC, Spacing, VERSION, padded_name};
+use shunt_wire::peer::{Answer, Claim, Digest, Ended, Frame, Hello, Protocol, Spacing, padded_name};
 use shunt_wire::prefixes::Prefixes;
 use zerocopy::FromZeros;
 
@@ -17,7 +17,7 @@ use crate::service::{FILES, Running, may_run, start, start_on};
 
 fn hello(name: &str, senders: Option<SocketAddr>) -> Vec<u8> {
     let mut hello = Hello::new_zeroed();
-    (hello.magic, hello.version, hello.name) = (MAGIC, VERSION.into(), padded_name(name));
+    (hello.protocol, hello.name) = (Protocol::OURS, padded_name(name));
     hello.offer_key = [7; 16];
     if let Some(senders) = senders {
         (hello.sender_ipv4, hello.sender_port) = (Address::from(senders.ip()), senders.port().into());
@@ -68,11 +68,11 @@ fn a_stranger_and_another_tenants_agent_get_no_session() -> Result<()> {
 
 fn claim(offer: &Seen, client: SocketAddr, server: SocketAddr) -> Claim {
     let mut claim = Claim::new_zeroed();
-    (claim.worker, claim.handoff, claim.first, claim.mss) = (1.into(), 1.into(), 1, 1000.into());
+    (claim.worker, claim.handoff, claim.flow.first, claim.flow.mss) = (1.into(), 1.into(), 1, 1000.into());
     (claim.offer, claim.length, claim.tag) = (offer.number.into(), offer.length.into(), offer.tag);
-    (claim.client_address, claim.client_port) = (Address::from(client.ip()), client.port().to_be_bytes());
-    (claim.server_address, claim.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
-    (claim.snd_wnd, claim.snd_cwnd) = (65535.into(), 10.into());
+    (claim.flow.client_address, claim.flow.client_port) = (Address::from(client.ip()), client.port().to_be_bytes());
+    (claim.flow.server_address, claim.flow.server_port) = (Address::from(server.ip()), server.port().to_be_bytes());
+    (claim.flow.snd_wnd, claim.flow.snd_cwnd) = (65535.into(), 10.into());
     claim
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use shunt_lab::{Host, Lab, Options, ShuntPart};
 use shunt_testbed::PATIENCE;
 use shunt_wire::Endpoint;
-use shunt_wire::local::{Handoff, VERSION, kind};
+use shunt_wire::local::{Channel, Handoff, VERSIONS, kind};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::service::held::Held;
@@ -92,14 +92,15 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
         let before = claims()?;
         let attacker = connect_to_agent(frontend)?;
         let say = |bytes: &[u8]| rustix::net::send(&attacker, bytes, rustix::net::SendFlags::empty());
-        say([kind::HELLO, 16, VERSION, 1].as_bytes())?;
+        say(Channel::Control.hello().as_bytes())?;
         let epochs = [2, 4, 6, 8];
         for epoch in epochs {
             let mut named = Handoff { header: Handoff::HEADER, epoch, ..Handoff::new_zeroed() };
-            (named.handoff, named.length, named.mss, named.snd_wnd, named.snd_cwnd) = (77, 1000, 1448, 65535, 10);
+            (named.handoff, named.length) = (77, 1000);
+            (named.flow.mss, named.flow.snd_wnd, named.flow.snd_cwnd) = (1448, 65535, 10);
             let (client, server) = (Endpoint::from(held.local()?), Endpoint::from(service.service.chain().server()));
-            (named.client_address, named.client_port) = (client.address, client.port_be);
-            (named.server_address, named.server_port) = (server.address, server.port_be);
+            (named.flow.client_address, named.flow.client_port) = (client.address, client.port_be);
+            (named.flow.server_address, named.flow.server_port) = (server.address, server.port_be);
             say(named.as_bytes())?;
         }
         let deadline = Instant::now() + PATIENCE;
@@ -113,7 +114,8 @@ fn a_server_cannot_hand_off_another_servers_connection() -> Result<()> {
     })
 }
 
-const HELLO: &[u32] = &[kind::HELLO, 16, VERSION, 1];
+/// Of one version, which is the oldest and the newest half of a word.
+const HELLO: &[u32] = &[kind::HELLO, 24, VERSIONS.newest as u32 * 0x1_0001, 1, 0, 0];
 const STATS: &[u32] = &[kind::STATS, 8];
 
 #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use shunt_lab::{Fetch, Fetched, Host, Lab, Options, Role, fetch, file_sha256};
 use shunt_wire::Tag;
 use shunt_wire::local::Reason;
-use shunt_wire::peer::{self, Frame, MAGIC, VERSION};
+use shunt_wire::peer::{self, Frame, Protocol};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use crate::service::impostor::{Connection, Impostor};
@@ -46,15 +46,7 @@ impl Seen {
     pub fn fetch_frame(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         let (offer, length) = (self.number.into(), self.length.into());
-        let fetch = peer::Fetch {
-            magic: MAGIC,
-            version: VERSION.into(),
-            zero: 0.into(),
-            offer,
-            length,
-            tag: self.tag,
-            trace: Default::default(),
-        };
+        let fetch = peer::Fetch { protocol: Protocol::OURS, offer, length, tag: self.tag, trace: Default::default() };
         fetch.emit(&mut frame);
         frame
     }

@@ -1,0 +1,90 @@
+//! Which version two parties speak. Each says the oldest and the newest that it knows, and both take the newest that both
+//! know. Within a version a message may grow at its end: an older reader skips what it does not know, and what an older
+//! writer leaves out is zero. What needs the other party's help has a bit of its own in the first message.
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use crate::local::Reason;
+
+/// Versions of a protocol, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// What is spoken with parties of before.
+    pub oldest: u16,
+    /// What is spoken where nothing stands against it.
+    pub newest: u16,
+}
+
+impl Versions {
+    /// What two parties speak.
+    ///
+    /// # Errors
+    /// [`Reason::Version`] where there is none that both know, [`Reason::Malformed`] where one says nonsense.
+    pub fn common(self, other: Self) -> Result<u16, Reason> {
+        if other.oldest > other.newest {
+            return Err(Reason::Malformed);
+        }
+        let newest = self.newest.min(other.newest);
+        if newest >= self.oldest.max(other.oldest) { Ok(newest) } else { Err(Reason::Version) }
+    }
+}
+
+/// A message that may grow.
+pub trait Growing: FromBytes + FromZeros + IntoBytes + Immutable + KnownLayout + Sized {
+    /// Bytes that every writer sends.
+    const LEAST: usize;
+
+    /// Of a writer of any version.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] where it is shorter than any writer's.
+    fn read(bytes: &[u8]) -> Result<Self, Reason> {
+        if bytes.len() < Self::LEAST {
+            return Err(Reason::Malformed);
+        }
+        let mut message = Self::new_zeroed();
+        let known = bytes.len().min(size_of::<Self>());
+        message.as_mut_bytes()[..known].copy_from_slice(&bytes[..known]);
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_take_the_newest_that_both_know() {
+        let versions = |oldest, newest| Versions { oldest, newest };
+        for (ours, theirs, common) in [
+            (versions(3, 5), versions(3, 5), Ok(5)),
+            (versions(3, 5), versions(5, 9), Ok(5)),
+            (versions(3, 5), versions(1, 3), Ok(3)),
+            (versions(3, 5), versions(6, 9), Err(Reason::Version)),
+            (versions(3, 5), versions(1, 2), Err(Reason::Version)),
+            (versions(3, 5), versions(4, 3), Err(Reason::Malformed)),
+        ] {
+            assert_eq!(ours.common(theirs), common, "{ours:?} {theirs:?}");
+        }
+    }
+
+    #[derive(Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+    #[repr(C)]
+    struct Grown {
+        always: u32,
+        later: u32,
+    }
+
+    impl Growing for Grown {
+        const LEAST: usize = 4;
+    }
+
+    #[test]
+    fn what_is_not_there_is_zero_and_what_is_not_known_is_skipped() {
+        let bytes: Vec<u8> = [7u32, 8, 9].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(Grown::read(&bytes[..4]), Ok(Grown { always: 7, later: 0 }));
+        assert_eq!(Grown::read(&bytes[..8]), Ok(Grown { always: 7, later: 8 }));
+        assert_eq!(Grown::read(&bytes), Ok(Grown { always: 7, later: 8 }));
+        assert_eq!(Grown::read(&bytes[..3]), Err(Reason::Malformed));
+    }
+}
